@@ -1,0 +1,1 @@
+"""Words every layer shares: identities and message types. Imports nothing of ours."""
