@@ -1,1 +1,1 @@
-
+"""The rules two workers keep, without I/O, threads, clock or torch."""

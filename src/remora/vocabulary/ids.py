@@ -13,7 +13,9 @@ _NAME = re.compile(r"[A-Za-z0-9\-_:]+")
 def check_worker_name(name: str) -> None:
     """Raise RuntimeError unless `name` may name a worker (the rule and its words are PyTorch's)."""
     if not name or len(name) >= MAX_NAME_LENGTH:
-        raise RuntimeError(f"Worker name must be non-empty and shorter than {MAX_NAME_LENGTH} chars, got {name[:40]!r}.")
+        raise RuntimeError(
+            f"Worker name must be non-empty and shorter than {MAX_NAME_LENGTH} chars, not {name[:40]!r}."
+        )
     if not _NAME.fullmatch(name):
         raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:]*$, got {name!r}.")
 

@@ -1,7 +1,7 @@
 """The types of message two workers exchange. The codes are PyTorch's where it has the message; ours start at 0x40.
 
-A request has 0x100 set and is answered by one message with 0x200 set. What has neither is a word between the two ends of
-a session and is not answered. Frames carry the type in clear, so that faults can be chosen by type without unpickling.
+A request has 0x100 set and is answered by one message with 0x200 set. What has neither is a word between the two ends
+of a session and is not answered. Frames carry the type in clear, so that faults can be chosen by type.
 """
 
 from __future__ import annotations
@@ -49,3 +49,4 @@ class MessageType(IntEnum):
     PING = 0x42
     PONG = 0x43
     GOODBYE = 0x44  # this worker leaves of its own will; its silence is no failure
+    VOID = 0x45  # stands for a message that could not be repeated after a reconnect

@@ -1,0 +1,58 @@
+# Needs Python 3.11 or newer with venv, pip, and make; the rest is installed into .venv on first use.
+#
+#   make demo     four workers calling each other, with a table at the end
+#   make test     lint, types, tests, branch coverage      (ARGS="tests/wire -k tensor" narrows the tests)
+#   make lint     ruff and mypy --strict
+#   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop")
+#   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+LINTED := src tests benchmarks examples
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean distclean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+# The exit code is pytest's, whatever the coverage report says.
+test: lint
+	@$(BIN)/coverage erase
+	@status=0; $(BIN)/coverage run -m pytest $(ARGS) || status=$$?; \
+	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/mypy --strict -p remora
+	$(BIN)/mypy --strict -p benchmarks
+	$(BIN)/mypy --strict examples
+
+bench: $(INSTALLED)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Remora needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	       "Name another with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Installing into $(VENV) (first time only; torch is large) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -e '.[dev]' -c constraints.txt || { \
+	  echo "pip could not install what pyproject.toml and constraints.txt name. Without a network, point pip at a" \
+	       "folder of wheels: make PIP_FLAGS='--no-index --find-links DIR' ..." >&2; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find $(LINTED) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) benchmarks/results

@@ -1,0 +1,112 @@
+"""A group of worker processes of one contestant, in which worker0 runs benchmarks and the others serve."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+import warnings
+from multiprocessing.connection import Connection
+from types import TracebackType
+
+from benchmarks.measure import Measure, Reading, Setting, Skipped
+
+START_TIMEOUT = 120.0
+MEASURE_TIMEOUT = 600.0
+END_TIMEOUT = 30.0
+
+_fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(["torch", "torch.distributed.rpc", "remora.rpc", "benchmarks.suite"])
+
+
+class GroupFailed(RuntimeError):
+    """A worker raised, died or did not answer."""
+
+
+class Group:
+    """`with Group(setting) as group: group.run(measure)`: processes are fresh, and gone afterwards."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._folder = tempfile.TemporaryDirectory(prefix="remora-bench-")
+        self._pipes: list[Connection] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+
+    def __enter__(self) -> Group:
+        try:
+            for rank in range(self._setting.workers):
+                self._start(rank)
+            for pipe in self._pipes:
+                _answer(pipe, START_TIMEOUT)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def _start(self, rank: int) -> None:
+        ours, theirs = _fork.Pipe()
+        init_method = f"file://{self._folder.name}/store"
+        process = _fork.Process(target=_serve, args=(self._setting, rank, init_method, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._pipes.append(ours)
+        self._processes.append(process)
+
+    def run(self, measure: Measure) -> list[Reading]:
+        """Have worker0 run it."""
+        self._pipes[0].send(measure)
+        readings: list[Reading] = _answer(self._pipes[0], MEASURE_TIMEOUT)
+        return readings
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            for pipe in self._pipes:
+                pipe.send(None)
+            for process in self._processes:
+                process.join(END_TIMEOUT)
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._folder.cleanup()
+
+
+def _answer(pipe: Connection, timeout: float) -> list[Reading]:
+    if not pipe.poll(timeout):
+        raise GroupFailed(f"no answer within {timeout:g} s")
+    try:
+        answer: list[Reading] | Exception = pipe.recv()
+    except EOFError:
+        raise GroupFailed("a worker died") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _serve(setting: Setting, rank: int, init_method: str, pipe: Connection) -> None:
+    """The life of one worker."""
+    warnings.simplefilter("ignore")  # torch.distributed.rpc warns of its own use of deprecated things
+    rpc = setting.rpc
+    try:
+        options = setting.contestant.options(init_method, setting.transport)
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=setting.workers, rpc_backend_options=options)
+    except Exception:
+        pipe.send(GroupFailed(traceback.format_exc()))
+        os._exit(1)
+    pipe.send([])
+    while (measure := pipe.recv()) is not None:
+        pipe.send(_attempt(measure, setting))
+    rpc.shutdown()
+
+
+def _attempt(measure: Measure, setting: Setting) -> list[Reading] | Exception:
+    try:
+        return list(measure(setting))
+    except Skipped as error:
+        return error
+    except Exception:
+        return GroupFailed(traceback.format_exc())

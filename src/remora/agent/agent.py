@@ -1,0 +1,243 @@
+"""A worker's engine: it owns the threads, connects the parts below and makes calls. Knows no RRefs and no autograd."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from remora.agent.calls import NEVER, Call
+from remora.agent.channel import Channel
+from remora.agent.coroutines import Coroutines
+from remora.agent.crew import Crew, waiting
+from remora.agent.dispatch import Dispatch
+from remora.agent.door import Door
+from remora.agent.execution import Execution
+from remora.agent.futures import Future, wait_until
+from remora.agent.introduction import Introduction
+from remora.agent.peers import Peer, Peers
+from remora.agent.timers import Timers
+from remora.errors import NotInitialized, SerializationError
+from remora.options import Settings
+from remora.transport.poller import make_poller
+from remora.vocabulary.ids import WorkerInfo
+from remora.vocabulary.messages import MessageType
+from remora.wire import failures
+from remora.wire.frames import FAILED, Frame
+from remora.wire.packed import Packed
+from remora.wire.pickling import unpack
+from remora.wire.scopes import UnpackScope
+
+log = logging.getLogger("remora")
+
+TICK = 0.5
+PATIENCE = 3600.0  # how long a call without a deadline may push a large message before it is copied aside
+GOODBYE_PATIENCE = 0.5
+CANCEL = int(MessageType.CANCEL)
+
+
+class Agent:
+    """Makes calls and serves them."""
+
+    def __init__(
+        self, me: WorkerInfo, threads: int, timeout: float, settings: Settings, introduction: Introduction
+    ) -> None:
+        self.me = me
+        self.timeout = timeout
+        self.poller = make_poller()
+        self.crew = Crew(me.name, threads, self.poller)
+        self.timers = Timers(me.name)
+        self.dispatch = Dispatch(me, self.crew)
+        self.coroutines = Coroutines(me.name)
+        self.execution = Execution(self.dispatch, self.coroutines)
+        self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction)
+        self.door = Door(self.peers, self.poller, self.crew, self.timers, introduction, settings)
+        self.running = False
+        self.gil_profiling = False
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.running = True
+        self.timers.start()
+        self.crew.start()
+        self.door.open()
+        self._tick()
+
+    # Making calls.
+
+    def call(self, peer: Peer, kind: int, packed: Packed, flags: int, timeout: float, target: object) -> Any:
+        """Call and wait for the value."""
+        call = Call(peer.name, target)
+        call.limit(timeout, self.timeout)
+        channel = peer.outgoing
+        self._check(peer, call)
+        with waiting():
+            if channel.session.full:
+                channel.wait_for_room(call)
+            channel.pending[call.id] = call
+            left = 0.0 if call.deadline == NEVER else max(call.deadline - time.monotonic(), 1e-9)
+            channel.send(kind, call.id, packed.body, packed, flags, left, left or PATIENCE)
+            if peer.state != "alive":
+                self._recheck(peer, call)
+            frame = channel.await_reply(call)
+        return self.value_of(frame, peer, call)
+
+    def call_async(
+        self,
+        peer: Peer,
+        kind: int,
+        packed: Packed,
+        flags: int,
+        timeout: float,
+        target: object,
+        origin: tuple[str, int] | None = None,
+    ) -> Future[Any]:
+        """Call and return a future of the value."""
+        channel = peer.outgoing
+
+        def settled(call: Call) -> None:
+            if call.failure is not None:
+                future._fail(call.failure)
+                return
+            assert call.reply is not None
+            try:
+                value = self.value_of(call.reply, peer, call)
+            except BaseException as error:
+                future._fail(error)
+            else:
+                future._succeed(value)
+
+        def cancel() -> bool:
+            if not channel.forget(call):
+                return False
+            channel.send_lazily(CANCEL, call.id, b"")
+            return True
+
+        call = Call(peer.name, target, settled)
+        future: Future[Any] = Future(call, origin, cancel)
+        self.start_call(peer, call, kind, packed, flags, timeout)
+        return future
+
+    def start_call(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
+        """Send a call whose outcome goes to `call.on_settled`, on a thread of the crew."""
+        self._check(peer, call)
+        call.limit(timeout, self.timeout)
+        channel = peer.outgoing
+        if channel.session.full:
+            with waiting():
+                channel.wait_for_room(call)
+        channel.pending[call.id] = call
+        if call.deadline == NEVER:
+            left = 0.0
+        else:
+            left = max(call.deadline - time.monotonic(), 1e-9)
+            if left < 2 * TICK:
+                self._expire_at(channel, call)
+        if packed.buffers:
+            channel.send(kind, call.id, packed.body, packed, flags, left, left or PATIENCE)
+        else:
+            channel.send_lazily(kind, call.id, packed.body, flags, left)
+        if peer.state != "alive":
+            self._recheck(peer, call)
+
+    def _check(self, peer: Peer, call: Call) -> None:
+        if not self.running:
+            raise self._stopped(call)
+        if peer.state != "alive":
+            raise self.peers.epitaph(peer, call.what)
+
+    def _stopped(self, call: Call) -> NotInitialized:
+        return NotInitialized(f"{call.what}: RPC is no longer running on this node ({self.me})")
+
+    def _recheck(self, peer: Peer, call: Call) -> None:
+        """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
+        if peer.outgoing.forget(call):
+            call.failure = self.peers.epitaph(peer, call.what)
+            call.settle(self.crew.serve)
+
+    def value_of(self, frame: Frame, peer: Peer, call: Call) -> Any:
+        """The value in a reply, or the error it carries, raised."""
+        if frame.flags & FAILED:
+            raise failures.load(bytes(frame.body))
+        if frame.buffers is None:
+            raise SerializationError(
+                f"{call.what}: the result ({frame.size} bytes) does not fit into the memory of {self.me}"
+            )
+        return unpack(frame.body, frame.buffers, UnpackScope(peer))
+
+    # Time passes.
+
+    def _tick(self) -> None:
+        if not self.running:
+            return
+        now = time.monotonic()
+        self.peers.tick(now)
+        for channel, call in list(self.peers.due(now + 2 * TICK)):
+            self._expire_at(channel, call)
+        self.timers.at(now + TICK, self._tick)
+
+    def _expire_at(self, channel: Channel, call: Call) -> None:
+        def expire() -> None:
+            if channel.forget(call):
+                call.failure = call.timed_out()
+                call.settle(self.crew.serve)
+
+        self.timers.at(call.deadline, expire)
+
+    def counters(self) -> dict[str, int | float]:
+        """What the agent is doing, under PyTorch's names."""
+        threads, watching, active = self.crew.counts()
+        found: dict[str, int | float] = {
+            "agent.thread_pool_size": self.crew.limit,
+            "agent.num_idle_threads": min(watching, self.crew.limit),
+            "agent.client_active_calls": self.peers.active_calls(),
+            "agent.server_active_calls": self.dispatch.counts(),
+            "agent.server_active_async_calls": max(self.dispatch.counts() - active - self.crew.backlog, 0),
+        }
+        if self.gil_profiling:
+            found["agent.gil_average_wait_time_us"] = self.measure_gil_wait()
+        return found
+
+    def measure_gil_wait(self) -> float:
+        """Microseconds a thread waits for the interpreter lock now, beyond what it asked to sleep."""
+        samples = 5
+        start = time.perf_counter()
+        for _ in range(samples):
+            time.sleep(0)
+        return (time.perf_counter() - start) / samples * 1e6
+
+    # The end.
+
+    def drain(self, deadline: float) -> bool:
+        """Wait until every request that was received has been answered. False at the deadline."""
+        return wait_until(lambda: not self.dispatch.counts(), deadline)
+
+    def idle(self, deadline: float) -> bool:
+        """Wait until no call of ours is under way and none is being served. False at the deadline."""
+        return wait_until(lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline)
+
+    def discard(self) -> None:
+        """Undo the constructor: the worker never started."""
+        self.door.close()
+        self.poller.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
+        self.running = False
+        for sock in (*self.door.descriptors(), *self.peers.descriptors()):
+            sock.close()
+        self.poller.abandon()
+
+    def stop(self, patience: float = 2.0) -> None:
+        """Stop serving. Calls under way fail; functions still running are left to end by themselves."""
+        if not self.running:
+            return
+        self.running = False
+        self.door.close()
+        self.peers.say_goodbye(GOODBYE_PATIENCE)
+        self.peers.stop(self._stopped)
+        self.coroutines.stop()
+        self.timers.stop()
+        stuck = self.crew.stop(patience)
+        if stuck:
+            log.warning("%s stopped while %d of its functions are still running", self.me, stuck)

@@ -1,0 +1,462 @@
+"""Calls in one direction between two workers: a session, the link that carries it now, and the calls that wait on it.
+
+A worker has two channels with each peer it talks to: one it dialled, on which its requests go out and the replies come
+back, and one the peer dialled, for the other direction. Because only replies come in on the first, a thread that waits
+for a reply may read the link itself, which saves waking it up; it settles what belongs to waiting threads and leaves
+everything that can run user code to the crew.
+
+Two locks, taken in this order if both: `_reading` (the receiving half) and `_writing` (the sending half). Neither is
+held while user code runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from remora.agent.calls import NEVER, Call
+from remora.agent.crew import Crew
+from remora.errors import CallNotSent, ProtocolError
+from remora.protocol.session import Session
+from remora.transport.poller import READ, WRITE, Poller
+from remora.transport.stream import Part, StreamLink
+from remora.vocabulary.messages import RESPONSE, MessageType
+from remora.wire import memory
+from remora.wire.frames import HEADER, Frame, lengths
+from remora.wire.packed import Packed
+
+ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
+VOID = int(MessageType.VOID)
+
+BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
+LAZY_LIMIT = 1 << 17
+OUTBOX_LIMIT = 64 << 20
+BACKLOG_LIMIT = 1 << 16
+REPLY_PATIENCE = 1.0
+
+
+class Kept(NamedTuple):
+    """How to say a message again after a reconnect."""
+
+    call: int
+    parts: Sequence[Part]
+    packed: Packed | None  # whose memory the parts refer to
+    fingerprint: tuple[int | None, ...]
+
+    def intact(self) -> bool:
+        return self.packed is None or memory.unchanged(self.packed, self.fingerprint)
+
+
+class Owner(Protocol):
+    """Who is told what happens on a channel (`agent.peers`)."""
+
+    def request(self, channel: Channel, frame: Frame) -> None: ...
+    def word(self, channel: Channel, frame: Frame) -> None: ...
+    def lost(self, channel: Channel, error: Exception) -> None: ...
+    def connect(self, channel: Channel) -> None: ...
+
+
+class _Port:
+    """A link in the poller."""
+
+    __slots__ = ("channel", "link")
+
+    def __init__(self, channel: Channel, link: StreamLink) -> None:
+        self.channel = channel
+        self.link = link
+
+    def fileno(self) -> int:
+        return self.link.fileno()
+
+    def ready(self, writable: bool) -> None:
+        self.channel.ready(self, writable)
+
+
+class Channel:
+    """See the head of this file."""
+
+    def __init__(self, peer: str, session_id: str, dialled: bool, owner: Owner, crew: Crew, poller: Poller) -> None:
+        self.peer = peer
+        self.session_id = session_id
+        self.dialled = dialled
+        self.session: Session[Kept] = Session()
+        self.pending: dict[int, Call] = {}
+        self._jobs_in = 0  # requests taken from this channel (written by the reader alone)
+        self._jobs_out = 0  # requests answered
+        self.ever_connected = False
+        self._owner = owner
+        self._crew = crew
+        self._poller = poller
+        self._port: _Port | None = None
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._arming = threading.Lock()  # guards what is armed in the poller
+        self._read_by_waiter = False
+        self._paused = False  # this peer gets more replies than it reads: its requests must wait
+        self._lazy: deque[tuple[int, int, int, float, bytes]] = deque()
+        self._lazy_bytes = 0
+        self._last_send = 0.0
+        self._room = threading.Condition(threading.Lock())
+        self._room_wanted = 0
+        self.closed = False
+
+    @property
+    def link(self) -> StreamLink | None:
+        port = self._port
+        return None if port is None else port.link
+
+    # Sending.
+
+    def send(
+        self,
+        kind: int,
+        call: int,
+        body: bytes,
+        packed: Packed | None = None,
+        flags: int = 0,
+        timeout: float = 0.0,
+        patience: float = 0.0,
+    ) -> None:
+        """Number a message and hand it to the kernel; without a link it is kept until there is one."""
+        with self._writing:
+            self._write(kind, flags, call, timeout, body, packed, patience)
+        if self._port is None and self.dialled and not self.closed:
+            self._owner.connect(self)
+
+    def send_lazily(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
+        """Like `send`, but messages in quick succession share one write, done by the crew (or by the next `send`)."""
+        now = time.monotonic()
+        burst = now - self._last_send < BURST_GAP
+        self._last_send = now
+        if not burst and not self._lazy:
+            self.send(kind, call, body, None, flags, timeout)
+            return
+        self._lazy.append((kind, flags, call, timeout, body))
+        self._lazy_bytes += len(body)
+        if len(self._lazy) == 1:
+            self._crew.serve(self.flush)
+        elif self._lazy_bytes > LAZY_LIMIT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the messages that wait for company."""
+        with self._writing:
+            self._write_lazy()
+        if self._port is None and self.dialled and not self.closed:
+            self._owner.connect(self)
+
+    def _write_lazy(self) -> None:
+        lazy, session = self._lazy, self.session
+        if not lazy:
+            return
+        ack = session.telling()
+        batch: list[bytes] = []
+        while lazy:
+            kind, flags, call, timeout, body = lazy.popleft()
+            number = session.number()
+            data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
+            session.keep(number, len(data), Kept(call, (data,), None, ()))
+            batch.append(data)
+        self._lazy_bytes = 0
+        self._put((b"".join(batch),), 0.0)
+
+    def _write(
+        self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed | None, patience: float
+    ) -> None:
+        if self._lazy:
+            self._write_lazy()
+        session = self.session
+        number = session.number()
+        if packed is None or not packed.buffers:
+            data = HEADER.pack(len(body), kind, flags, 0, call, number, session.telling(), timeout) + body
+            session.keep(number, len(data), Kept(call, (data,), None, ()))
+            self._put((data,), patience)
+            return
+        buffers = packed.buffers
+        body += lengths(buffers)
+        data = HEADER.pack(len(body), kind, flags, len(buffers), call, number, session.telling(), timeout) + body
+        size = len(data) + sum(map(len, buffers))
+        if size < LAZY_LIMIT:
+            data = b"".join((data, *buffers))
+            session.keep(number, size, Kept(call, (data,), None, ()))
+            self._put((data,), patience)
+            return
+        parts: tuple[Part, ...] = (data, *buffers)
+        session.keep(number, size, Kept(call, parts, packed, memory.fingerprint(packed)))
+        self._put(parts, patience)
+
+    def _put(self, parts: Sequence[Part], patience: float) -> None:
+        port = self._port
+        if port is None:
+            return
+        try:
+            if not port.link.write(parts, patience):
+                self._rearm(port)
+        except OSError as error:
+            self._broken(port, error)
+
+    def say(self, kind: int) -> None:
+        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated."""
+        with self._writing:
+            if self._port is not None:
+                self._put((HEADER.pack(0, kind, 0, 0, 0, 0, self.session.telling(), 0.0),), 0.0)
+
+    def wait_for_room(self, call: Call) -> None:
+        """Back-pressure: return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
+        with self._room:
+            self._room_wanted += 1
+            try:
+                while self.session.full and not self.closed:
+                    left = call.remaining()
+                    if left is not None and left <= 0:
+                        raise CallNotSent(
+                            f"{call.what} was not sent before its deadline: {self.peer} has not taken "
+                            f"{self.session.kept_bytes} bytes sent before (RPC ran for more than set timeout)"
+                        )
+                    self._room.wait(left)
+            finally:
+                self._room_wanted -= 1
+
+    # Receiving.
+
+    def ready(self, port: _Port, writable: bool) -> None:
+        """The poller says that the link can be read or written. Runs on a thread of the crew."""
+        if port is not self._port:
+            return
+        if port.link.outbox_bytes:
+            self._drain(port)
+        if not writable and self._reading.acquire(False):
+            try:
+                replies = self._receive(port, port.link.read)
+            finally:
+                self._reading.release()
+            self._rearm(port)
+            if replies:
+                self._crew.keep_watch()
+                _settle(replies)
+        else:
+            self._rearm(port)  # a waiting thread reads, and arms for reading when it leaves
+
+    def _receive(self, port: _Port, read: Callable[[], list[Frame]]) -> list[Call]:
+        """Read and sort what came in; the asynchronous calls that were answered. The caller holds `_reading`."""
+        try:
+            frames = read()
+            return self._sort(frames)
+        except (OSError, ProtocolError) as error:
+            self._broken(port, error)
+            return []
+
+    def _sort(self, frames: list[Frame]) -> list[Call]:
+        session, pending = self.session, self.pending
+        answered: list[Call] = []
+        for frame in frames:
+            if frame.ack > session.acked:
+                session.acknowledged(frame.ack)
+                if self._room_wanted:
+                    self._tell_room()
+            if frame.number == 0:
+                if frame.kind == PING:
+                    self._crew.serve(self._pong)
+                continue
+            if not session.accept(frame.number, frame.size):
+                continue
+            if frame.kind & RESPONSE:
+                call = pending.pop(frame.call, None)
+                if call is not None:  # else it was given up: the reply is late
+                    call.reply = frame
+                    if call.on_settled is None:
+                        call.wake()
+                    else:
+                        answered.append(call)
+            elif frame.kind >= 0x100:
+                self._jobs_in += 1
+                self._owner.request(self, frame)
+            else:
+                self._owner.word(self, frame)
+        if session.owes:
+            self._crew.serve(self._acknowledge)
+        if self._jobs_in - self._jobs_out > BACKLOG_LIMIT:
+            self._consider_pause()
+        return answered
+
+    def _pong(self) -> None:
+        self.say(PONG)
+
+    def _acknowledge(self) -> None:
+        self.say(ACK)
+
+    def _tell_room(self) -> None:
+        with self._room:
+            self._room.notify_all()
+
+    def await_reply(self, call: Call) -> Frame:
+        """Wait for the reply to a synchronous call, reading the link if nobody else does."""
+        while not call.settled:
+            port = self._port
+            if port is not None and self._reading.acquire(False):
+                try:
+                    answered = self._read_until_settled(port, call)
+                finally:
+                    self._read_by_waiter = False
+                    self._reading.release()
+                    self._rearm(port)
+                if answered:
+                    self._crew.serve(lambda calls=answered: _settle(calls))  # type: ignore[misc]
+            else:
+                call.sleep(call.remaining())
+            if not call.settled and call.deadline != NEVER and time.monotonic() >= call.deadline:
+                self.forget(call)
+                raise call.timed_out()
+        if call.reply is None:
+            assert call.failure is not None
+            raise call.failure
+        return call.reply
+
+    def _read_until_settled(self, port: _Port, call: Call) -> list[Call]:
+        answered: list[Call] = []
+        self._read_by_waiter = True
+        self._rearm(port)
+        link = port.link
+        while not call.settled and port is self._port:
+            left = call.remaining()
+            answered += self._receive(port, lambda: link.read_waiting(left))
+            if answered or (left is not None and left <= 0):
+                break  # calls of others were answered: let the crew have them now
+        return answered
+
+    def _rearm(self, port: _Port) -> None:
+        with self._arming:
+            events = WRITE if port.link.outbox_bytes else 0
+            if not self._read_by_waiter and not self._paused:
+                events |= READ
+            if port is self._port:
+                self._poller.arm(port, events)
+
+    def _drain(self, port: _Port) -> None:
+        with self._writing:
+            try:
+                port.link.flush()
+            except OSError as error:
+                self._broken(port, error)
+        self._consider_pause()
+
+    def job_done(self) -> None:
+        """A request from this channel has been answered."""
+        with self._arming:
+            self._jobs_out += 1
+        if self._paused:
+            self._consider_pause()
+
+    def _consider_pause(self) -> None:
+        """Stop or go on reading requests, by how much waits to be run and to be written."""
+        port = self._port
+        if port is None or self.dialled:
+            return
+        paused = port.link.outbox_bytes > OUTBOX_LIMIT or self._jobs_in - self._jobs_out > BACKLOG_LIMIT
+        if paused != self._paused:
+            self._paused = paused
+            self._rearm(port)
+
+    # Calls.
+
+    def forget(self, call: Call) -> bool:
+        """Nobody waits for this call any more. False if it was answered meanwhile."""
+        return self.pending.pop(call.id, None) is not None
+
+    def fail_pending(self, make_error: Callable[[Call], BaseException]) -> None:
+        """Settle every call that waits on this channel with an error of its own."""
+        while self.pending:
+            try:
+                _, call = self.pending.popitem()
+            except KeyError:
+                break
+            call.failure = make_error(call)
+            call.settle(self._crew.serve)
+
+    # Links come and go.
+
+    def attach(self, link: StreamLink, arrived: int, leftover: bytes = b"") -> None:
+        """Carry on over a new link; the peer has `arrived` of our messages."""
+        port = _Port(self, link)
+        voided: list[int] = []
+        with self._reading, self._writing:
+            self._retire(self._port)
+            again = self.session.resume(arrived)
+            self._port = port
+            self.ever_connected = True
+            self._poller.add(port)
+            for number, kept in again:
+                if not kept.intact():
+                    voided.append(kept.call)
+                    kept = Kept(kept.call, (HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0),), None, ())
+                self._put(kept.parts, 0.0)
+            replies = self._receive(port, lambda: link.feed(leftover)) if leftover else []
+        for call_id in voided:
+            self._void(call_id)
+        self._rearm(port)
+        _settle(replies)
+        if self._lazy:
+            self.flush()
+
+    def _void(self, call_id: int) -> None:
+        """A request could not be repeated faithfully: its tensors changed since. The peer never had it."""
+        call = self.pending.pop(call_id, None)
+        if call is None:
+            return
+        call.failure = CallNotSent(
+            f"{call.what}: the connection broke while the call was being sent, and its tensors were changed before it "
+            f"could be sent again. It did not run."
+        )
+        call.settle(self._crew.serve)
+
+    def _broken(self, port: _Port, error: Exception) -> None:
+        if port is not self._port:
+            return
+        self._port = None
+        self._discard(port)
+        self._crew.serve(lambda: self._owner.lost(self, error))
+
+    def _discard(self, port: _Port) -> None:
+        self._poller.remove(port, port.link.fileno())
+        port.link.sever()  # wakes whoever reads it; the descriptor is closed when both halves are free
+        self._crew.serve(lambda: self._close_link(port.link))
+
+    def _close_link(self, link: StreamLink) -> None:
+        with self._reading, self._writing:
+            link.close()
+
+    def _retire(self, port: _Port | None) -> None:
+        if port is not None:
+            self._port = None
+            self._discard(port)
+
+    def cut(self, error: Exception) -> None:
+        """Drop the link as if it had broken (it is silent, or a fault plan says so)."""
+        port = self._port
+        if port is not None:
+            self._broken(port, error)
+
+    def linger(self, deadline: float) -> None:
+        """Before closing: let the peer have what was written, and wait until it hangs up. To close while it still sends
+        would make its kernel throw away our last words."""
+        while (link := self.link) is not None and link.outbox_bytes and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if link is not None:
+            link.finish()
+        while self.link is not None and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        """No more messages. Pending calls have been failed before."""
+        self.closed = True
+        self._retire(self._port)
+        self._tell_room()
+
+
+def _settle(calls: Sequence[Call]) -> None:
+    for call in calls:
+        assert call.on_settled is not None
+        call.on_settled(call)

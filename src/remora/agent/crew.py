@@ -1,0 +1,228 @@
+"""The threads of a worker: they watch its links and run what arrives. Knows nothing of messages.
+
+All threads are alike. Each waits at the poller; the one that gets an event reads the link and runs the function that was
+asked for itself, without waking another thread first. Three rules keep this free of deadlock:
+
+    C1  Somebody is always on watch. A thread that is about to run user code makes sure of it, and starts a thread if
+        nobody is left.
+    C2  At most `limit` jobs run at once; further ones wait in the backlog. A thread that waits for a remote call inside
+        a job does not count (`blocked`), so calls may nest to any depth with a limit of one.
+    C3  Service work (completing futures, answering pings, connecting) never waits for a place among the jobs.
+
+Threads are daemons, started when needed, and kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from remora.transport.poller import Poller
+
+log = logging.getLogger("remora")
+
+Job = Callable[[], None]
+
+
+class _Here(threading.local):
+    """What the current thread is doing."""
+
+    crew: Crew | None = None
+    in_job = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Wrap every wait for something remote: if this thread runs a job of some worker, its place is free meanwhile."""
+    if not _here.in_job:
+        yield
+        return
+    crew = _here.crew
+    assert crew is not None
+    _here.in_job = False
+    crew.leave_job()
+    try:
+        yield
+    finally:
+        crew.resume_job()
+        _here.in_job = True
+
+
+class Crew:
+    """Runs jobs and services on threads that also watch the poller."""
+
+    def __init__(self, name: str, limit: int, poller: Poller) -> None:
+        self.name = name
+        self.limit = limit
+        self._poller = poller
+        self._lock = threading.Lock()  # guards the counts and the sets of threads below
+        self._watching = 0
+        self._active = 0
+        self._threads: set[threading.Thread] = set()
+        self._backlog: deque[Job] = deque()
+        self._services: deque[Job] = deque()
+        self._kicked = False  # somebody was woken for the backlog and has not come yet
+        self._stopped = False
+        self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
+        self.jobs_done = 0
+
+    # The threads.
+
+    def start(self) -> None:
+        """Start the first thread."""
+        self._hire()
+
+    def _hire(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"remora-{self.name}-{len(self._threads)}", daemon=True)
+        with self._lock:
+            if self._stopped:
+                return
+            self._watching += 1  # counted from now, so that nobody else starts one for the same need
+            self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is going down: those who are here must do
+            with self._lock:
+                self._watching -= 1
+                self._threads.discard(thread)
+
+    def _work(self) -> None:
+        _here.crew = self
+        poller, services, backlog, lock = self._poller, self._services, self._backlog, self._lock
+        try:
+            while not self._stopped:
+                events = poller.wait()
+                with lock:
+                    self._watching -= 1
+                    self._kicked = False
+                for source, writable in events:
+                    _shielded(source.ready, writable)
+                while services:
+                    self._serve()
+                while backlog:
+                    if not self._run_one():
+                        break
+                with lock:
+                    self._watching += 1
+        finally:
+            with lock:
+                self._watching -= 1
+                self._threads.discard(threading.current_thread())
+                last = not self._threads
+            if last and self._left_behind:
+                poller.close()
+            elif not last:
+                poller.wake()  # pass the news on
+
+    def keep_watch(self) -> None:
+        """C1: call before running anything that may block, on a thread of the crew."""
+        if self._watching < 1:
+            self._hire()
+
+    # Jobs: user code, limited in number.
+
+    def submit(self, job: Job, hurry: bool = True) -> None:
+        """Queue a job. A member of the crew that is about to look at the backlog itself passes hurry=False."""
+        self._backlog.append(job)
+        if hurry:
+            self._kick()
+
+    def _kick(self) -> None:
+        if not self._kicked and self._active < self.limit:
+            self._kicked = True
+            self._poller.wake()
+
+    def _run_one(self) -> bool:
+        with self._lock:
+            if self._active >= self.limit or not self._backlog:
+                return False
+            self._active += 1
+            job = self._backlog.popleft()
+        if self._watching < 1:
+            self._hire()
+        if self._backlog:
+            self._kick()  # if this job blocks, somebody takes the next one
+        _here.in_job = True
+        try:
+            job()
+        except BaseException:
+            log.exception("a job of %s failed", self.name)
+        _here.in_job = False
+        self._active_add(-1)
+        self.jobs_done += 1
+        return True
+
+    def _active_add(self, n: int) -> None:
+        with self._lock:
+            self._active += n
+
+    @property
+    def backlog(self) -> int:
+        """How many jobs wait for a place."""
+        return len(self._backlog)
+
+    def leave_job(self) -> None:
+        """C2: the current thread, which runs a job, is about to wait for something remote."""
+        self._active_add(-1)
+        if self._backlog:
+            self._kick()
+        self.keep_watch()
+
+    def resume_job(self) -> None:
+        """It waits no longer. The limit may be passed for a moment: the job must go on."""
+        self._active_add(+1)
+
+    # Services: our own work, unlimited (C3).
+
+    def serve(self, service: Job) -> None:
+        """Have a thread of the crew run `service` soon, whatever the load."""
+        self._services.append(service)
+        self._poller.wake()
+
+    def _serve(self) -> None:
+        try:
+            service = self._services.popleft()
+        except IndexError:
+            return
+        self.keep_watch()
+        _shielded(service)
+
+    # Figures, and the end.
+
+    def counts(self) -> tuple[int, int, int]:
+        """(threads, threads on watch, jobs running)."""
+        with self._lock:
+            return len(self._threads), max(self._watching, 0), self._active
+
+    def stop(self, patience: float) -> int:
+        """Let the threads go home. How many still run a function after `patience` seconds; the last one locks up."""
+        with self._lock:
+            self._stopped = True
+            threads = self._threads - {threading.current_thread()}
+        self._backlog.clear()
+        end = time.monotonic() + patience
+        for thread in threads:
+            while thread.is_alive() and time.monotonic() < end:
+                self._poller.wake()
+                thread.join(0.02)
+        while self._services:
+            self._serve()
+        with self._lock:
+            self._left_behind = len(self._threads)
+        if not self._left_behind:
+            self._poller.close()
+        return self._left_behind
+
+
+def _shielded(work: Callable[..., None], *args: object) -> None:
+    try:
+        work(*args)
+    except BaseException:
+        log.exception("unexpected failure while serving")

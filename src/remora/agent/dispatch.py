@@ -1,0 +1,137 @@
+"""From an arrived request to the handler for its type. Handlers register here; dispatch knows none of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from remora.agent.calls import NEVER
+from remora.agent.channel import REPLY_PATIENCE, Channel
+from remora.agent.crew import Crew, waiting
+from remora.errors import ProtocolError, SerializationError
+from remora.vocabulary.messages import MessageType
+from remora.wire import failures
+from remora.wire.frames import FAILED, Frame
+from remora.wire.packed import Packed
+from remora.wire.pickling import pack, unpack
+from remora.wire.scopes import PackScope, UnpackScope
+
+if TYPE_CHECKING:
+    from remora.agent.peers import Peer
+
+EXCEPTION = int(MessageType.EXCEPTION)
+LARGE = 1 << 17
+
+
+class Request:
+    """A request being served: what was asked, by whom, until when, and the way back."""
+
+    __slots__ = ("_answered", "_dispatch", "caller", "channel", "deadline", "frame", "on_cancel")
+
+    def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame) -> None:
+        self._dispatch = dispatch
+        self.caller = caller
+        self.channel = channel
+        self.frame = frame
+        self.deadline = time.monotonic() + frame.timeout if frame.timeout else NEVER
+        self.on_cancel: Callable[[], None] | None = None
+        self._answered = False
+
+    def unpack(self, scope: UnpackScope | None = None) -> object:
+        """The body as a value."""
+        if self.frame.buffers is None:
+            raise SerializationError(
+                f"the arguments ({self.frame.size} bytes) do not fit into the memory of this worker"
+            )
+        return unpack(self.frame.body, self.frame.buffers, scope)
+
+    def reply(self, kind: int, value: object) -> None:
+        """Answer with a value; if it cannot be packed, with that error."""
+        try:
+            packed = pack(value, PackScope(self.caller))
+        except BaseException as error:
+            self.fail(error)
+            return
+        self._send(kind, packed, 0)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        described = failures.describe(error, repr(self._dispatch.me))
+        self._send(EXCEPTION, Packed(failures.dump(described), [], [], []), FAILED)
+
+    def _send(self, kind: int, packed: Packed, flags: int) -> None:
+        if self._answered:
+            return
+        self._answered = True
+        channel, dispatch = self.channel, self._dispatch
+        dispatch.serving.pop((channel.session_id, self.frame.call), None)
+        if not packed.buffers and len(packed.body) < LARGE:
+            if dispatch.crew.backlog:
+                channel.send_lazily(kind, self.frame.call, packed.body, flags)
+            else:
+                channel.send(kind, self.frame.call, packed.body, None, flags)
+        else:
+            with waiting():  # a slow reader must not cost us a place in the crew
+                channel.send(kind, self.frame.call, packed.body, packed, flags, 0.0, REPLY_PATIENCE)
+        channel.job_done()
+
+    def cancel(self) -> None:
+        """The caller does not wait any more."""
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+
+Handler = Callable[[Request], None]
+
+
+class Dispatch:
+    """The table of handlers, and the requests being served."""
+
+    def __init__(self, me: object, crew: Crew) -> None:
+        self.me = me
+        self.crew = crew
+        self.serving: dict[tuple[str, int], Request] = {}
+        self._handlers: dict[int, tuple[Handler, bool]] = {}
+
+    def on(self, kind: MessageType, handler: Handler, service: bool = False) -> None:
+        """Have `handler` answer requests of this type. A service is our own work and is not held up by user code."""
+        self._handlers[int(kind)] = (handler, service)
+
+    def request(self, caller: Peer, channel: Channel, frame: Frame) -> None:
+        """Queue an arrived request. Called by the thread that read it, which looks at the backlog next."""
+        request = Request(self, caller, channel, frame)
+        entry = self._handlers.get(frame.kind)
+        if entry is None:
+            request.fail(ProtocolError(f"{self.me} does not know messages of type {frame.kind:#x}"))
+            return
+        handler, service = entry
+        self.serving[channel.session_id, frame.call] = request
+        work = partial(self._handle, handler, request)
+        if service:
+            self.crew.serve(work)
+        else:
+            self.crew.submit(work, hurry=False)
+
+    def _handle(self, handler: Handler, request: Request) -> None:
+        try:
+            handler(request)
+        except BaseException as error:
+            request.fail(error)
+
+    def cancel(self, channel: Channel, call: int) -> None:
+        """A caller gave a call up."""
+        request = self.serving.get((channel.session_id, call))
+        if request is not None:
+            request.cancel()
+
+    def forget(self, channel: Channel) -> None:
+        """The caller on this channel is gone: nobody waits for its calls."""
+        for key, request in list(self.serving.items()):
+            if key[0] == channel.session_id:
+                request.cancel()
+
+    def counts(self) -> int:
+        """Requests queued or running."""
+        return len(self.serving)

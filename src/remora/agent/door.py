@@ -1,0 +1,212 @@
+"""Where peers come in: listening sockets, and strangers who must prove themselves before anything they send is read.
+
+A stranger gets a bounded time and may send a bounded number of bytes; nothing of theirs is unpickled. Handshakes wait at
+the poller like everything else, so that a thousand silent strangers cost no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remora.agent.crew import Crew
+from remora.agent.introduction import CHUNK, Introduction
+from remora.agent.timers import Timers
+from remora.errors import AuthenticationError, ProtocolError
+from remora.options import Settings
+from remora.protocol.handshake import Hello, Identity, Listener
+from remora.rendezvous.record import WorkerRecord
+from remora.transport import addresses, dial
+from remora.transport.poller import Poller
+from remora.transport.stream import StreamLink
+
+if TYPE_CHECKING:
+    from remora.agent.peers import Peers
+
+log = logging.getLogger("remora")
+
+MAX_STRANGERS = 256
+
+
+class Door:
+    """The listening sockets of a worker, and the strangers before them."""
+
+    def __init__(
+        self, peers: Peers, poller: Poller, crew: Crew, timers: Timers, introduction: Introduction, settings: Settings
+    ) -> None:
+        self.peers = peers
+        self.poller = poller
+        self.crew = crew
+        self.timers = timers
+        self.introduction = introduction
+        self.settings = settings
+        self._bells: list[_Bell] = []
+        self._room: str | None = None
+        self._lock = threading.Lock()  # guards _strangers
+        self._strangers: set[_Stranger] = set()
+
+    def listen(self, bind_host: str) -> list[str]:
+        """Open the sockets; nobody is let in before `open`. The addresses to publish, best first."""
+        wanted = self.settings.transports or ("inproc", "unix", "tcp")
+        token = f"{self.introduction.incarnation}"
+        found: list[str] = []
+        for kind in wanted:
+            if kind == "inproc":
+                self._room = token
+                found.append(str(dial.listen_inproc(token, self._let_in)))
+            elif kind == "unix":
+                try:
+                    self._hang(found, *dial.listen_unix(token))
+                except (OSError, AttributeError) as error:  # no Unix sockets here: TCP does it
+                    log.info("not listening on a Unix socket: %s", error)
+            else:
+                sock, bound = dial.listen_tcp(bind_host, addresses.parse_ports(self.settings.port))
+                self._hang(found, sock, replace(bound, host=addresses.advertised_host(bind_host)))
+        return found
+
+    def _hang(self, found: list[str], sock: socket.socket, address: addresses.Address) -> None:
+        sock.setblocking(False)
+        self._bells.append(_Bell(self, sock))
+        found.append(str(address))
+
+    def open(self) -> None:
+        """Let peers in."""
+        for bell in self._bells:
+            self.poller.add(bell)
+            self.poller.arm(bell)
+
+    def _let_in(self, sock: socket.socket) -> None:
+        with self._lock:
+            full = len(self._strangers) >= MAX_STRANGERS
+            if not full:
+                stranger = _Stranger(self, sock)
+                self._strangers.add(stranger)
+        if full:
+            sock.close()
+            return
+        self.poller.add(stranger)
+        self.poller.arm(stranger)
+        self.timers.at(time.monotonic() + self.settings.connect_timeout, stranger.leave)
+
+    def forget(self, stranger: _Stranger) -> bool:
+        """Whether the stranger was still there."""
+        with self._lock:
+            if stranger not in self._strangers:
+                return False
+            self._strangers.discard(stranger)
+        self.poller.remove(stranger, stranger.fileno())
+        return True
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        if self._room is not None:
+            dial.close_inproc(self._room)
+        for bell in self._bells:
+            self.poller.remove(bell, bell.fileno())
+            bell.sock.close()
+        self._bells.clear()
+        with self._lock:
+            strangers = list(self._strangers)
+        for stranger in strangers:
+            stranger.leave()
+
+    def descriptors(self) -> list[socket.socket]:
+        """Every socket at the door, to be closed in a forked child."""
+        return [bell.sock for bell in self._bells] + [stranger.sock for stranger in self._strangers]
+
+
+class _Bell:
+    """A listening socket."""
+
+    def __init__(self, door: Door, sock: socket.socket) -> None:
+        self.door = door
+        self.sock = sock
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def ready(self, writable: bool) -> None:
+        try:
+            while True:
+                sock, _ = self.sock.accept()
+                self.door._let_in(sock)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:  # out of descriptors, or closed
+            if self.sock.fileno() < 0:
+                return
+            log.warning("cannot accept connections: %s", error)
+            time.sleep(0.05)
+        self.door.poller.arm(self)
+
+
+class _Stranger:
+    """A connection that has not proven itself yet."""
+
+    def __init__(self, door: Door, sock: socket.socket) -> None:
+        self.door = door
+        self.sock = sock
+        self._fd = sock.fileno()
+        sock.setblocking(False)
+        introduction = door.introduction
+        self.machine = Listener(introduction.identity, self._admit, introduction.secret, insecure=introduction.insecure)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def _admit(self, hello: Hello) -> int | str:
+        return self.door.peers.admit(_record(hello.peer), hello.session)
+
+    def ready(self, writable: bool) -> None:
+        try:
+            data = self.sock.recv(CHUNK)
+            if not data:
+                self.leave()
+                return
+            answer = self.machine.receive(data)
+            if answer:
+                self.sock.sendall(answer)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (AuthenticationError, ProtocolError) as error:
+            log.warning("%s refused a connection: %s", self.door.introduction.me, error)
+            self._refuse()
+            return
+        except OSError:
+            self.leave()
+            return
+        if self.machine.result is None:
+            self.door.poller.arm(self)
+        else:
+            self._enter()
+
+    def _refuse(self) -> None:
+        try:
+            if self.machine.refusal:
+                self.sock.send(self.machine.refusal)
+        except OSError:
+            pass
+        self.leave()
+
+    def _enter(self) -> None:
+        accepted = self.machine.result
+        assert accepted is not None
+        if not self.door.forget(self):
+            return
+        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)")
+        record = _record(accepted.peer)
+        self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
+
+    def leave(self) -> None:
+        """Close the connection, unless it has become a link."""
+        if self.door.forget(self):
+            self.sock.close()
+
+
+def _record(caller: Identity) -> WorkerRecord:
+    """What a caller says of itself. Its addresses come from the rendezvous."""
+    return WorkerRecord(caller.name, caller.id, caller.incarnation, "", (), {})

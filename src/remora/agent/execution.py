@@ -1,0 +1,140 @@
+"""Runs what a request asks for: a Python function, a torch operator, a TorchScript function. The last step of a call."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import traceback
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any
+
+import torch
+
+from remora.agent.calls import current_deadline
+from remora.agent.coroutines import Coroutines
+from remora.agent.dispatch import Dispatch, Request
+from remora.agent.futures import failure_of, when_done
+from remora.errors import SerializationError
+from remora.vocabulary.messages import MessageType
+from remora.wire.frames import ASYNC
+from remora.wire.scopes import UnpackScope
+
+PYTHON_RET = int(MessageType.PYTHON_RET)
+SCRIPT_RET = int(MessageType.SCRIPT_RET)
+
+Finish = Callable[[object, BaseException | None], None]
+
+
+class Execution:
+    """The handlers of PYTHON_CALL and SCRIPT_CALL."""
+
+    def __init__(self, dispatch: Dispatch, coroutines: Coroutines) -> None:
+        self._coroutines = coroutines
+        dispatch.on(MessageType.PYTHON_CALL, self.python_call)
+        dispatch.on(MessageType.SCRIPT_CALL, self.script_call)
+
+    def python_call(self, request: Request) -> None:
+        """Run a Python function and answer with what it returns."""
+        self._serve(request, PYTHON_RET, self.run_function)
+
+    def script_call(self, request: Request) -> None:
+        """Run a torch operator or a TorchScript function."""
+        self._serve(request, SCRIPT_RET, self.run_script)
+
+    def _serve(self, request: Request, kind: int, run: Callable[[Request, Any, Finish], None]) -> None:
+        scope = UnpackScope(request.caller)
+        target = request.unpack(scope)
+
+        def finish(value: object, error: BaseException | None) -> None:
+            if error is None:
+                request.reply(kind, value)
+            else:
+                request.fail(error)
+
+        run(request, target, finish)
+
+    def run_function(self, request: Request, target: Any, finish: Finish) -> None:
+        """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
+        function, args, kwargs = target
+        token = current_deadline.set(request.deadline)
+        try:
+            result = function(*args, **kwargs)
+            if type(result) is CoroutineType:
+                self._await(request, result, finish)
+                return
+        except BaseException as error:
+            print_failure(error)
+            finish(None, error)
+            return
+        finally:
+            current_deadline.reset(token)
+        if request.frame.flags & ASYNC:
+            self._follow(function, result, finish)
+        else:
+            finish(result, None)
+
+    def _follow(self, function: object, result: object, finish: Finish) -> None:
+        """The function returned a future: its value is the result, when it is there. No thread waits."""
+        if not isinstance(result, torch._C.Future):
+            kind = type(result)
+            finish(None, RuntimeError(
+                "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
+                f"but got {kind.__module__}.{kind.__qualname__} from {getattr(function, '__qualname__', function)!r}"
+            ))  # fmt: skip
+            return
+        future: torch.futures.Future[Any] = result  # type: ignore[assignment]
+
+        def pass_on() -> None:
+            error = failure_of(future)
+            finish(None if error is not None else future.value(), error)
+
+        when_done(future, pass_on)
+
+    def _await(self, request: Request, coroutine: Any, finish: Finish) -> None:
+        request.on_cancel = self._coroutines.run(coroutine, contextvars.copy_context(), finish)
+
+    def run_script(self, request: Request, target: Any, finish: Finish) -> None:
+        """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
+        kind, name, args, kwargs = target
+        token = current_deadline.set(request.deadline)
+        try:
+            result = find_script(kind, name)(*args, **kwargs)
+        except BaseException as error:
+            finish(None, error)
+            return
+        finally:
+            current_deadline.reset(token)
+        if request.frame.flags & ASYNC:
+            if isinstance(result, torch._C.Future):
+                self._follow(name, result, finish)
+            else:
+                finish(None, RuntimeError(
+                    "Async functions must return an IValue of Future type, but got "
+                    f"{torch._C._jit_try_infer_type(result).type().annotation_str} from {name}"
+                ))  # fmt: skip
+        else:
+            finish(result, None)
+
+
+def find_script(kind: str, name: str) -> Callable[..., Any]:
+    """A torch operator or TorchScript function of this process."""
+    if kind == "operator":
+        found = torch._C._jit_get_operation(name)
+        return found[0] if isinstance(found, tuple) else found
+    function = torch.jit._state._python_cu.find_function(name)
+    if function is None:
+        raise SerializationError(
+            f"attempted to get undefined function {name}: the TorchScript function is not known to this worker. Import "
+            f"the module that defines it on the callee too."
+        )
+    return function
+
+
+def print_failure(error: BaseException) -> None:
+    """Print what a user function raised where it ran, too: its worker's log is where people look first."""
+    try:
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(text)
+    except Exception:
+        pass

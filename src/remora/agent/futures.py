@@ -1,0 +1,261 @@
+"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to account.
+
+torch's own `collect_all` and `wait_all` look at C++ state that Python cannot set (an error does not end them early), so
+`teach_torch` puts versions in their place that know our futures and leave all others to the originals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from remora.agent.crew import waiting
+from remora.errors import CallCancelled
+
+log = logging.getLogger("remora")
+
+T = TypeVar("T")
+
+
+class _Failure:
+    """The error of a future, and whether anybody saw it. Apart from the future: torch holds it in a way that the
+    garbage collector cannot follow, so it must not lead back to the future."""
+
+    __slots__ = ("error", "seen")
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.seen = False
+
+    def show(self, _value: object = None) -> Any:
+        self.seen = True
+        raise self.error.with_traceback(None)
+
+
+class Future(torch.futures.Future[T]):
+    """What `rpc_async` returns."""
+
+    def __init__(
+        self, what: object = "", origin: tuple[str, int] | None = None, canceller: Callable[[], bool] | None = None
+    ) -> None:
+        super().__init__()
+        self._what = what
+        self._origin = origin
+        self._canceller = canceller
+        self._failure: _Failure | None = None
+        self._settled = False
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def what(self) -> str:
+        """The call in words."""
+        return str(getattr(self._what, "what", self._what))
+
+    # Settling, once; who may do it is decided by the table of pending calls.
+
+    def _succeed(self, value: T) -> None:
+        super().set_result(value)
+        self._announce()
+
+    def _fail(self, error: BaseException) -> None:
+        failure = self._failure = _Failure(error)
+        self._set_unwrap_func(failure.show)
+        super().set_result(cast(T, error))
+        self._announce()
+
+    def set_result(self, result: T) -> None:
+        super().set_result(result)
+        self._announce()
+
+    def set_exception(self, result: T) -> None:
+        assert isinstance(result, BaseException), f"{result!r} is not an exception"
+        self._fail(result)
+
+    def _announce(self) -> None:
+        self._settled = True
+        self._canceller = None
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        while self._watchers:
+            try:
+                watcher = self._watchers.pop()
+            except IndexError:
+                return
+            watcher()
+
+    def _when_settled(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` once, soon after the future is settled (at once if it is). It must not block."""
+        self._watchers.append(watcher)
+        if self._settled:
+            self._tell_watchers()
+
+    # Looking.
+
+    def done(self) -> bool:
+        """Whether there is a value or an error."""
+        return self._settled or super().done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
+        if not self._settled:
+            block_until(self._when_settled, timeout, self.what)
+        if self._failure is not None:
+            self._failure.show()
+        return super().wait()
+
+    def value(self) -> T:
+        """The value of a settled future, or its error."""
+        if self._failure is not None:
+            self._failure.show()
+        return super().value()
+
+    def exception(self) -> BaseException | None:
+        """The error of a settled future; None if it has a value, or is not settled."""
+        if self._failure is None:
+            return None
+        self._failure.seen = True
+        return self._failure.error
+
+    def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
+        """A future of what `callback(self)` returns."""
+        return super().then(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+
+        def announce() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        def from_any_thread() -> None:
+            try:
+                loop.call_soon_threadsafe(announce)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits
+
+        self._when_settled(from_any_thread)
+        try:
+            yield from arrived
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.wait()
+
+    # Giving up.
+
+    def cancel(self) -> bool:
+        """Give the call up: it fails with CallCancelled here; the callee is asked to stop if it can. False if settled."""
+        canceller = self._canceller
+        if self._settled or canceller is None or not canceller():
+            return False
+        self._fail(CallCancelled(f"{self.what} was cancelled by its caller"))
+        assert self._failure is not None
+        self._failure.seen = True
+        return True
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` ended it."""
+        return self._failure is not None and isinstance(self._failure.error, CallCancelled)
+
+    def __del__(self) -> None:
+        failure = getattr(self, "_failure", None)
+        if failure is not None and not failure.seen:
+            failure.seen = True
+            log.error(
+                "%s, started at %s, failed and nobody looked: %s: %s",
+                self.what or "a call", "{}:{}".format(*self._origin) if self._origin else "?", type(failure.error).__name__, failure.error,
+            )  # fmt: skip
+
+
+def block_until(subscribe: Callable[[Callable[[], None]], None], timeout: float | None, what: str) -> None:
+    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run."""
+    signal = threading.Lock()
+    signal.acquire()
+    subscribe(signal.release)
+    with waiting():
+        if not signal.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
+            raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
+
+
+def when_done(future: torch.futures.Future[Any], watcher: Callable[[], None]) -> None:
+    """Call `watcher` when any torch future is done, on whatever thread completes it."""
+    if isinstance(future, Future):
+        future._when_settled(watcher)
+    else:
+        future.add_done_callback(lambda _: watcher())
+
+
+def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
+    """The error of a future that is done."""
+    if isinstance(future, Future):
+        return future.exception()
+    try:
+        future.value()
+    except BaseException as error:
+        return error
+    return None
+
+
+_collect_all = torch.futures.collect_all
+_wait_all = torch.futures.wait_all
+
+
+def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+    """A future of all of them; it fails as soon as one of them does."""
+    if not any(isinstance(future, Future) for future in futures):
+        return _collect_all(list(futures))
+    everything: Future[list[torch.futures.Future[Any]]] = Future("a collection of futures")
+    deciding = threading.Lock()
+    missing = len(futures)
+
+    def one_is_done(future: torch.futures.Future[Any]) -> None:
+        nonlocal missing
+        error = failure_of(future)
+        with deciding:
+            missing -= 1
+            decided = missing < 0 or (error is None and missing > 0)
+            if error is not None:
+                missing = -1  # decided for good
+        if decided:
+            return
+        if error is not None:
+            everything._fail(error)
+        else:
+            everything._succeed(list(futures))
+
+    for future in futures:
+        when_done(future, lambda future=future: one_is_done(future))  # type: ignore[misc]
+    return everything
+
+
+def wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+    """The values of all of them, in order; raises the first error as soon as it is there."""
+    futures = list(futures)
+    if not any(isinstance(future, Future) for future in futures):
+        return _wait_all(futures)
+    collect_all(futures).wait()
+    return [future.wait() for future in futures]
+
+
+def teach_torch() -> None:
+    """Make `torch.futures.collect_all` and `wait_all` do right by our futures."""
+    torch.futures.collect_all = collect_all
+    torch.futures.wait_all = wait_all
+
+
+def wait_until(ready: Callable[[], bool], deadline: float, pause: float = 0.005) -> bool:
+    """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving."""
+    with waiting():
+        while not ready():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+    return True

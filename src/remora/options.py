@@ -1,0 +1,63 @@
+"""Every setting of a worker, with its default, its check and the environment variable that sets it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+DEFAULT_RPC_TIMEOUT = 60.0
+DEFAULT_SHUTDOWN_TIMEOUT = 0.0
+DEFAULT_NUM_WORKER_THREADS = 16
+DEFAULT_INIT_METHOD = "env://"
+
+TRANSPORTS = ("inproc", "unix", "tcp")
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """How a worker listens, proves itself, waits and gives up. All times are seconds."""
+
+    transports: Sequence[str] | None = None  # which to use, best first; None: all that work (REMORA_TRANSPORTS)
+    host: str | None = None  # address or name to listen on (REMORA_HOST)
+    interface: str | None = None  # network interface to listen on (REMORA_INTERFACE)
+    port: int | str | None = None  # port, or range "29600-29650", to listen on (REMORA_PORT)
+    secret: str | bytes | None = field(default=None, repr=False)  # the group's secret (REMORA_SECRET)
+    secret_file: str | None = None  # a file that holds it (REMORA_SECRET_FILE)
+    insecure: bool = False  # talk to anyone who can reach the port (REMORA_INSECURE=1)
+    bringup_timeout: float | None = None  # to find all workers of the group; None: as long as a call, 0: for ever
+    connect_timeout: float = 10.0  # for one connection to be made and proven
+    heartbeat: float = 2.0  # how long a link may be silent before it is asked for a sign of life
+    reconnect_timeout: float = 5.0  # how long to try to restore a broken connection before the peer is given up
+    silence_limit: float = 30.0  # how long a peer may be silent before it is given up
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "heartbeat", "reconnect_timeout", "silence_limit"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+        for name in self.transports or ():
+            if name not in TRANSPORTS:
+                raise ValueError(f"unknown transport {name!r}: choose from {', '.join(TRANSPORTS)}")
+
+    def with_environment(self) -> Settings:
+        """These settings, where they are silent, completed from the environment."""
+        env = os.environ
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("host", "interface", "port"):
+            if values[name] is None:
+                values[name] = env.get(f"REMORA_{name.upper()}") or None
+        if values["transports"] is None and env.get("REMORA_TRANSPORTS"):
+            values["transports"] = [name.strip() for name in env["REMORA_TRANSPORTS"].split(",")]
+        values["insecure"] = self.insecure or env.get("REMORA_INSECURE", "") not in ("", "0")
+        return Settings(**values)
+
+
+def check_timeout(seconds: object, name: str = "rpc_timeout") -> float:
+    """A timeout as a float; 0 means never. Wrong types and negative values are errors."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(
+            f"incompatible constructor arguments: {name} must be a number of seconds, got {type(seconds).__name__}"
+        )
+    if not seconds >= 0:
+        raise ValueError(f"{name} must not be negative, got {seconds}; 0 means to wait for ever")
+    return float(seconds)

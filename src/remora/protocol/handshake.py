@@ -1,0 +1,194 @@
+"""How the two ends of a new link prove who they are before anything is unpickled; no I/O, no clock, no threads.
+
+    caller                                         listener
+      │ ── HELLO      who I am, session, nonce ──────► │
+      │ ◄─ CHALLENGE  who I am, nonce ──────────────── │    now the caller knows the listener
+      │ ── PROOF ────────────────────────────────────► │    now the listener knows the caller: `admit` is asked
+      │ ◄─ WELCOME    frames received so far ───────── │    both go on from where the session stood
+
+Either end may answer REFUSAL instead, and says why; then both close the link. Each message ends in a seal keyed with
+the group's secret, over the sender's role and all that was said so far (see `remora.protocol.conversation`). Hence
+- nothing about a peer is believed, or even parsed, before it has shown that it knows the secret;
+- a changed byte anywhere breaks the next seal: never do both ends accept a conversation that was tampered with;
+- a replayed conversation fails, for each end puts a fresh nonce into it;
+- a reflected one fails, for the role is part of the seal.
+
+A group started insecure and without a secret seals with the empty key. That proves nothing, and keeps one path through
+this file; an end with a secret refuses an end without.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from remora.protocol.conversation import MAX_TEXT, Body, Conversation, Kind, Malformed, Why
+from remora.vocabulary.ids import MAX_WORKER_ID, check_worker_name
+
+__all__ = ["Accepted", "Admit", "Caller", "Hello", "Identity", "Listener", "Why"]
+
+_MAX_COUNT = 2**63
+_CALLER = b"remora handshake, caller:"
+_LISTENER = b"remora handshake, listener:"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is. `incarnation` is drawn anew by each start of a worker, `group` by each forming of a group."""
+
+    name: str
+    id: int
+    incarnation: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a caller asks for. `received` is how many frames of the session it has had from the listener."""
+
+    peer: Identity
+    session: str
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The handshake succeeded. `received` is how many frames of the session the *peer* has had from this end."""
+
+    peer: Identity
+    session: str
+    received: int
+
+
+Admit = Callable[[Hello], int | str]
+"""Asked about a proven caller: how many frames of its session have been received, or why it may not come in."""
+
+
+class Caller(Conversation):
+    """The end that dialled. `expected` is whom it means to reach, where it knows that."""
+
+    role, peer_role = _CALLER, _LISTENER
+    awaits = Kind.CHALLENGE
+
+    def __init__(
+        self,
+        me: Identity,
+        session: str,
+        received: int,
+        secret: bytes,
+        *,
+        insecure: bool = False,
+        expected: Identity | None = None,
+        nonce: bytes | None = None,
+    ) -> None:
+        super().__init__(secret, insecure)
+        self.me = me
+        self.result: Accepted | None = None
+        self._session = session
+        self._received = received
+        self._expected = expected
+        self._nonce = nonce
+        self._peer: Identity | None = None
+
+    def __repr__(self) -> str:
+        return f"<Caller {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
+
+    def start(self) -> bytes:
+        """The first message of the conversation."""
+        expected = self._expected.incarnation if self._expected else None
+        request: Body = {"session": self._session, "received": self._received, "expected": expected}
+        return self._message(Kind.HELLO, _introduction(self.me, self._nonce) | request)
+
+    def _on_message(self, body: Body) -> bytes:
+        if self._peer is None:
+            self._peer = _identity(body)
+            self._check(self._peer)
+            self.awaits = Kind.WELCOME
+            return self._message(Kind.PROOF, {})
+        self.result = Accepted(self._peer, self._session, _count(body))
+        self._over = True
+        return b""
+
+    def _check(self, peer: Identity) -> None:
+        wanted = self._expected or peer
+        if peer.group != self.me.group:
+            self._fail(Why.GROUP)
+        if (peer.name, peer.id) != (wanted.name, wanted.id):
+            self._fail(Why.WORKER, f"it is {peer.name}, id {peer.id}, and not {wanted.name}, id {wanted.id}")
+        if peer.incarnation != wanted.incarnation:
+            self._fail(Why.RESTARTED)
+
+
+class Listener(Conversation):
+    """The end that accepted. Whom it lets in, and from which frame on, is for `admit` to say."""
+
+    role, peer_role = _LISTENER, _CALLER
+    awaits = Kind.HELLO
+
+    def __init__(
+        self, me: Identity, admit: Admit, secret: bytes, *, insecure: bool = False, nonce: bytes | None = None
+    ) -> None:
+        super().__init__(secret, insecure)
+        self.me = me
+        self.result: Accepted | None = None
+        self._admit = admit
+        self._nonce = nonce
+        self._hello: Hello | None = None
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
+
+    def _on_message(self, body: Body) -> bytes:
+        if self._hello is None:
+            self._hello = self._read_hello(body)
+            self.awaits = Kind.PROOF
+            return self._message(Kind.CHALLENGE, _introduction(self.me, self._nonce))
+        return self._welcome(self._hello)
+
+    def _read_hello(self, body: Body) -> Hello:
+        hello = Hello(_identity(body), _text(body, "session"), _count(body))
+        if hello.peer.group != self.me.group:
+            self._fail(Why.GROUP)
+        if body.get("expected") not in (None, self.me.incarnation):
+            self._fail(Why.RESTARTED)
+        return hello
+
+    def _welcome(self, hello: Hello) -> bytes:
+        verdict = self._admit(hello)
+        if isinstance(verdict, str):
+            self._fail(Why.ADMISSION, verdict)
+        self.result = Accepted(hello.peer, hello.session, hello.received)
+        self._over = True
+        return self._message(Kind.WELCOME, {"received": verdict})
+
+
+def _introduction(me: Identity, nonce: bytes | None) -> Body:
+    """Who this end is. The nonce makes the conversation one of a kind; only tests choose it."""
+    fresh = secrets.token_bytes(16) if nonce is None else nonce
+    return {"name": me.name, "id": me.id, "incarnation": me.incarnation, "group": me.group, "nonce": fresh.hex()}
+
+
+def _identity(body: Body) -> Identity:
+    worker, name = body.get("id"), _text(body, "name")
+    if type(worker) is not int or not 0 <= worker <= MAX_WORKER_ID:
+        raise Malformed("no worker has such an id")
+    try:
+        check_worker_name(name)
+    except RuntimeError as error:
+        raise Malformed(str(error)) from None
+    return Identity(name, worker, _text(body, "incarnation"), _text(body, "group"))
+
+
+def _text(body: Body, field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+        raise Malformed(f"{field!r} is not a short text")
+    return value
+
+
+def _count(body: Body) -> int:
+    value = body.get("received")
+    if type(value) is not int or not 0 <= value < _MAX_COUNT:
+        raise Malformed("'received' is not a count")
+    return value

@@ -1,0 +1,117 @@
+"""One end of the conversation between two workers: numbers, acknowledgements, what to say again. No I/O, no clock.
+
+A session outlives the connections that carry it. Each end numbers the messages it sends from 1, keeps each until the
+other end has said that it arrived, and after a reconnect says again what was kept and did not arrive:
+
+    S1  a message is delivered at most once        (`accept` refuses a number it has seen)
+    S2  messages are delivered in the order sent   (`accept` allows no gap)
+    S3  nothing is forgotten before it arrived     (`acknowledged` drops up to the number told, `resume` yields the rest)
+    S4  what is kept is bounded                    (`full` tells the sender to wait; the receiver tells early: `owes`)
+
+An acknowledgement rides in the header of any message that goes the other way; `owes` says when it must travel alone.
+Sending and receiving may run on two threads: the sender's fields and the receiver's fields are not shared, except that
+`acknowledged` (receiving) removes from the left of `kept` while `keep` (sending) adds to its right.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from remora.errors import ProtocolError
+
+M = TypeVar("M")
+
+OWED_MESSAGES = 256
+OWED_BYTES = 1 << 20
+
+
+class Session(Generic[M]):
+    """Counts what is sent and received. `M` is whatever the transport needs to say a message again."""
+
+    __slots__ = ("acked", "acked_bytes", "kept", "kept_total", "limit", "owed_bytes", "received", "sent", "told")
+
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self.limit = limit
+        self.sent = 0  # the number of the last message sent
+        self.acked = 0  # the last of ours that the peer says arrived
+        self.kept: deque[tuple[int, int, M]] = deque()  # (number, bytes, message): sent, not known to have arrived
+        self.kept_total = 0  # bytes ever kept (sender's)
+        self.acked_bytes = 0  # bytes ever acknowledged (receiver's); their difference is what is kept now
+        self.received = 0  # the last of theirs that arrived
+        self.told = 0  # the last of theirs that we acknowledged
+        self.owed_bytes = 0  # bytes received since then
+
+    # Sending.
+
+    def number(self) -> int:
+        """The number of the message about to be sent."""
+        self.sent += 1
+        return self.sent
+
+    def keep(self, number: int, size: int, message: M) -> None:
+        """Remember a message until it is acknowledged."""
+        self.kept.append((number, size, message))
+        self.kept_total += size
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes are waiting for the peer's word."""
+        return self.kept_total - self.acked_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether the sender should wait: the peer is slow, or away."""
+        return self.kept_total - self.acked_bytes > self.limit
+
+    def resume(self, arrived: int) -> list[tuple[int, M]]:
+        """The peer is back and has everything up to `arrived`: what must be said again, in order."""
+        if not self.acked <= arrived <= self.sent:
+            raise ProtocolError(f"peer claims to have {arrived} messages of a session with {self.acked}..{self.sent}")
+        self.acknowledged(arrived)
+        return [(number, message) for number, _, message in self.kept]
+
+    # Receiving.
+
+    def accept(self, number: int, size: int) -> bool:
+        """Whether to deliver message `number`; False for one that was delivered before."""
+        if number <= self.received:
+            return False
+        if number != self.received + 1:
+            raise ProtocolError(f"message {number} arrived after {self.received}: one is missing")
+        self.received = number
+        self.owed_bytes += size
+        return True
+
+    def acknowledged(self, upto: int) -> bool:
+        """The peer has everything up to `upto`. True if that freed something."""
+        if upto <= self.acked:
+            return False
+        if upto > self.sent:
+            raise ProtocolError(f"peer acknowledges message {upto}, but only {self.sent} were sent")
+        self.acked = upto
+        kept = self.kept
+        while kept and kept[0][0] <= upto:
+            self.acked_bytes += kept.popleft()[1]
+        return True
+
+    @property
+    def owes(self) -> bool:
+        """Whether an acknowledgement is due by itself, because nothing else carried it for long."""
+        return self.received - self.told >= OWED_MESSAGES or self.owed_bytes >= OWED_BYTES
+
+    def telling(self) -> int:
+        """The acknowledgement to put into a header now."""
+        self.told = self.received
+        self.owed_bytes = 0
+        return self.received
+
+    def check(self) -> None:
+        """Assert what must hold between any two steps."""
+        numbers = [number for number, _, _ in self.kept]
+        assert numbers == list(range(self.acked + 1, self.sent + 1)), (numbers, self.acked, self.sent)
+        assert self.told <= self.received
+        assert self.kept_bytes == sum(size for _, size, _ in self.kept)
+
+    def __repr__(self) -> str:
+        return f"<Session sent={self.sent} acked={self.acked} received={self.received} kept={self.kept_bytes}B>"

@@ -1,0 +1,64 @@
+"""What a worker tells the others about itself so that they can find it. Plain data and its JSON form; no store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from remora.errors import RendezvousError
+from remora.vocabulary.ids import WorkerInfo
+
+_MAX_TEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """One start of one worker. Two records with the same `incarnation` are the same start."""
+
+    name: str
+    id: int
+    incarnation: str
+    host: str
+    addresses: tuple[str, ...]
+    extra: dict[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(self.name, self.id)
+
+    def to_json(self) -> bytes:
+        """The record as one line of ASCII; always the same one for equal records, since stores compare bytes."""
+        try:
+            return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise RendezvousError(f"What worker {self.name!r} says of itself is not JSON: {error}.") from None
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> WorkerRecord:
+        """Read what `to_json` wrote. The store is open to anyone, so nothing is taken on trust."""
+        try:
+            return cls.from_fields(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            raise RendezvousError(f"The store holds something that is not a worker's record: {data[:80]!r}.") from error
+
+    @classmethod
+    def from_fields(cls, fields: object) -> WorkerRecord:
+        """Build a record from parsed JSON; ValueError if it is none."""
+        if not isinstance(fields, dict) or fields.keys() != {"name", "id", "incarnation", "host", "addresses", "extra"}:
+            raise ValueError("not the fields of a record")
+        name, number, addresses, extra = (fields[key] for key in ("name", "id", "addresses", "extra"))
+        incarnation, host = fields["incarnation"], fields["host"]
+        if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in (name, incarnation, host)):
+            raise ValueError("not a text where one should be")
+        if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+            raise ValueError("not a list of addresses")
+        if type(number) is not int or not isinstance(extra, dict) or not incarnation:
+            raise ValueError("not an id, not an object, or no incarnation")
+        try:
+            WorkerInfo(name, number)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        return cls(name, number, incarnation, host, tuple(addresses), extra)
+
+    def __str__(self) -> str:
+        return f"{self.name!r} (rank {self.id})"

@@ -1,0 +1,175 @@
+"""How one group of known size forms: everyone signs in, and the last to come publishes the roster that all wait for.
+
+On the board, below `static/<size>/`, so that groups of different sizes do not mix:
+
+    generation        which group is forming now: 0, then 1 when that one is complete, and so on
+    <g>/<id>          the record of the worker that took this id; emptied if it gives up
+    <g>/arrived       how many have signed in
+    <g>/state         changes whenever someone gives up; says `closed` once the roster has been decided on
+    <g>/roster        the outcome for all: the members and the group's id, or why there is none
+
+The generation is read from the board and not counted by a process, so workers with different histories agree on it.
+A roster is decided on by changing `state` from what it was *before* the records were gathered, so nobody who gave up
+meanwhile is in it. The generation moves on before the roster is shown, so whoever has seen it finds the next one.
+Each worker takes a fixed number of steps; only the last one reads all records, in one go where the store can.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from remora.errors import RendezvousError
+from remora.rendezvous.board import Board
+from remora.rendezvous.record import WorkerRecord
+
+_GRACE = 2.0  # for a roster that has been decided on to be shown
+_MAX_SHOWN = 16
+_LAST = "static/last"
+_CLOSED = "closed"
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What became of a generation: its members by id, or why it failed."""
+
+    group: str
+    workers: tuple[WorkerRecord, ...]
+    error: str = ""
+
+    def has(self, record: WorkerRecord) -> bool:
+        return any(each.incarnation == record.incarnation for each in self.workers)
+
+    def to_json(self) -> str:
+        workers = [json.loads(each.to_json()) for each in self.workers]
+        return json.dumps({"group": self.group, "workers": workers, "error": self.error}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Roster:
+        try:
+            fields = json.loads(text)
+            workers = tuple(WorkerRecord.from_fields(each) for each in fields["workers"])
+            return cls(str(fields["group"]), workers, str(fields["error"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RendezvousError(f"The store holds something that is not a roster: {text[:80]!r}.") from error
+
+
+class RollCall:
+    """One worker's part in the forming of one group."""
+
+    def __init__(self, board: Board, size: int, record: WorkerRecord) -> None:
+        self._board = board
+        self._size = size
+        self._record = record
+        self._mine = record.to_json().decode()
+        self._started = time.monotonic()
+        self._generation = int(board.swap(f"static/{size}/generation", "0"))
+
+    def attend(self, deadline: float) -> Roster:
+        """Sign in and wait for the roster. If it does not come in time, take that back and say who is missing."""
+        if self._board.swap(self._key(self._record.id), self._mine) != self._mine:
+            self._board.put(self._key("conflict"), self._mine)
+        self._board.put(_LAST, json.dumps([self._record.name, self._size]))
+        if self._board.add(self._key("arrived"), 1) == self._size:
+            self._close()
+        try:
+            complete = self._board.wait(self._key("roster"), deadline)
+        except KeyboardInterrupt:
+            self._withdraw()
+            raise
+        if not complete:
+            self._give_up()
+        return Roster.from_json(self._board.take([self._key("roster")])[0])
+
+    # The last to come decides on the roster.
+
+    def _close(self) -> None:
+        mark = f"{_CLOSED} by {self._record.incarnation}"
+        state = self._board.swap(self._key("state"), "open")
+        while not state.startswith(_CLOSED):
+            roster = self._gather()
+            if roster is None:
+                return  # someone gave up: who comes in its place will be the last
+            if (now := self._board.swap(self._key("state"), mark, old=state)) == mark:
+                self._move_on()
+                self._board.put(self._key("roster"), roster.to_json())
+            state = now
+
+    def _gather(self) -> Roster | None:
+        keys = [self._key(number) for number in range(self._size)]
+        if not self._board.has(keys):
+            return self._conflict()
+        texts = self._board.take(keys)
+        if not all(texts):
+            return None
+        workers = tuple(WorkerRecord.from_json(text) for text in texts)
+        return Roster(secrets.token_hex(16), workers, _duplicate_name(workers))
+
+    def _conflict(self) -> Roster | None:
+        """As many came as there are ids, and one is free: two workers want the same."""
+        if not self._board.has([self._key("conflict")]):
+            return None
+        second = WorkerRecord.from_json(self._board.take([self._key("conflict")])[0])
+        first = self._board.take([self._key(second.id)])[0]
+        holder = str(WorkerRecord.from_json(first)) if first else "another"
+        text = f"Worker id {second.id} is not unique: workers {holder} and {second} both have it."
+        return Roster("", (), f"{text} (If it was restarted while the others were waiting, start all of them again.)")
+
+    def _move_on(self) -> None:
+        self._board.swap(f"static/{self._size}/generation", str(self._generation + 1), old=str(self._generation))
+
+    # Who waited in vain leaves the place to someone else.
+
+    def _give_up(self) -> None:
+        reason = self._who_is_missing()
+        if self._withdraw():
+            raise RendezvousError(reason)
+        if not self._board.wait(self._key("roster"), time.monotonic() + _GRACE):
+            self._move_on()  # the last to come died on the way: nobody should wait for this roster again
+            raise RendezvousError(f"{reason} All came, but the last of them ended before the group was formed.")
+
+    def _withdraw(self) -> bool:
+        """Take our signature back; False if the roster has been decided on, with us in it."""
+        self._board.swap(self._key(self._record.id), "", old=self._mine)
+        state = self._board.swap(self._key("state"), "open")
+        while not state.startswith(_CLOSED):
+            mark = f"open, without {secrets.token_hex(8)}"
+            if (state := self._board.swap(self._key("state"), mark, old=state)) == mark:
+                self._board.add(self._key("arrived"), -1)
+                return True
+        return False
+
+    def _who_is_missing(self) -> str:
+        signed = [number for number in range(self._size) if self._board.has([self._key(number)])]
+        texts = self._board.take([self._key(number) for number in signed])
+        present = [WorkerRecord.from_json(text) for text in texts if text]
+        absent = [f"rank {number}" for number in sorted(set(range(self._size)) - {each.id for each in present})]
+        waited = time.monotonic() - self._started
+        return (
+            f"Worker {self._record} waited {waited:.1f} s at {self._board.where} for a group of {self._size} workers. "
+            f"Missing: {_listed(absent)}. Present: {_listed(list(map(str, present)))}."
+            f"{self._other_size()} Start the missing ones with the same init_method and world_size, or allow more time."
+        )
+
+    def _other_size(self) -> str:
+        name, size = json.loads(self._board.take([_LAST])[0])
+        return "" if size == self._size else f" (Worker {name!r} came with world_size={size}.)"
+
+    def _key(self, last: str | int) -> str:
+        return f"static/{self._size}/{self._generation}/{last}"
+
+
+def _duplicate_name(workers: tuple[WorkerRecord, ...]) -> str:
+    name, count = Counter(each.name for each in workers).most_common(1)[0]
+    if count == 1:
+        return ""
+    ranks = _listed([str(each.id) for each in workers if each.name == name])
+    return f"Worker name {name!r} is not unique: the workers with ranks {ranks} all have it."
+
+
+def _listed(things: list[str]) -> str:
+    shown = things[:_MAX_SHOWN]
+    return ", ".join(shown) + (f" and {len(things) - len(shown)} more" if len(things) > len(shown) else "")

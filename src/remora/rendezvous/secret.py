@@ -1,0 +1,177 @@
+"""Where the group's secret comes from: the options, a file, the environment, or one made for this user on this host.
+
+Whoever knows the secret may run any code as the worker that listens, so it is never printed, logged or put into the
+store. What is done with it is in `remora.protocol.handshake`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from remora.errors import AuthenticationError
+
+MIN_SECRET_BYTES = 16
+_MAX_SECRET_BYTES = 64 * 1024
+_MADE_BYTES = 32
+_FILE_NAME = "secret"
+_MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_hex(32))"'
+_OR_ELSE = "Mend that, or give the workers a secret yourself (REMORA_SECRET, REMORA_SECRET_FILE or the options)."
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret and where it was found. The value is left out of `repr`, so that it does not end up in a log."""
+
+    value: bytes = field(repr=False)
+    origin: str
+
+
+def find_secret(
+    options_secret: str | bytes | None, secret_file: str | None, env: Mapping[str, str] = os.environ
+) -> Secret | None:
+    """The secret somebody gave: in the options, a file, the environment or a file named there, in this order."""
+    if options_secret is not None:
+        return _checked(options_secret, "the secret given in the options")
+    if secret_file is not None:
+        return _from_file(secret_file, f"the secret in {secret_file!r}")
+    if "REMORA_SECRET" in env:
+        return _checked(env["REMORA_SECRET"], "the secret in REMORA_SECRET")
+    if "REMORA_SECRET_FILE" in env:
+        path = env["REMORA_SECRET_FILE"]
+        return _from_file(path, f"the secret in {path!r} (see REMORA_SECRET_FILE)")
+    return None
+
+
+def _from_file(path: str, origin: str) -> Secret:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MAX_SECRET_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise AuthenticationError(f"Cannot read {origin}: {error}.") from error
+    if len(content) > _MAX_SECRET_BYTES:
+        raise AuthenticationError(f"Refusing {origin}: more than {_MAX_SECRET_BYTES} bytes. Is it the right file?")
+    return _checked(content.strip(), origin)  # editors and `echo` end a file with a newline, which is not part of it
+
+
+def _checked(value: str | bytes, origin: str) -> Secret:
+    secret = value.encode() if isinstance(value, str) else bytes(value)
+    if len(secret) < MIN_SECRET_BYTES:
+        # A short secret can be guessed from one recorded handshake, without asking anybody.
+        raise AuthenticationError(
+            f"Refusing {origin}: it is too short with {len(secret)} bytes; it needs at least {MIN_SECRET_BYTES}, and "
+            f"random ones. {_MAKE_ONE}"
+        )
+    return Secret(secret, origin)
+
+
+def loopback_secret(env: Mapping[str, str] = os.environ) -> bytes:
+    """The secret of this user on this host, made when first asked for. Only this user can read it."""
+    directory = _directory(env)
+    path = os.path.join(directory, _FILE_NAME)
+    try:
+        with _private_directory(directory) as (name, folder):
+            while (content := _read(name, folder, path)) is None:
+                _publish(name, folder)
+            return content
+    except OSError as error:
+        fault = f"{path}: {error.strerror or error}"
+        raise AuthenticationError(f"Cannot keep a secret for this host in {fault}. {_OR_ELSE}") from error
+
+
+def _directory(env: Mapping[str, str]) -> str:
+    runtime = env.get("XDG_RUNTIME_DIR", "")
+    # After su or sudo it may name the directory of another user, who could not use what we leave there.
+    if runtime and os.path.isdir(runtime) and _is_ours(os.stat(runtime)):
+        return os.path.join(runtime, "remora")
+    temporary = env.get("TMPDIR", "")
+    return os.path.join(temporary if os.path.isdir(temporary) else tempfile.gettempdir(), f"remora-{_user()}")
+
+
+def _user() -> str:
+    if hasattr(os, "getuid"):
+        return str(os.getuid())
+    return "".join(c for c in getpass.getuser() if c.isalnum()) or "user"
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or status.st_uid == os.getuid()
+
+
+@contextmanager
+def _private_directory(path: str) -> Iterator[tuple[str, int | None]]:
+    """The file's name and the directory it is relative to: one that was checked and cannot be swapped for another."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    if os.name == "nt":  # no descriptors of directories there; the temporary directory is the user's own
+        yield os.path.join(path, _FILE_NAME), None
+        return
+    if os.path.islink(path):
+        raise _unsafe(path, "is a symbolic link")
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        _check_private(os.fstat(folder), path)
+        yield _FILE_NAME, folder
+    finally:
+        os.close(folder)
+
+
+def _check_private(status: os.stat_result, path: str) -> None:
+    if os.name == "nt":
+        return
+    if not _is_ours(status):
+        raise _unsafe(path, f"belongs to user {status.st_uid}, and this is user {os.getuid()}")
+    if status.st_mode & 0o077:
+        raise _unsafe(path, f"can be used by others (its mode is {stat.S_IMODE(status.st_mode):04o})")
+
+
+def _unsafe(path: str, fault: str) -> AuthenticationError:
+    return AuthenticationError(f"Refusing the secret kept for the workers on this host: {path} {fault}. {_OR_ELSE}")
+
+
+def _read(name: str, folder: int | None, path: str) -> bytes | None:
+    try:
+        file = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    with open(file, "rb") as opened:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise _unsafe(path, "is not a plain file")
+        _check_private(status, path)
+        content = opened.read(_MAX_SECRET_BYTES).strip()
+    if len(content) < 2 * _MADE_BYTES:
+        raise _unsafe(path, "is damaged")
+    return content
+
+
+def _publish(name: str, folder: int | None) -> None:
+    """Put a new secret in place whole, unless another process was faster: then that one counts."""
+    draft = f"{name}.{os.getpid()}.{secrets.token_hex(8)}"
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        with open(file, "wb") as opened:
+            opened.write(secrets.token_hex(_MADE_BYTES).encode())
+        if os.name == "nt":
+            os.rename(draft, name)  # fails there if the name is taken; elsewhere it would replace the file
+        else:
+            os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        pass
+    finally:
+        _remove(draft, folder)
+
+
+def _remove(name: str, folder: int | None) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,127 @@
+"""The names of `torch.distributed.rpc`: start a worker, call functions on others, end it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from remora import autograd as dist_autograd
+from remora.agent.futures import Future
+from remora.rendezvous.store import open_store
+from remora.rpc import api, backend_registry, constants, functions, gathering, internal, options
+from remora.rpc.api import (
+    _all_gather,
+    _barrier,
+    _get_current_rpc_agent,
+    _get_debug_info,
+    _is_current_rpc_agent_set,
+    _set_rpc_timeout,
+    enable_gil_profiling,
+    get_rpc_timeout,
+    get_worker_info,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
+from remora.rpc.backend_registry import BackendType, BackendValue
+from remora.rpc.backends import REMORA, TENSORPIPE
+from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
+from remora.vocabulary.ids import WorkerInfo, check_worker_name
+from remora.worker import Worker, after_fork_in_child
+
+log = logging.getLogger("remora")
+
+TensorPipeAgent = Worker
+
+
+def is_available() -> bool:
+    """Always: nothing of torch's own RPC is needed."""
+    return True
+
+
+def init_rpc(
+    name: str,
+    backend: BackendType | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    """Start this process's worker and wait until all `world_size` workers are there.
+
+    Without `world_size` the group is dynamic: workers join and leave at any time. `name` must be unique in the group, and
+    `rank` too. Workers find each other at `rpc_backend_options.init_method` (`env://`, `tcp://host:port`, `file:///path`).
+    """
+    backend, settings = _backend_and_options(backend, rpc_backend_options)
+    check_worker_name(name)
+    if api._is_current_rpc_agent_set():
+        raise RuntimeError(f"RPC is already initialized in this process, as {api._get_current_rpc_agent()}")
+    store = open_store(settings.init_method, rank, world_size, settings.rpc_timeout)
+    dist_autograd._init(rank)
+    _init_rpc_backend(backend, store, name, rank, world_size, settings)
+
+
+def _backend_and_options(
+    backend: BackendType | None, given: RpcBackendOptions | None
+) -> tuple[BackendType, RpcBackendOptions]:
+    if backend is not None and not isinstance(backend, BackendType):
+        raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
+    if given is not None and not isinstance(given, RpcBackendOptions):
+        raise TypeError(f"Argument rpc_backend_options must be an instance of RpcBackendOptions, got {type(given)!r}")
+    if backend is None and given is not None:
+        for candidate in (TENSORPIPE, *BackendType):
+            if type(given) is type(backend_registry.construct_rpc_backend_options(candidate)):
+                return candidate, given
+        raise TypeError(f"Could not infer backend for options {given!r}")
+    backend = TENSORPIPE if backend is None else backend
+    return backend, given or backend_registry.construct_rpc_backend_options(backend)
+
+
+def _init_rpc_backend(
+    backend: BackendType = TENSORPIPE,
+    store: Any = None,
+    name: str | None = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: RpcBackendOptions | None = None,
+) -> None:
+    if api._is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized in this process")
+    gathering.forget()
+    agent = backend_registry.init_backend(
+        backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+    )
+    api._set_and_start_rpc_agent(agent)
+
+
+after_fork_in_child(api._reset_current_rpc_agent)
+after_fork_in_child(gathering.forget)
+
+__all__ = [
+    "REMORA",
+    "BackendType",
+    "BackendValue",
+    "Future",
+    "RemoraRpcBackendOptions",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "_all_gather",
+    "_barrier",
+    "_get_current_rpc_agent",
+    "_get_debug_info",
+    "_is_current_rpc_agent_set",
+    "_set_rpc_timeout",
+    "backend_registry",
+    "constants",
+    "enable_gil_profiling",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "init_rpc",
+    "internal",
+    "is_available",
+    "options",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]

@@ -1,0 +1,250 @@
+"""Where a call begins: the functions of `torch.distributed.rpc.api`, on the current worker of this process."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from remora.agent.futures import Future, wait_all
+from remora.errors import NotInitialized
+from remora.rpc import gathering, outgoing
+from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from remora.rpc.gathering import AllGatherStates
+from remora.rpc.internal import _internal_rpc_pickler
+from remora.vocabulary.ids import WorkerInfo
+from remora.worker import Worker
+
+log = logging.getLogger("remora")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Programs and tests replace these; they are looked up when needed.
+_ignore_rref_leak = True
+_default_pickler: Any = _internal_rpc_pickler
+_thread_local_var = threading.local()
+
+_current: Worker | None = None
+
+
+# The current worker.
+
+
+def _set_and_start_rpc_agent(agent: Worker) -> None:
+    """Make a worker the current one of this process and let it serve."""
+    global _current
+    _current = agent
+    agent.start()
+
+
+def _is_current_rpc_agent_set() -> bool:
+    return _current is not None
+
+
+def _get_current_rpc_agent() -> Worker:
+    if _current is None:
+        raise NotInitialized("Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?")
+    return _current
+
+
+def _reset_current_rpc_agent() -> None:
+    global _current
+    _current = None
+
+
+def _worker() -> Worker:
+    if _current is None:
+        raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
+    return _current
+
+
+def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that needs a current worker."""
+
+    @functools.wraps(func)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        _worker()
+        return func(*args, **kwargs)
+
+    return wrapper
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """The WorkerInfo of the worker of that name, or of this one."""
+    worker = _worker()
+    return worker.get_worker_info() if worker_name is None else worker.get_worker_info(worker_name)
+
+
+def _to_worker_info(to: str | int | WorkerInfo) -> WorkerInfo:
+    return _worker().peer(to).info
+
+
+def get_rpc_timeout() -> float:
+    """Seconds that calls may take which do not say otherwise; 0 is for ever."""
+    return _get_current_rpc_agent().agent.timeout
+
+
+def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
+    """Change the default timeout of later calls."""
+    _get_current_rpc_agent().agent.timeout = float(rpcTimeoutSeconds)
+
+
+# Calls.
+
+
+def rpc_sync(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Run `func(*args, **kwargs)` on worker `to` and return what it returns.
+
+    `to` is a name, an id or a WorkerInfo. `timeout` is in seconds; 0 waits for ever. What the function raises is raised
+    here, with its own type and the remote traceback as its cause.
+    """
+    worker = _worker()
+    peer = worker.peer(to)
+    kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
+    worker.calls_made += 1
+    return worker.agent.call(peer, kind, packed, flags, timeout, func)
+
+
+def rpc_async(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
+    worker = _worker()
+    peer = worker.peer(to)
+    kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
+    worker.calls_made += 1
+    caller = sys._getframe(1)
+    future = worker.agent.call_async(
+        peer, kind, packed, flags, timeout, func, (caller.f_code.co_filename, caller.f_lineno)
+    )
+    if hasattr(_thread_local_var, "future_list"):
+        _thread_local_var.future_list.append(future)
+    return future
+
+
+@contextmanager
+def _wait_all() -> Iterator[None]:
+    """On exit, wait for every `rpc_async` call made inside, on this thread, and raise the first error."""
+    _thread_local_var.future_list = []
+    try:
+        yield
+    finally:
+        try:
+            wait_all(_thread_local_var.future_list)
+        finally:
+            del _thread_local_var.future_list
+
+
+@contextmanager
+def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
+    """Serialize requests with another pickler inside."""
+    global _default_pickler
+    _default_pickler = rpc_pickler
+    try:
+        yield
+    finally:
+        _default_pickler = _internal_rpc_pickler
+
+
+# All workers together. The two targets of calls live here because programs and tests look for them here.
+
+_all_gather_states: dict[str, AllGatherStates] = gathering.states
+
+
+def _gather_to_leader(sequence_id: str, worker_name: str, obj: object, worker_names: set[str] | None = None) -> None:
+    gathering.report(sequence_id, worker_name, obj)
+
+
+def _broadcast_to_followers(sequence_id: str, objects_map: object) -> None:
+    gathering.conclude(sequence_id, objects_map)
+
+
+@_require_initialized
+def _all_gather(
+    obj: object, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> dict[str, Any]:
+    """Give every worker the objects of all of them, by name. Blocks until all have called it."""
+    return gathering.all_gather(sys.modules[__name__], _worker(), obj, worker_names, timeout)
+
+
+@_require_initialized
+def _barrier(worker_names: set[str] | list[str]) -> None:
+    """Block until all the named workers are here."""
+    try:
+        _all_gather(None, set(worker_names))
+    except RuntimeError:
+        log.exception("failed to complete the barrier")
+
+
+@_require_initialized
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Block until all workers are here, serving calls meanwhile."""
+    try:
+        _all_gather(None, timeout=timeout)
+    except RuntimeError as error:
+        log.error("failed to respond to 'Shutdown Proceed' in time, got error %s", error)
+        raise
+
+
+def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
+    """Say goodbye for every reference held here and drop values nobody else holds."""
+
+
+@_require_initialized
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """End this process's worker.
+
+    Graceful: wait until all workers are here and no call is under way anywhere, serving calls meanwhile; if a worker dies
+    instead, raise an error that names it. Not graceful: end at once. `timeout` is in seconds; 0 waits for ever.
+    """
+    worker = _worker()
+    try:
+        if graceful and worker.is_static_group:
+            _wait_all_workers(timeout)
+            _delete_all_user_and_unforked_owner_rrefs()
+            gathering.settle(sys.modules[__name__], worker, timeout)
+        elif graceful:
+            worker.leave(timeout)
+    finally:
+        _finalize_shutdown(graceful)
+
+
+def _finalize_shutdown(graceful: bool) -> None:
+    worker = _worker()
+    try:
+        worker.stop(graceful)
+    finally:
+        _reset_current_rpc_agent()
+
+
+# Looking inside.
+
+
+def _get_debug_info() -> dict[str, str]:
+    """Counters of every layer, by name."""
+    return _get_current_rpc_agent().get_debug_info()
+
+
+def enable_gil_profiling(flag: bool) -> None:
+    """Measure how long requests wait for the interpreter lock (`agent.gil_average_wait_time_us` in the debug info)."""
+    _get_current_rpc_agent().enable_gil_profiling(flag)
+
+
+__all__ = ["get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]

@@ -1,0 +1,191 @@
+"""All workers exchange a value: the smallest name leads, gathers what the others report and tells everybody.
+
+A worker that dies ends it for all of them, with its name in the error. `settle` is built on it: it ends when no call is
+under way anywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+from remora.agent.crew import waiting
+from remora.agent.futures import Future
+from remora.agent.peers import Peer
+from remora.errors import CallTimeout, RemoraError, WorkerLost
+from remora.rpc.constants import UNSET_RPC_TIMEOUT
+from remora.rpc.internal import _internal_rpc_pickler
+from remora.rpc.outgoing import pack_call
+from remora.worker import Worker
+
+
+class AllGatherStates:
+    """One gathering, on one worker."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.expected: set[str] | None = None  # the leader knows for whom it waits
+        self.failure: BaseException | None = None
+        self.proceed_signal = threading.Event()
+
+    def look(self) -> None:
+        """Proceed if everybody reported."""
+        if self.expected is not None and self.expected <= set(self.gathered_objects):
+            self.proceed_signal.set()
+
+
+_lock = threading.RLock()  # guards the two tables and the gatherings in them
+_rounds: dict[str, int] = defaultdict(int)
+states: dict[str, AllGatherStates] = defaultdict(AllGatherStates)
+
+
+def report(sequence_id: str, name: str, obj: object) -> None:
+    """On the leader: a worker is here with its object."""
+    with _lock:
+        state = states[sequence_id]
+        assert name not in state.gathered_objects, f"{name} reported twice in {sequence_id}"
+        state.gathered_objects[name] = obj
+        state.look()
+
+
+def conclude(sequence_id: str, outcome: object) -> None:
+    """On a follower: the leader says how it ended."""
+    with _lock:
+        state = states[sequence_id]
+        if isinstance(outcome, BaseException):
+            state.failure = outcome
+        else:
+            assert isinstance(outcome, dict)
+            state.gathered_objects = outcome
+        state.proceed_signal.set()
+
+
+def forget() -> None:
+    """A new group starts counting from the beginning (different members may have different histories)."""
+    with _lock:
+        _rounds.clear()
+        states.clear()
+
+
+def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float) -> dict[str, Any]:
+    """See the head of this file. `api` is the module whose functions are called: programs may replace them there."""
+    if names is None:
+        names = {info.name for info in worker.get_worker_infos()} | set(worker.static_names)
+    names = set(names)
+    me = worker.get_worker_info().name
+    assert me in names, f"{me} is not part of this gathering: {sorted(names)}"
+    leader = min(names)
+    key = "".join(sorted(names))
+    with _lock:
+        sequence_id = f"{key}{_rounds[key]}"
+        _rounds[key] += 1
+        state = states[sequence_id]
+
+    def mourn(peer: Peer) -> None:
+        if peer.name in names and peer.name not in state.gathered_objects and not state.proceed_signal.is_set():
+            state.failure = WorkerLost(f"{peer.info} was lost while {me} waited for it: {peer.reason}")
+            state.proceed_signal.set()
+
+    worker.agent.peers.obituaries.append(mourn)
+    try:
+        for peer in worker.agent.peers.all():
+            if peer.state != "alive":
+                mourn(peer)
+        if me == leader:
+            return _lead(api, worker, state, sequence_id, obj, names, timeout)
+        return _follow(api, worker, state, sequence_id, obj, leader, timeout)
+    finally:
+        worker.agent.peers.obituaries.remove(mourn)
+        with _lock:
+            states.pop(sequence_id, None)
+
+
+def _limit(timeout: float) -> float | None:
+    return None if timeout in (0, UNSET_RPC_TIMEOUT) else timeout
+
+
+def _ask(worker: Worker, name: str, func: Any, args: tuple[Any, ...], timeout: float) -> Future[Any]:
+    """A call that does not count as the program's own."""
+    peer = worker.peer(name)
+    kind, packed, flags = pack_call(peer, func, args, None, _internal_rpc_pickler)
+    return worker.agent.call_async(peer, kind, packed, flags, timeout, func)
+
+
+def _lead(
+    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, obj: object, names: set[str], timeout: float
+) -> dict[str, Any]:
+    me = worker.get_worker_info().name
+    with _lock:
+        state.expected = names
+    report(sequence_id, me, obj)
+    with waiting():
+        in_time = state.proceed_signal.wait(_limit(timeout))
+    failure = state.failure
+    if not in_time:
+        missing = sorted(names - set(state.gathered_objects))
+        failure = CallTimeout(f"{missing} timed out in _all_gather after {timeout:.2f} seconds. {me} waited for them.")
+    outcome: object = dict(state.gathered_objects) if failure is None else failure
+    here = names if failure is None else set(state.gathered_objects)
+    errors = _tell(api, worker, sorted(here - {me}), (sequence_id, outcome), timeout)
+    if failure is not None:
+        raise failure
+    if errors:
+        seconds = api.get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
+        name, first = next(iter(errors.items()))
+        raise RemoraError(
+            f"Followers {sorted(errors)} timed out in _all_gather after {seconds:.2f} seconds. The first: {name}: {first}"
+        ) from first
+    return dict(state.gathered_objects)
+
+
+def _tell(api: Any, worker: Worker, names: list[str], news: tuple[Any, ...], timeout: float) -> dict[str, Exception]:
+    """Tell the followers; which of them did not take it, and why."""
+    errors: dict[str, Exception] = {}
+    started: dict[str, Future[Any]] = {}
+    for name in names:
+        try:
+            started[name] = _ask(worker, name, api._broadcast_to_followers, news, timeout)
+        except RuntimeError as error:
+            errors[name] = error
+    for name, future in started.items():
+        try:
+            future.wait()
+        except RuntimeError as error:
+            errors[name] = error
+    return errors
+
+
+def _follow(
+    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, obj: object, leader: str, timeout: float
+) -> dict[str, Any]:
+    me = worker.get_worker_info().name
+    _ask(worker, leader, api._gather_to_leader, (sequence_id, me, obj), timeout).wait()
+    with waiting():
+        in_time = state.proceed_signal.wait(_limit(timeout))
+    if state.failure is not None:
+        raise state.failure
+    if not in_time:
+        raise CallTimeout(f"{leader} timed out in _all_gather after {timeout:.2f} seconds. {me} waited for it.")
+    return dict(state.gathered_objects)
+
+
+def settle(api: Any, worker: Worker, timeout: float) -> None:
+    """Block until no call is under way on any worker.
+
+    Everybody waits until it is idle itself and tells how many calls it ever made; when the sum is the same twice in a
+    row, nobody made a call in between, and nobody is running one that could make another.
+    """
+    end = time.monotonic() + timeout if timeout else float("inf")
+    before = -1
+    while True:
+        if not worker.agent.idle(end):
+            raise CallTimeout(
+                f"{worker.get_worker_info()} still has calls under way after {timeout:.2f} seconds in shutdown"
+            )
+        left = max(end - time.monotonic(), 0.001) if timeout else 0
+        made = sum(api._all_gather(worker.calls_made, timeout=left).values())
+        if made == before:
+            return
+        before = made

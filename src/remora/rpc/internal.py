@@ -1,0 +1,73 @@
+"""Names that programs and PyTorch's tests take from `torch.distributed.rpc.internal`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from remora.wire.pickling import pack, register_reducer, unpack
+
+
+class RPCExecMode(Enum):
+    """How a call was made, as it is shown in profiles."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    ASYNC_JIT = "async_jit"
+    REMOTE = "remote"
+
+
+class PythonUDF(NamedTuple):
+    """A function and its arguments on their way to another worker."""
+
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+
+
+class _InternalRPCPickler:
+    """The pickler of calls, for programs that use it directly: bytes, and the tensors' memory apart."""
+
+    def serialize(self, obj: object) -> tuple[bytes, list[torch.Tensor]]:
+        packed = pack(obj)
+        tensors = [torch.frombuffer(bytearray(buffer), dtype=torch.uint8) for buffer in packed.buffers]
+        return packed.body, tensors
+
+    def deserialize(self, binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+        return unpack(binary_data, [tensor.clone().untyped_storage() for tensor in tensor_table])
+
+    def _register_reducer(self, obj_class: type, reducer: Callable[[Any], tuple[Any, ...]]) -> None:
+        """Have objects of exactly this class reduced by `reducer`; the first registration stays."""
+        register_reducer(obj_class, lambda obj, _scope: reducer(obj))
+
+
+_internal_rpc_pickler = _InternalRPCPickler()
+
+
+def serialize(obj: object) -> tuple[bytes, list[torch.Tensor]]:
+    """See `_InternalRPCPickler`."""
+    return _internal_rpc_pickler.serialize(obj)
+
+
+def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+    """See `_InternalRPCPickler`."""
+    return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
+
+
+def run_serialized(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
+    """On the callee: run a call that a pickler of the program's own serialized."""
+    udf = _internal_rpc_pickler.deserialize(binary_data, tensor_table)
+    return udf.func(*(udf.args or ()), **(udf.kwargs or {}))
+
+
+def _build_rpc_profiling_key(
+    exec_type: RPCExecMode, func_name: str, current_worker_name: str, dst_worker_name: str
+) -> str:
+    """The name of a call in a profile."""
+    return f"rpc_{exec_type.value}#{func_name}({current_worker_name} -> {dst_worker_name})"
+
+
+__all__ = ["PythonUDF", "RPCExecMode", "deserialize", "serialize"]

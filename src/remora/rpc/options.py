@@ -1,0 +1,117 @@
+"""What a program may say about its worker when it starts one: PyTorch's options, and ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remora.options import Settings, check_timeout
+from remora.rpc import constants
+
+DeviceType = int | str | torch.device
+
+
+class RpcBackendOptions:
+    """What every backend understands: how long a call may take, and where the workers meet."""
+
+    def __init__(
+        self,
+        rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = constants.DEFAULT_INIT_METHOD,
+    ) -> None:
+        self.rpc_timeout = rpc_timeout
+        self.init_method = init_method
+
+    @property
+    def rpc_timeout(self) -> float:
+        """Seconds a call may take unless it says otherwise; 0 is for ever."""
+        return self._rpc_timeout
+
+    @rpc_timeout.setter
+    def rpc_timeout(self, seconds: float) -> None:
+        self._rpc_timeout = check_timeout(seconds)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name.lstrip('_')}={value!r}" for name, value in vars(self).items() if name != "settings")
+        return f"{type(self).__name__}({shown})"
+
+
+class TensorPipeRpcBackendOptions(RpcBackendOptions):
+    """PyTorch's options. `_transports` and `_channels` name parts of TensorPipe and are accepted and ignored."""
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = constants.DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, Mapping[DeviceType, DeviceType]] | None = None,
+        devices: Sequence[DeviceType] | None = None,
+        _transports: Sequence[str] | None = None,
+        _channels: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        if isinstance(num_worker_threads, bool) or not isinstance(num_worker_threads, int):
+            raise TypeError(
+                f"incompatible constructor arguments: num_worker_threads={num_worker_threads!r} is not an int"
+            )
+        if num_worker_threads <= 0:
+            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
+        self.num_worker_threads = num_worker_threads
+        self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
+        for worker, device_map in (device_maps or {}).items():
+            self.set_device_map(worker, device_map)
+        self.devices: list[torch.device] = [] if devices is None else [_device(device) for device in devices]
+        self.settings = Settings()
+
+    def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
+        """Where tensors on a device here go on worker `to`. Adds to what was set before."""
+        new = {_device(here): _device(there) for here, there in device_map.items()}
+        known = self.device_maps.get(to, {})
+        for here, there in new.items():
+            if known.get(here, there) != there:
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there} and {known[here]}"
+                )
+        merged = {**known, **new}
+        if len(set(merged.values())) != len(merged):
+            raise ValueError(f"`set_device_map` only supports 1-to-1 mapping, got {merged} for {to}")
+        self.device_maps[to] = merged
+
+    def set_devices(self, devices: Sequence[DeviceType]) -> None:
+        """The devices this worker uses."""
+        self.devices = [_device(device) for device in devices]
+
+
+class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
+    """All of it: PyTorch's options and the settings of `remora.options.Settings`, by name."""
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = constants.DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, Mapping[DeviceType, DeviceType]] | None = None,
+        devices: Sequence[DeviceType] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            num_worker_threads=num_worker_threads,
+            rpc_timeout=rpc_timeout,
+            init_method=init_method,
+            device_maps=device_maps,
+            devices=devices,
+        )
+        known = {field.name for field in dataclasses.fields(Settings)}
+        unknown = sorted(set(settings) - known - {"_transports", "_channels"})
+        if unknown:
+            raise TypeError(f"unknown option {unknown[0]!r}: choose from {', '.join(sorted(known))}")
+        self.settings = Settings(**{name: value for name, value in settings.items() if name in known})
+
+
+def _device(device: DeviceType) -> torch.device:
+    return device if isinstance(device, torch.device) else torch.device(device)

@@ -1,0 +1,52 @@
+"""Turns a function and its arguments into a request: which type of message, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.jit._builtins import _find_builtin
+
+from remora.agent.peers import Peer
+from remora.rpc.functions import MARK
+from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, run_serialized
+from remora.vocabulary.messages import MessageType
+from remora.wire.frames import ASYNC
+from remora.wire.packed import Packed
+from remora.wire.pickling import pack
+from remora.wire.scopes import PackScope
+
+PYTHON_CALL = int(MessageType.PYTHON_CALL)
+SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
+
+
+def pack_call(
+    peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None, pickler: Any
+) -> tuple[int, Packed, int]:
+    """(message type, packed request, flags) of a call."""
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    args = () if args is None else tuple(args)
+    kwargs = {} if kwargs is None else kwargs
+    flags = ASYNC if hasattr(func, MARK) else 0
+    script = script_name(func)
+    if script is not None:
+        return SCRIPT_CALL, pack((*script, args, kwargs), PackScope(peer)), flags
+    if pickler is not _internal_rpc_pickler:
+        binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
+        func, args, kwargs = run_serialized, (binary, tensors), {}
+    return PYTHON_CALL, pack((func, args, kwargs), PackScope(peer)), flags
+
+
+def script_name(func: Callable[..., Any]) -> tuple[str, str] | None:
+    """How the callee finds a torch operator or a TorchScript function; None for Python functions."""
+    operator = _find_builtin(func)  # type: ignore[no-untyped-call]
+    if operator is not None:
+        return "operator", operator
+    if isinstance(func, torch.jit.ScriptFunction):
+        return "function", torch._jit_internal._qualified_name(func)
+    wrapped = getattr(func, MARK, None)
+    if isinstance(wrapped, torch.jit.ScriptFunction):
+        return "function", torch._jit_internal._qualified_name(wrapped)
+    return None

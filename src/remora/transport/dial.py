@@ -1,0 +1,111 @@
+"""Opens sockets: listens where a worker says, connects where an address leads. Plain bytes; proof comes later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable
+
+from remora.errors import RendezvousError
+from remora.transport.addresses import Address
+
+_rooms: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> who takes the other end
+_rooms_lock = threading.Lock()
+
+
+def connect(address: Address, timeout: float) -> socket.socket:
+    """A connected socket. Raises OSError: ConnectionRefusedError or FileNotFoundError mean that nobody listens there."""
+    if address.kind == "inproc":
+        return _connect_inproc(address.path)
+    if address.kind == "unix":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        target: str | tuple[str, int] = _unix_name(address.path)
+    else:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        target = (address.host, address.port)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect_inproc(name: str) -> socket.socket:
+    with _rooms_lock:
+        take = _rooms.get(name)
+    if take is None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"no worker listens on inproc://{name} in this process")
+    ours, theirs = socket.socketpair()
+    take(theirs)
+    return ours
+
+
+def listen_inproc(name: str, take: Callable[[socket.socket], None]) -> Address:
+    """Have `take` called with one end of a pair for every connection made to this name in this process."""
+    with _rooms_lock:
+        _rooms[name] = take
+    return Address("inproc", path=name)
+
+
+def close_inproc(name: str) -> None:
+    with _rooms_lock:
+        _rooms.pop(name, None)
+
+
+def forget_inproc() -> None:
+    """After a fork: the rooms belong to the parent."""
+    _rooms.clear()
+
+
+def listen_unix(token: str) -> tuple[socket.socket, Address]:
+    """Listen on a Unix socket: in the abstract namespace where there is one, so that no file is left behind."""
+    path = f"@remora-{token}" if os.path.exists("/proc/self") else f"/tmp/remora-{token}.sock"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(_unix_name(path))
+        sock.listen(256)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, Address("unix", path=path)
+
+
+def _unix_name(path: str) -> str:
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def listen_tcp(host: str, ports: Iterable[int]) -> tuple[socket.socket, Address]:
+    """Listen on the first free port. RendezvousError names the address if none is."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    tried: list[int] = []
+    last: OSError | None = None
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(256)
+        except OSError as error:
+            sock.close()
+            tried.append(port)
+            last = error
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                break
+            continue
+        return sock, Address("tcp", host=host, port=sock.getsockname()[1])
+    shown = ", ".join(map(str, tried[:3])) + (f" … {tried[-1]}" if len(tried) > 3 else "")
+    raise RendezvousError(
+        f"cannot listen on {host} port {shown}: {last}. Choose another with the options host, interface and port "
+        f"(or REMORA_HOST, REMORA_INTERFACE, REMORA_PORT); port 0 takes any free one."
+    ) from last
+
+
+def has_room(name: str) -> bool:
+    """Whether a worker of this process listens on that name."""
+    with _rooms_lock:
+        return name in _rooms

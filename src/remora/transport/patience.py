@@ -1,0 +1,64 @@
+"""Waiting for others on the network so that a deadline and Ctrl-C are honoured, whatever is waited for.
+
+Native code (a c10d store, say) that blocks in a system call hears neither. What to do with what was waited for is the
+caller's business.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 0.25
+_LONGEST_TRY = 5.0
+
+
+def until_listening(host: str, port: int, deadline: float) -> None:
+    """Return as soon as somebody accepts connections there; at the deadline, raise the last OSError."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return _knock(host, port, min(max(deadline - time.monotonic(), 0.001), _LONGEST_TRY))
+        except OSError:
+            # Also when the name is unknown: it may come with the worker that has it.
+            if time.monotonic() + pause >= deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _knock(host: str, port: int, timeout: float) -> None:
+    with socket.create_connection((host, port), timeout) as connection:
+        # A port that nobody listens on, if it is the one the kernel picked for our own end, answers itself.
+        if connection.getsockname() == connection.getpeername():
+            raise ConnectionRefusedError("nobody is listening")
+
+
+def in_time(function: Callable[[], T], deadline: float) -> T:
+    """Run a blocking function in a thread of its own; raise TimeoutError if it has not returned by the deadline.
+
+    Such a thread is left behind until the function returns, for there is no way to interrupt it. It is a daemon.
+    """
+    outcome: list[tuple[T | None, BaseException | None]] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        done.set()
+
+    threading.Thread(target=run, name="remora-waits", daemon=True).start()
+    if not done.wait(max(deadline - time.monotonic(), 0)):
+        raise TimeoutError
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]

@@ -1,0 +1,248 @@
+"""Tells threads which sources have something to read or room to write; each event goes to one thread only.
+
+Any number of threads may sit in `wait` at once. An armed source fires once and must be armed again by whoever handled it.
+On Linux the kernel wakes the thread that came last, which is the one whose caches are warm, and no thread has to wake
+another to keep watch: that saves a hand-over per message. Elsewhere one thread at a time waits in `select`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import socket
+import threading
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+
+class Source(Protocol):
+    """What can be watched. `ready` runs on the thread that got the event and must not block."""
+
+    def fileno(self) -> int:
+        """The descriptor to watch."""
+
+    def ready(self, writable: bool) -> None:
+        """Something came in (or, if `writable`, there is room to write)."""
+
+
+READ = 1
+WRITE = 2
+
+
+class Poller(ABC):
+    """The contract of both pollers."""
+
+    @abstractmethod
+    def add(self, source: Source) -> None:
+        """Know a source, not armed yet."""
+
+    @abstractmethod
+    def arm(self, source: Source, events: int = READ) -> None:
+        """Fire once when `source` is ready for any of `events`. Replaces what was armed before; 0 disarms."""
+
+    @abstractmethod
+    def remove(self, source: Source, descriptor: int) -> None:
+        """Forget a source. To be called before its descriptor is closed."""
+
+    @abstractmethod
+    def wait(self) -> list[tuple[Source, bool]]:
+        """Block until something fires or somebody calls `wake`; which sources, and whether for writing alone."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let one thread return from `wait`, now or when it next comes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. No thread may be in `wait`."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Close this process's copy of the descriptors after a fork."""
+
+
+def make_poller() -> Poller:
+    """The best poller of this platform (`REMORA_POLLER=select` asks for the portable one)."""
+    if hasattr(select, "epoll") and os.environ.get("REMORA_POLLER") != "select":
+        return EpollPoller()
+    return SelectPoller()
+
+
+class _Wake:
+    """A descriptor that becomes readable on request."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "eventfd"):
+            self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._pair: tuple[socket.socket, socket.socket] | None = None
+        else:
+            self._pair = socket.socketpair()
+            for end in self._pair:
+                end.setblocking(False)
+            self._reader, self._writer = (end.fileno() for end in self._pair)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def set(self) -> None:
+        try:
+            if self._pair is None:
+                os.eventfd_write(self._writer, 1)
+            else:
+                self._pair[1].send(b"!")
+        except (BlockingIOError, OSError):
+            pass  # full: it is readable already
+
+    def clear(self) -> None:
+        try:
+            if self._pair is None:
+                os.eventfd_read(self._reader)
+            else:
+                self._pair[0].recv(4096)
+        except (BlockingIOError, OSError):
+            pass
+
+    def close(self) -> None:
+        if self._pair is None:
+            os.close(self._reader)
+        else:
+            for end in self._pair:
+                end.close()
+
+
+if hasattr(select, "epoll"):
+    _ONESHOT_READ = select.EPOLLIN | select.EPOLLONESHOT
+    _EVENTS = {
+        0: select.EPOLLONESHOT,
+        READ: _ONESHOT_READ,
+        WRITE: select.EPOLLOUT | select.EPOLLONESHOT,
+        READ | WRITE: select.EPOLLIN | select.EPOLLOUT | select.EPOLLONESHOT,
+    }
+
+
+class EpollPoller(Poller):
+    """Linux: many threads wait on one epoll descriptor."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._sources: dict[int, Source] = {}
+        self._wake = _Wake()
+        self._wake_fd = self._wake.fileno()
+        self._epoll.register(self._wake_fd, _ONESHOT_READ)
+
+    def add(self, source: Source) -> None:
+        descriptor = source.fileno()
+        self._sources[descriptor] = source
+        self._epoll.register(descriptor, _EVENTS[0])
+
+    def arm(self, source: Source, events: int = READ) -> None:
+        descriptor = source.fileno()
+        if self._sources.get(descriptor) is source:  # else it was removed meanwhile
+            try:
+                self._epoll.modify(descriptor, _EVENTS[events])
+            except (OSError, ValueError):  # removed between the look and the call
+                pass
+
+    def remove(self, source: Source, descriptor: int) -> None:
+        if self._sources.get(descriptor) is source:
+            del self._sources[descriptor]
+            try:
+                self._epoll.unregister(descriptor)
+            except (OSError, ValueError):
+                pass
+
+    def wait(self) -> list[tuple[Source, bool]]:
+        fired: list[tuple[Source, bool]] = []
+        try:
+            events = self._epoll.poll(-1, 64)
+        except ValueError:  # closed
+            return fired
+        for descriptor, mask in events:
+            if descriptor == self._wake_fd:
+                self._wake.clear()
+                self._epoll.modify(descriptor, _ONESHOT_READ)
+                continue
+            source = self._sources.get(descriptor)
+            if source is not None:
+                fired.append((source, mask == select.EPOLLOUT))
+        return fired
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        self._sources.clear()
+        self._epoll.close()
+        self._wake.close()
+
+    abandon = close
+
+
+class SelectPoller(Poller):
+    """Anywhere: one thread at a time waits in `selectors`, the others wait for their turn."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._changes = threading.Lock()  # guards _armed
+        self._armed: dict[int, tuple[Source, int]] = {}
+        self._sources: dict[int, Source] = {}
+        self._wake = _Wake()
+
+    def add(self, source: Source) -> None:
+        self._sources[source.fileno()] = source
+
+    def arm(self, source: Source, events: int = READ) -> None:
+        descriptor = source.fileno()
+        if self._sources.get(descriptor) is not source:
+            return
+        with self._changes:
+            if events:
+                self._armed[descriptor] = (source, events)
+            else:
+                self._armed.pop(descriptor, None)
+        if events:
+            self._wake.set()  # the waiting thread must look at the new set
+
+    def remove(self, source: Source, descriptor: int) -> None:
+        if self._sources.get(descriptor) is source:
+            del self._sources[descriptor]
+            with self._changes:
+                self._armed.pop(descriptor, None)
+            self._wake.set()
+
+    def wait(self) -> list[tuple[Source, bool]]:
+        with self._turn:
+            with self._changes:
+                armed = dict(self._armed)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wake.fileno(), selectors.EVENT_READ)
+                for descriptor, (_, events) in armed.items():
+                    try:
+                        selector.register(descriptor, events)  # READ and WRITE have the values of selectors' events
+                    except (OSError, ValueError):
+                        pass  # closed meanwhile
+                ready = selector.select()
+            return self._collect([(key.fd, mask) for key, mask in ready])
+
+    def _collect(self, ready: list[tuple[int, int]]) -> list[tuple[Source, bool]]:
+        fired: list[tuple[Source, bool]] = []
+        for descriptor, mask in ready:
+            if descriptor == self._wake.fileno():
+                self._wake.clear()
+                continue
+            with self._changes:
+                entry = self._armed.pop(descriptor, None)
+            if entry is not None:
+                fired.append((entry[0], mask == WRITE))
+        return fired
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        self._sources.clear()
+        self._armed.clear()
+        self._wake.close()
+
+    abandon = close

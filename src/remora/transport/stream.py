@@ -1,0 +1,226 @@
+"""A connected stream socket that carries frames: how bytes leave and arrive. No sessions, no meaning.
+
+Writing never waits unless the caller has patience: what the kernel does not take is kept in an outbox, and the poller
+says when there is room. Reading is done by whoever holds the reader's role: a thread that waits for its own reply, or
+the thread that the poller woke.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from remora.wire.frames import Frame, FrameReader
+
+# Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
+_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_SEND_FLAGS = _DONTWAIT | _NOSIGNAL
+_MAX_PARTS = 64
+BLOCK_LIMIT = 1.0  # a blocking read returns after this many seconds, so that the reader can look at the clock
+
+Part = bytes | bytearray | memoryview
+
+
+class LinkClosed(OSError):
+    """The other end closed the connection."""
+
+
+class StreamLink:
+    """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
+
+    __slots__ = ("_fd", "_outbox", "_reader", "last_heard", "outbox_bytes", "sock", "where")
+
+    def __init__(self, sock: socket.socket, where: str) -> None:
+        sock.settimeout(None)
+        tune(sock)
+        self.sock = sock
+        self.where = where
+        self._fd = sock.fileno()
+        self._reader = FrameReader()
+        self._outbox: deque[memoryview] = deque()
+        self.outbox_bytes = 0
+        self.last_heard = time.monotonic()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    # Reading.
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Bytes that were read before the link was made (behind the handshake)."""
+        frames: list[Frame] = []
+        while data:
+            space = self._reader.space()
+            n = min(len(space), len(data))
+            space[:n] = data[:n]
+            frames += self._reader.received(n)
+            data = data[n:]
+        return frames
+
+    def read(self) -> list[Frame]:
+        """What has arrived, without waiting. Raises OSError when the connection is gone."""
+        reader = self._reader
+        frames: list[Frame] = []
+        budget = 1 << 22  # give others a turn after 4 MiB
+        while budget > 0:
+            space = reader.space()
+            try:
+                n = self._receive(space)
+            except (BlockingIOError, InterruptedError):
+                break
+            if n == 0:
+                raise LinkClosed(f"connection to {self.where} was closed by the other end")
+            frames += reader.received(n)
+            budget -= n
+            if n < len(space):
+                break
+        self.last_heard = time.monotonic()
+        return frames
+
+    def _receive(self, space: memoryview) -> int:
+        if not _DONTWAIT and not select.select([self._fd], [], [], 0)[0]:
+            raise BlockingIOError
+        return self.sock.recv_into(space, 0, _DONTWAIT)
+
+    def read_waiting(self, seconds: float | None) -> list[Frame]:
+        """Wait for bytes, for `seconds` or about a second, whichever is shorter; the frames they complete."""
+        if (seconds is not None and seconds < BLOCK_LIMIT + 0.5) or not _DONTWAIT:
+            wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else max(seconds, 0.0))
+            return self.read()
+        try:
+            n = self.sock.recv_into(self._reader.space())
+        except (BlockingIOError, InterruptedError):  # BLOCK_LIMIT passed
+            return []
+        if n == 0:
+            raise LinkClosed(f"connection to {self.where} was closed by the other end")
+        self.last_heard = time.monotonic()
+        return self._reader.received(n)
+
+    # Writing.
+
+    def write(self, parts: Sequence[Part], patience: float = 0.0) -> bool:
+        """Write all parts, or put what the kernel does not take into the outbox, copied. True if all was taken.
+
+        With patience, wait up to that long *without progress* before copying: large tensors then leave from their own
+        memory even if the peer is a little slower than we are.
+        """
+        if self._outbox:
+            return self._store(_views(parts))
+        if len(parts) == 1:
+            data = parts[0]
+            try:
+                n = self.sock.send(data, _SEND_FLAGS)
+            except (BlockingIOError, InterruptedError):
+                n = 0
+            if n == len(data):
+                return True
+            rest = [memoryview(data)[n:]]
+        else:
+            rest = _views(parts)
+        return self._push(rest, patience)
+
+    def _push(self, rest: list[memoryview], patience: float) -> bool:
+        while rest:
+            try:
+                n = self._send_some(rest)
+            except (BlockingIOError, InterruptedError):
+                if not wait_for(self._fd, True, patience):
+                    return self._store(rest)
+                continue
+            rest = _without(rest, n)
+        return True
+
+    def _send_some(self, parts: list[memoryview]) -> int:
+        if not _DONTWAIT:
+            if not select.select([], [self._fd], [], 0)[1]:
+                raise BlockingIOError
+            return self.sock.send(parts[0][: 1 << 16])
+        return self.sock.sendmsg(parts[:_MAX_PARTS], (), _SEND_FLAGS)
+
+    def _store(self, rest: list[memoryview]) -> bool:
+        for part in rest:
+            if len(part):
+                self._outbox.append(memoryview(bytes(part)))
+                self.outbox_bytes += len(part)
+        return False
+
+    def flush(self) -> bool:
+        """Write from the outbox what the kernel takes now. True if it is empty."""
+        while self._outbox:
+            batch = [self._outbox[i] for i in range(min(len(self._outbox), _MAX_PARTS))]
+            try:
+                n = self._send_some(batch)
+            except (BlockingIOError, InterruptedError):
+                return False
+            self.outbox_bytes -= n
+            while n:
+                head = self._outbox[0]
+                if n < len(head):
+                    self._outbox[0] = head[n:]
+                    break
+                n -= len(head)
+                self._outbox.popleft()
+        return True
+
+    # The end.
+
+    def finish(self) -> None:
+        """Nothing more will be written; what was written still arrives, and the other end sees the end behind it."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def sever(self) -> None:
+        """Make both ends notice that the connection is over. Safe from any thread; the descriptor stays valid."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Give the descriptor back. Only when no thread uses the link any more."""
+        self.sock.close()
+
+
+def tune(sock: socket.socket) -> None:
+    """Options every link wants: no delay, early notice of a dead host, bounded blocking, room for a burst."""
+    option = sock.setsockopt
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
+            if hasattr(socket, name):
+                option(socket.IPPROTO_TCP, getattr(socket, name), value)
+    else:
+        option(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    if _DONTWAIT:
+        seconds = int(BLOCK_LIMIT)
+        option(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
+
+
+def wait_for(fd: int, writable: bool, seconds: float) -> bool:
+    """Wait until a descriptor is ready. False if it is not after `seconds`."""
+    if not hasattr(select, "poll"):
+        return any(select.select([] if writable else [fd], [fd] if writable else [], [], seconds))
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT if writable else select.POLLIN)
+    return bool(poll.poll(seconds * 1000 + 0.999))  # poll counts whole milliseconds: round up, never return early
+
+
+def _views(parts: Sequence[Part]) -> list[memoryview]:
+    return [memoryview(part) for part in parts if len(part)]
+
+
+def _without(parts: list[memoryview], n: int) -> list[memoryview]:
+    """What remains of `parts` behind the first n bytes."""
+    for i, part in enumerate(parts):
+        if n < len(part):
+            return [part[n:], *parts[i + 1 :]]
+        n -= len(part)
+    return []

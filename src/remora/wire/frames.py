@@ -1,0 +1,222 @@
+"""Messages as bytes in a stream: a fixed header, a body, raw buffers. Knows no sockets: bytes go in, frames come out.
+
+    header (48 bytes, little endian)
+        u64 length of the body      u16 type      u16 flags      u32 number of buffers
+        u64 call                    u64 number    u64 acknowledgement    f64 seconds until the deadline (0: none)
+    body        a pickle, then one u64 for the length of each buffer
+    buffers     the memory of tensors, one after the other
+
+The type is in clear, so that faults can be chosen by type without unpickling anything. `number` is 0 for words that
+belong to one connection alone (PING, PONG, ACK) and are not repeated on the next.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from remora.errors import ProtocolError
+from remora.wire import memory
+
+HEADER = struct.Struct("<QHHIQQQd")
+HEADER_SIZE = HEADER.size
+MAX_BUFFERS = 1 << 24
+
+# Flags.
+FAILED = 1  # the body of a response is a failure, not a value
+ASYNC = 2  # the function returns a future, and its value is the result
+NO_GRAD = 4
+
+_STREAM_BUFFER = 1 << 18
+_INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffer and be copied out of it
+
+
+class Frame:
+    """One message as it arrived. `buffers` are the memory of tensors; None if it did not fit into this machine's."""
+
+    __slots__ = ("ack", "body", "buffers", "call", "flags", "kind", "number", "size", "timeout")
+
+    def __init__(
+        self,
+        kind: int,
+        flags: int,
+        call: int,
+        number: int,
+        ack: int,
+        timeout: float,
+        body: bytes | bytearray,
+        size: int,
+    ) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.call = call
+        self.number = number
+        self.ack = ack
+        self.timeout = timeout
+        self.body = body
+        self.size = size
+        self.buffers: Sequence[torch.UntypedStorage] | None = ()
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.kind:#x} call={self.call} number={self.number} ack={self.ack} {self.size}B>"
+
+
+def lengths(buffers: Sequence[memoryview]) -> bytes:
+    """What is appended to a body that has buffers."""
+    return struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
+
+
+class FrameReader:
+    """Turns a stream of bytes into frames: `space()` is where the next bytes go, `received(n)` says that n came."""
+
+    def __init__(self, capacity: int = _STREAM_BUFFER) -> None:
+        self._buffer = bytearray(capacity)
+        self._view = memoryview(self._buffer)
+        self._capacity = capacity
+        self._start = 0
+        self._end = 0
+        self._frame: Frame | None = None  # whose parts are being filled
+        self._body_missing = False  # the part being filled is the body, and buffers follow
+        self._count = 0  # how many
+        self._parts: list[memoryview] = []  # memory still to be filled, in order
+        self._skip = 0  # bytes to throw away: they did not fit into memory
+
+    def space(self) -> memoryview:
+        """Where to put the next bytes; never empty."""
+        if self._parts:
+            return self._parts[0]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._capacity - self._end < HEADER_SIZE or self._start > self._capacity // 2:
+            self._compact()
+        return self._view[self._end :]
+
+    def received(self, n: int) -> list[Frame]:
+        """Take note of n bytes in `space()`; the frames they complete."""
+        frames: list[Frame] = []
+        if self._parts:
+            part = self._parts[0]
+            if n < len(part):
+                self._parts[0] = part[n:]
+                return frames
+            del self._parts[0]
+            self._filled(frames)
+        else:
+            self._end += n
+        if not self._parts:
+            self._parse(frames)
+        return frames
+
+    def _compact(self) -> None:
+        rest = self._end - self._start
+        self._buffer[:rest] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, rest
+
+    def _parse(self, frames: list[Frame]) -> None:
+        buffer, view, end = self._buffer, self._view, self._end
+        start = self._start
+        if self._skip:
+            start = self._start = self._drop()
+        unpack = HEADER.unpack_from
+        while end - start >= HEADER_SIZE:
+            length, kind, flags, count, call, number, ack, timeout = unpack(buffer, start)
+            if count > MAX_BUFFERS or count * 8 > length:
+                raise ProtocolError(f"a frame announces {count} buffers in a body of {length} bytes")
+            body_at = start + HEADER_SIZE
+            body_end = body_at + length
+            if body_end > end:
+                if length + HEADER_SIZE <= self._capacity:
+                    break  # it fits: wait until it is all there
+                self._start = body_at
+                self._fill_body(Frame(kind, flags, call, number, ack, timeout, b"", length), length, count)
+                return
+            frame = Frame(kind, flags, call, number, ack, timeout, bytes(view[body_at:body_end]), length)
+            if count:
+                sizes = _sizes(frame.body, count)
+                total = sum(sizes)
+                frame.size += total
+                if body_end + total > end and total <= _INLINE and HEADER_SIZE + length + total <= self._capacity:
+                    break
+                self._start = body_end
+                if not self._take_buffers(frame, sizes, total):
+                    return
+                start = self._start
+            else:
+                start = body_end
+            frames.append(frame)
+        self._start = start
+
+    def _fill_body(self, frame: Frame, length: int, count: int) -> None:
+        frame.body = bytearray(length)
+        self._frame = frame
+        self._body_missing = count > 0
+        self._count = count
+        self._parts = [memoryview(frame.body)]
+        self._move_present()
+
+    def _take_buffers(self, frame: Frame, sizes: Sequence[int], total: int) -> bool:
+        """Copy the buffers out of the stream if they are there; else prepare their memory. True if complete."""
+        at = self._start
+        if self._end - at >= total and total <= _INLINE:
+            view, buffers = self._view, []
+            for size in sizes:
+                buffers.append(memory.from_bytes(view[at : at + size]))
+                at += size
+            frame.buffers = buffers
+            self._start = at
+            return True
+        try:
+            pairs = [memory.allocate(size) for size in sizes]
+        except (RuntimeError, MemoryError):  # torch raises RuntimeError when an allocation fails
+            frame.buffers = None
+            self._skip = total
+            self._start = self._drop()
+            return True
+        frame.buffers = [storage for storage, _ in pairs]
+        self._frame = frame
+        self._parts = [view for _, view in pairs if len(view)]
+        self._body_missing = False
+        self._move_present()
+        if self._parts:
+            return False
+        self._frame = None
+        return True
+
+    def _move_present(self) -> None:
+        """Move what is already in the stream buffer into the parts it belongs to."""
+        while self._parts and self._start < self._end:
+            part = self._parts[0]
+            n = min(len(part), self._end - self._start)
+            part[:n] = self._view[self._start : self._start + n]
+            self._start += n
+            if n == len(part):
+                del self._parts[0]
+            else:
+                self._parts[0] = part[n:]
+
+    def _filled(self, frames: list[Frame]) -> None:
+        """A part is full; if it was the last one, the frame is complete (or its buffers follow)."""
+        if self._parts:
+            return
+        frame = self._frame
+        assert frame is not None
+        self._frame = None
+        if self._body_missing:
+            self._body_missing = False
+            sizes = _sizes(frame.body, self._count)
+            total = sum(sizes)
+            frame.size += total
+            if not self._take_buffers(frame, sizes, total):
+                return
+        frames.append(frame)
+
+    def _drop(self) -> int:
+        n = min(self._skip, self._end - self._start)
+        self._skip -= n
+        return self._start + n
+
+
+def _sizes(body: bytes | bytearray, count: int) -> tuple[int, ...]:
+    return struct.unpack_from(f"<{count}Q", body, len(body) - 8 * count)

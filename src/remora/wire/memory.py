@@ -1,0 +1,122 @@
+"""Raw memory as Python sees it: views of storages, fresh storages to receive into, copies. No pickling, no frames."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remora.wire.packed import Packed
+
+_READ, _WRITE = 0x100, 0x200  # PyBUF_READ and PyBUF_WRITE
+
+# PYFUNCTYPE keeps the GIL: giving it up and getting it back costs more than these calls do.
+_view_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+# `raw_copy(ptr, nbytes)` and `raw_fill(ptr, data, nbytes)` are for the hot path and believe what they are told.
+raw_copy = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+raw_fill = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+
+# On the CPU whatever the default device is, and not filled even where torch fills what `empty` returns.
+_new_storage: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage
+
+
+def view(ptr: int, nbytes: int) -> memoryview:
+    """The `nbytes` at `ptr`, writable. Whoever asks keeps the memory alive for as long as the view lives."""
+    return _look(ptr, nbytes, _WRITE)
+
+
+def readonly_view(ptr: int, nbytes: int) -> memoryview:
+    """The same, for memory we only read."""
+    return _look(ptr, nbytes, _READ)
+
+
+def storage_view(storage: torch.UntypedStorage) -> memoryview:
+    """All bytes of a CPU storage, writable. The view does not keep the storage alive."""
+    return _look(_pointer(storage), storage.nbytes(), _WRITE)
+
+
+def _pointer(storage: torch.UntypedStorage) -> int:
+    if storage.device.type != "cpu":
+        raise ValueError(f"The memory of a storage on {storage.device} cannot be looked at from here.")
+    return storage.data_ptr()
+
+
+def _look(ptr: int, nbytes: int, access: int) -> memoryview:
+    if not nbytes:
+        return memoryview(bytearray())
+    if not ptr or nbytes < 0:
+        raise ValueError(f"There are no {nbytes} bytes of memory at address {ptr}.")
+    found: memoryview = _view_of(ptr, nbytes, access)
+    return found
+
+
+def copy_bytes(ptr: int, nbytes: int) -> bytes:
+    """The `nbytes` at `ptr`, copied. The null pointer has no bytes to copy."""
+    if not nbytes:
+        return b""
+    if not ptr or nbytes < 0:
+        raise ValueError(f"There are no {nbytes} bytes of memory at address {ptr}.")
+    found: bytes = raw_copy(ptr, nbytes)
+    return found
+
+
+def buffer_of(storage: torch.UntypedStorage) -> memoryview:
+    """All bytes of a CPU storage, writable, in a view that keeps the storage alive: safe to hand to user code."""
+    nbytes = storage.nbytes()
+    if not nbytes:
+        return memoryview(bytearray())
+    exporter: Any = (ctypes.c_ubyte * nbytes).from_address(_pointer(storage))
+    exporter.storage = storage  # slices of the view hold the exporter, and it holds the storage
+    return pickle.PickleBuffer(exporter).raw()
+
+
+def allocate(nbytes: int) -> tuple[torch.UntypedStorage, memoryview]:
+    """Fresh memory, and a view of it that a transport can receive into."""
+    storage = _new_storage(nbytes)
+    return storage, storage_view(storage)
+
+
+def from_bytes(data: bytes | bytearray | memoryview) -> torch.UntypedStorage:
+    """A storage that owns a copy of `data`."""
+    storage = _new_storage(data.nbytes if type(data) is memoryview else len(data))
+    if type(data) is bytes:
+        raw_fill(storage.data_ptr(), data, len(data))
+    elif storage.nbytes():
+        storage_view(storage)[:] = data
+    return storage
+
+
+def snapshot(packed: Packed) -> Packed:
+    """The same message in memory of its own: what the sender does to its tensors from now on does not show in it."""
+    copies = [memoryview(bytes(buffer)) for buffer in packed.buffers]
+    return Packed(packed.body, copies, list(copies), [])
+
+
+def fingerprint(packed: Packed) -> tuple[int | None, ...]:
+    """How often each tensor referenced in place had been written to by now; None where nobody counts."""
+    versions = tuple(_version(tensor) for tensor in packed.tensors)
+    return (*versions, None) if packed.untracked else versions
+
+
+def unchanged(packed: Packed, fingerprint: tuple[int | None, ...]) -> bool:
+    """True when nothing that `packed` references was written to since `fingerprint` was taken; False when in doubt."""
+    if None in fingerprint:
+        return False
+    return all(_version(tensor) == seen for tensor, seen in zip(packed.tensors, fingerprint, strict=True))
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor._version
+    except RuntimeError:  # an inference tensor
+        return None

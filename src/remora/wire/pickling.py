@@ -1,0 +1,224 @@
+"""Values to bytes and back: pickle, with tensors beside it and code by value where it has no name. No I/O.
+
+`pack` runs the C pickler with a dispatch table of ours, and only when something in the value cannot be found by name
+runs cloudpickle's instead. The pickler and its table are the costly part, so they are kept for the next message.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit._script import RecursiveScriptModule
+from torch.jit._trace import TopLevelTracedModule, TracedModule
+
+from remora.wire import callables, tensors
+from remora.wire.memory import buffer_of
+from remora.wire.packed import Packed
+from remora.wire.scopes import PackScope, UnpackScope, current_unpack_scope, incoming
+from remora.wire.storages import INLINE_BYTES, Outgoing, Reduced
+
+__all__ = ["PackScope", "Packed", "UnpackScope", "current_unpack_scope", "pack", "register_reducer", "unpack"]
+
+_PROTOCOL = 5
+_NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for code it has no name for
+_REUSE_LIMIT = 1 << 10  # a pickler that wrote more may have a memo that takes longer to clear than a new one to make
+_MISSING_CODE = (
+    "Default RPC pickler does not serialize function code. "
+    "Ensure that UDFs are defined on both caller and callee modules."
+)
+
+Reduce = Callable[[Any, PackScope], Reduced]
+
+_OURS: dict[type, Callable[[Outgoing, Any], Reduced | str]] = {
+    torch.Tensor: tensors.reduce_tensor,
+    torch.nn.Parameter: tensors.reduce_parameter,
+    torch.UntypedStorage: tensors.reduce_storage,
+    torch.TypedStorage: tensors.reduce_typed_storage,
+    FakeTensor: tensors.refuse_fake,
+    BuiltinFunctionType: callables.reduce_builtin,
+    OpOverload: callables.reduce_overload,
+    OpOverloadPacket: callables.reduce_operator,
+    RecursiveScriptModule: callables.reduce_script_module,
+    TopLevelTracedModule: callables.reduce_script_module,
+    TracedModule: callables.reduce_script_module,
+}
+_registered: dict[type, Reduce] = {}
+_idle: list[_Packer] = []  # one for each thread that ever packed at the same time as the others
+
+
+def register_reducer(cls: type, reduce: Reduce) -> bool:
+    """Let `reduce(obj, scope)` reduce instances of exactly `cls` from now on. False if another one does already."""
+    return cls not in _OURS and _registered.setdefault(cls, reduce) is reduce
+
+
+def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True) -> Packed:
+    """Turn `value` into bytes. What cannot be pickled raises what pickle raised, after taking back what was done.
+
+    Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false.
+    """
+    mark = 0 if scope is None else len(scope.undo)
+    try:
+        packer = _idle.pop()
+    except IndexError:
+        packer = _Packer()
+    try:
+        return packer.pack(value, scope)
+    except _NOT_BY_NAME as error:
+        packer.roll_back(mark, error)
+        if not by_value:
+            raise
+        return _pack_by_value(value, scope, mark, error)
+    except BaseException as error:
+        packer.roll_back(mark, error)
+        raise
+
+
+def _pack_by_value(value: object, scope: PackScope | None, mark: int, plain: Exception) -> Packed:
+    packer = _Packer(by_value=True)
+    try:
+        return packer.pack(value, scope)
+    except BaseException as error:
+        packer.roll_back(mark, error)
+        if (type(error), str(error)) == (type(plain), str(plain)):
+            raise plain from None
+        raise error from plain  # code by value was not the only obstacle; this is the other
+
+
+def unpack(
+    body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage] = (), scope: UnpackScope | None = None
+) -> Any:
+    """Rebuild the value. Its tensors take the memory of `buffers` over."""
+    outer = incoming.frame
+    incoming.frame = (buffers, scope)
+    try:
+        if buffers:
+            return pickle.loads(body, buffers=map(buffer_of, reversed(buffers)))
+        return pickle.loads(body)
+    except (AttributeError, ModuleNotFoundError) as error:
+        _explain(error)
+        raise
+    finally:
+        incoming.frame = outer
+
+
+def _explain(error: AttributeError | ModuleNotFoundError) -> None:
+    if isinstance(error, ModuleNotFoundError) or str(error).startswith("Can't get attribute"):
+        text = f"{error}. {_MISSING_CODE}"
+        error.args = (text,)
+        if isinstance(error, ModuleNotFoundError):
+            error.msg = text
+
+
+class _Packer:
+    """A pickler with all it writes to. Used by one `pack` at a time, then kept for the next."""
+
+    __slots__ = ("by_value", "chunks", "copied", "known", "out", "pickler", "table", "write")
+
+    def __init__(self, by_value: bool = False) -> None:
+        self.by_value = by_value
+        self.out = Outgoing()
+        self.chunks: list[bytes] = []
+        self.write = self.chunks.append  # this object is the pickler's file
+        self.table: dict[type, Callable[[Any], Any]] = {}
+        self._learn()
+        self.pickler = self._new_pickler()
+
+    def pack(self, value: object, scope: PackScope | None) -> Packed:
+        """Write one value. Whoever gets an exception rolls back and does not use this packer again."""
+        if self.known != len(_registered) or self.copied != copyreg.dispatch_table:
+            self._learn()
+        out, chunks = self.out, self.chunks
+        out.scope = scope
+        self.pickler.dump(value)
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        if out.buffers or out.foreign or out.tensors:
+            # Pickle takes foreign buffers one after the other and ours are found by index: foreign ones from the end.
+            packed = Packed(body, out.buffers + out.foreign[::-1], out.keepalive, out.tensors, out.untracked)
+            out.reset()
+        else:
+            packed = Packed(body, [], [], [])
+            out.seen.clear()
+        if not self.by_value:
+            self._retire(len(body))
+        return packed
+
+    def _retire(self, written: int) -> None:
+        self.out.scope = None
+        if written <= _REUSE_LIMIT:
+            self.pickler.clear_memo()
+        else:
+            self.pickler = self._new_pickler()
+        _idle.append(self)
+
+    def roll_back(self, mark: int, error: BaseException) -> None:
+        """Take back what the reducers did, and let go of what they were given."""
+        if self.out.scope is not None:
+            self.out.scope.roll_back(mark, error)
+        self.pickler.clear_memo()
+        self.out.reset()
+
+    def _new_pickler(self) -> pickle.Pickler:
+        if self.by_value:
+            return _ByValuePickler(self, self.table, self._take_buffer)
+        pickler = pickle.Pickler(self, _PROTOCOL, buffer_callback=self._take_buffer)
+        pickler.dispatch_table = self.table
+        return pickler
+
+    def _learn(self) -> None:
+        """Bind all reducers to this packer. The pickler holds the table itself, so it is changed in place."""
+        self.copied, self.known = copyreg.dispatch_table.copy(), len(_registered)
+        if not self.by_value:  # cloudpickle has a table of its own, which knows copyreg's
+            self.table.update(self.copied)
+        self.table.update({cls: MethodType(reduce, self.out) for cls, reduce in _OURS.items()})
+        self.table.update({cls: _with_scope(reduce, self.out) for cls, reduce in _registered.items()})
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Pickle asks where to put the buffer of a type that is not ours. True: into the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes <= INLINE_BYTES:
+            return True
+        self.out.foreign.append(raw)
+        self.out.untracked = self.out.untracked or type(raw.obj) is not bytes
+        return False
+
+
+def _with_scope(reduce: Reduce, out: Outgoing) -> Callable[[Any], Reduced]:
+    def bound(obj: Any) -> Reduced:
+        if out.scope is None:
+            out.scope = PackScope()
+        return reduce(obj, out.scope)
+
+    return bound
+
+
+class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler with our table, and only for code that has no name."""
+
+    def __init__(
+        self, file: _Packer, table: dict[type, Any], buffer_callback: Callable[[pickle.PickleBuffer], bool]
+    ) -> None:
+        self.dispatch_table = ChainMap(table, cloudpickle.Pickler.dispatch_table)  # read once, by the next line
+        super().__init__(file, _PROTOCOL, buffer_callback)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type) and _has_name(obj):
+            return NotImplemented
+        return super().reducer_override(obj)
+
+
+def _has_name(code: Any) -> bool:
+    found: Any = sys.modules.get(code.__module__ or "")
+    for part in code.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is code

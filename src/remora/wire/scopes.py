@@ -1,0 +1,63 @@
+"""What upper layers may know and add while a value is packed or rebuilt. No pickling here, only who and what else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+class PackScope:
+    """One value on its way out: to whom it goes, and how to take back what its reducers did.
+
+    A reducer with a side effect (a fork registered, a child pinned) appends its undo. `pack` runs those when it fails;
+    after it succeeded they stay here for whoever fails to send.
+    """
+
+    __slots__ = ("peer", "undo")
+
+    peer: object
+    undo: list[Callable[[], None]]
+
+    def __init__(self, peer: object = None) -> None:
+        self.peer = peer
+        self.undo = []
+
+    def roll_back(self, mark: int = 0, error: BaseException | None = None) -> None:
+        """Run the undos registered since there were `mark` of them, last first. One that raises is noted on `error`."""
+        while len(self.undo) > mark:
+            undo = self.undo.pop()
+            try:
+                undo()
+            except Exception as failure:
+                if error is None:
+                    raise
+                error.add_note(f"While taking back what packing had done, {undo!r} raised {failure!r}.")
+
+
+class UnpackScope:
+    """One value on its way in: who sent it, and what must happen before anybody may use it."""
+
+    __slots__ = ("gates", "peer")
+
+    peer: object
+    gates: list[object]
+
+    def __init__(self, peer: object = None) -> None:
+        self.peer = peer
+        self.gates = []
+
+
+class _Incoming(threading.local):
+    """The value this thread is rebuilding: its buffers and its scope. `unpack` sets and restores it, so it nests."""
+
+    frame: tuple[Sequence[torch.UntypedStorage], UnpackScope | None] = ((), None)
+
+
+incoming = _Incoming()
+
+
+def current_unpack_scope() -> UnpackScope | None:
+    """The scope given to the innermost `unpack` of this thread, for functions that rebuild objects."""
+    return incoming.frame[1]

@@ -1,0 +1,206 @@
+"""Where the bytes of tensors are: storages of a message on their way out and in. Knows strides, but no other layout.
+
+Three ways for the bytes of a storage, told apart on arrival by the type of the *source* in the reduce tuple:
+
+- `bytes`: small, so it travels inside the pickle (and is thereby a copy);
+- `int`: the index of a buffer, which is the sender's memory on one side and the tensor's final memory on the other;
+- an object (a tensor or a storage): shares the storage of that one, which came earlier in the same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remora.errors import SerializationError
+from remora.wire.memory import copy_bytes, from_bytes, readonly_view
+from remora.wire.scopes import PackScope, incoming
+
+Reduced = tuple[Any, ...]
+Source = bytes | int | torch.Tensor | torch.UntypedStorage
+Place = tuple[Source, int, tuple[int, ...], tuple[int, ...]]  # source, storage offset, shape, strides
+
+INLINE_BYTES = 8192  # up to here four copies cost less than one more buffer to announce, send and receive into
+LARGE_STORAGE = 8192  # from here on a view does not take along a storage twice its size or more (PyTorch's rule)
+
+REQUIRES_GRAD, CONJ, NEG = 1, 2, 4
+
+DTYPES = {str(dtype)[len("torch.") :]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Outgoing:
+    """What one message being packed refers to outside its pickle. `seen` maps a storage to its first user."""
+
+    __slots__ = ("buffers", "foreign", "keepalive", "scope", "seen", "tensors", "untracked")
+
+    scope: PackScope | None
+
+    def __init__(self) -> None:
+        self.scope = None
+        self.reset()
+
+    def reset(self) -> None:
+        self.buffers: list[memoryview] = []
+        self.foreign: list[memoryview] = []  # buffers that belong to other types than ours (numpy arrays and the like)
+        self.keepalive: list[object] = []
+        self.tensors: list[torch.Tensor] = []
+        self.seen: dict[object, Any] = {}
+        self.untracked = False
+
+    def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int:
+        """Take `nbytes` of `storage` along: inside the pickle, or as a buffer without copying them."""
+        if nbytes <= INLINE_BYTES:
+            return copy_bytes(storage.data_ptr() + start, nbytes) if nbytes else b""
+        self.buffers.append(readonly_view(storage.data_ptr() + start, nbytes))
+        self.keepalive.append(storage)
+        return len(self.buffers) - 1
+
+
+def cannot_send(tensor: torch.Tensor, why: str) -> SerializationError:
+    """The error for a tensor of a kind nobody can send."""
+    kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    try:
+        keys = f", {torch._C._dispatch_keys(tensor)}"
+    except Exception:
+        keys = ""
+    return SerializationError(
+        f"Cannot send a {kind} of layout {tensor.layout} and dtype {tensor.dtype} on {tensor.device}{keys}: {why}"
+    )
+
+
+def reduce_strided(
+    out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage, name: str, flags: int
+) -> Reduced:
+    """Reduce any strided CPU tensor: views, large ones, expanded, overlapping, empty."""
+    if tensor._is_zerotensor():
+        return _zeros, (name, tuple(tensor.shape), flags)
+    try:
+        place = locate(out, tensor, storage)
+        if place is None:
+            place = locate_copy(out, compacted(tensor, storage))
+    except (RuntimeError, ValueError) as error:
+        raise cannot_send(tensor, str(error)) from error
+    source, offset, shape, stride = place
+    return strided, (source, name, offset, shape, stride, flags) if flags else (source, name, offset, shape, stride)
+
+
+def locate(out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Place | None:
+    """Where the receiver finds the elements of `tensor`, or None when only a compacted copy should be sent."""
+    shape, stride, itemsize = tuple(tensor.shape), tensor.stride(), tensor.itemsize
+    offset = int(tensor.storage_offset())
+    span, used = _extent(shape, stride, itemsize)
+    start, total = offset * itemsize, storage.nbytes()
+    if span and start + span > total:
+        raise ValueError(f"it needs {start + span} bytes of its storage, which has only {total}")
+    key: object = storage._cdata
+    if total >= LARGE_STORAGE and total >= 2 * used and key not in out.seen:
+        if span > 2 * used:
+            return None
+        key, offset, total = (key, start, span), 0, span
+    else:
+        start = 0
+    return share(out, key, tensor, storage, start, total), offset, shape, stride
+
+
+def locate_copy(out: Outgoing, copy: torch.Tensor) -> Place:
+    """The same for a copy made for this message, which leaves no gap and is nobody else's."""
+    place = locate(out, copy, copy.untyped_storage())
+    assert place is not None, "a compacted copy fits its storage"
+    return place
+
+
+def share(
+    out: Outgoing, key: object, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, nbytes: int
+) -> Source:
+    """The source for these bytes of a storage: whoever used them first in this message, or the bytes themselves."""
+    if nbytes > INLINE_BYTES:
+        out.tensors.append(tensor)  # also if it only shares: a tensor made with `.data` counts its writes apart
+    first: Source | None = out.seen.get(key)
+    if first is None:
+        out.seen[key] = tensor
+        first = out.place(storage, start, nbytes)
+    return first
+
+
+def _extent(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """How many bytes lie from the first element to the last, and how many of those can belong to the tensor."""
+    last, count = 0, 1
+    for size, step in zip(shape, stride, strict=True):
+        if not size:
+            return 0, 0
+        if step:
+            last += (size - 1) * step
+            count *= size
+    span = (last + 1) * itemsize
+    return span, min(count * itemsize, span)
+
+
+def compacted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """A copy of the bytes without the gaps, still expanded where the tensor is.
+
+    It goes by the size of the elements: not every dtype can be copied, and conj and neg bits should stay as they are.
+    """
+    shape, stride = tensor.shape, tensor.stride()
+    narrow = [size if step else 1 for size, step in zip(shape, stride, strict=True)]
+    gapped = torch.empty(0, dtype=_CARRIERS[tensor.itemsize], device="cpu")
+    return gapped.set_(storage, tensor.storage_offset(), narrow, stride).clone().expand(shape)
+
+
+# What follows runs on the receiver. Its names are on the wire.
+
+
+class _Prototypes(dict[str, torch.Tensor]):
+    """An empty tensor of each dtype: its `new` is the cheapest way to a tensor, and no default device redirects it."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        if name not in DTYPES:
+            raise SerializationError(f"This worker's torch {torch.__version__} has no dtype {name}.")
+        with torch.inference_mode(False), torch._C._DisableTorchDispatch():
+            prototype = self[name] = torch.empty(0, dtype=DTYPES[name], device="cpu")
+        return prototype
+
+
+prototypes = _Prototypes()
+
+
+def strided(
+    source: Source, name: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], flags: int = 0
+) -> torch.Tensor:
+    """A tensor over a storage that arrived in one of the three ways."""
+    tensor: torch.Tensor = prototypes[name].new()
+    if type(tensor) is not torch.Tensor:
+        return without_modes(strided, source, name, offset, shape, stride, flags)
+    tensor.set_(storage_of(source), offset, shape, stride)
+    return flagged(tensor, flags) if flags else tensor
+
+
+def without_modes(rebuild: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """Rebuild a tensor in a thread that makes fake ones, as under `FakeTensorMode`: what arrives is real."""
+    with torch._C._DisableTorchDispatch():
+        return rebuild(*args)
+
+
+def _zeros(name: str, shape: tuple[int, ...], flags: int) -> torch.Tensor:
+    return flagged(torch.zeros(shape, dtype=DTYPES[name], device="cpu"), flags)
+
+
+def flagged(tensor: torch.Tensor, flags: int) -> torch.Tensor:
+    """Set the bits that are not in the data. `requires_grad` comes last: nothing before it may be recorded."""
+    if flags & CONJ:
+        torch._C._set_conj(tensor, True)
+    if flags & NEG:
+        torch._C._set_neg(tensor, True)
+    return tensor.requires_grad_() if flags & REQUIRES_GRAD else tensor
+
+
+def storage_of(source: Source) -> torch.UntypedStorage:
+    """The memory a source stands for."""
+    if isinstance(source, int):
+        return incoming.frame[0][source]
+    if isinstance(source, bytes):
+        return from_bytes(source)
+    return source if isinstance(source, torch.UntypedStorage) else source.untyped_storage()

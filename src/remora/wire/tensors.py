@@ -1,0 +1,155 @@
+"""Reducers for tensors, parameters and storages: to pickle's reduce tuples and back. Not the pickler itself.
+
+Tensor data stays outside the pickle (see `storages`). What is not a plain strided CPU tensor is taken apart into plain
+ones by `layouts`.
+"""
+
+from __future__ import annotations
+
+import copyreg
+
+import torch
+
+from remora.errors import SerializationError
+from remora.wire import layouts
+from remora.wire.memory import raw_copy, raw_fill
+from remora.wire.scopes import PackScope
+from remora.wire.storages import (
+    CONJ,
+    DTYPES,
+    INLINE_BYTES,
+    NAMES,
+    NEG,
+    Outgoing,
+    Reduced,
+    Source,
+    cannot_send,
+    flagged,
+    prototypes,
+    reduce_strided,
+    storage_of,
+    strided,
+    without_modes,
+)
+
+_PLAIN_NAMES = {dtype: name for dtype, name in NAMES.items() if name not in layouts.QUANTIZED}
+_COMPLEX = {name for dtype, name in NAMES.items() if dtype.is_complex}
+
+
+def stage(tensor: torch.Tensor, scope: PackScope | None) -> torch.Tensor:
+    """The CPU tensor to send for one on another device. The seam for device maps; without one there is none."""
+    raise RuntimeError(
+        f"RPC only supports CPU tensors by default, got one on {tensor.device}. Move it to the CPU before the call, or "
+        "set a device map for the destination in the worker's options (`set_device_map`)."
+    )
+
+
+def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+    """Reduce a `torch.Tensor`. This is the hot path: a small tensor that owns its storage never leaves it."""
+    name = _PLAIN_NAMES.get(tensor.dtype)
+    if name is None or not tensor.is_cpu:
+        return _reduce_unusual(out, tensor)
+    try:
+        storage = tensor.untyped_storage()
+        shape = tuple(tensor.shape)
+        nbytes = storage.nbytes()
+    except RuntimeError:  # no storage or no shape of its own: sparse, nested, mkldnn, a wrapper of torch.func
+        return _reduce_unusual(out, tensor)
+    flags = 1 if tensor.requires_grad else 0
+    if tensor.is_neg() or (name in _COMPLEX and tensor.is_conj()):
+        flags |= (CONJ if tensor.is_conj() else 0) | (NEG if tensor.is_neg() else 0)
+    if (
+        nbytes <= INLINE_BYTES
+        and nbytes == tensor.nbytes
+        and tensor.is_contiguous()
+        and not tensor.storage_offset()
+        and (key := storage._cdata) not in out.seen
+        and (pointer := tensor.data_ptr())
+    ):
+        out.seen[key] = tensor
+        data = raw_copy(pointer, nbytes)
+        reduced: Reduced = (_small, (data, name, shape, flags) if flags else (data, name, shape))
+    else:
+        reduced = reduce_strided(out, tensor, storage, name, flags)
+    return _with_attributes(tensor, reduced) if tensor.__dict__ else reduced
+
+
+def _reduce_unusual(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+    if not (tensor.is_cpu or tensor.is_meta):
+        return reduce_tensor(out, stage(tensor, out.scope))
+    reduced = layouts.reduce_layout(out, tensor)
+    return _with_attributes(tensor, reduced) if tensor.__dict__ else reduced
+
+
+def refuse_fake(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+    """A fake tensor has a shape and nothing to send."""
+    raise cannot_send(tensor, "a fake tensor has no data")
+
+
+def reduce_parameter(out: Outgoing, parameter: torch.nn.Parameter) -> Reduced:
+    """Reduce an `nn.Parameter`: its tensor, and what was set on it."""
+    # `detach` and not `data`, because it shares the parameter's count of writes.
+    reduced = (_parameter, (parameter.detach(), parameter.requires_grad))
+    return _with_attributes(parameter, reduced) if parameter.__dict__ else reduced
+
+
+def reduce_storage(out: Outgoing, storage: torch.UntypedStorage) -> Reduced:
+    """Reduce a bare storage, as the reduce methods of tensor subclasses do."""
+    if storage.device.type == "meta":
+        return _meta_storage, (storage.nbytes(),)
+    if storage.device.type != "cpu":
+        stage(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), out.scope)
+    key = storage._cdata
+    first: Source | None = out.seen.get(key)
+    if first is None:
+        out.seen[key] = storage
+        first = out.place(storage, 0, storage.nbytes())
+    out.untracked = out.untracked or type(first) is not bytes
+    return storage_of, (first,)
+
+
+def reduce_typed_storage(out: Outgoing, storage: torch.TypedStorage) -> Reduced:
+    """Reduce a typed storage: the untyped one, and the type."""
+    return _typed_storage, (storage._untyped_storage, NAMES[storage.dtype])
+
+
+def _with_attributes(tensor: torch.Tensor, reduced: Reduced) -> Reduced:
+    """Let what the program set on a tensor object travel with it, as `torch.save` does."""
+    return (*reduced, dict(tensor.__dict__), None, None, _set_attributes)
+
+
+# What follows runs on the receiver. Its names are on the wire.
+
+
+def _small(data: bytes, name: str, shape: tuple[int, ...], flags: int = 0) -> torch.Tensor:
+    tensor: torch.Tensor = prototypes[name].new(*shape)
+    if type(tensor) is not torch.Tensor:
+        return without_modes(_small, data, name, shape, flags)
+    if not shape:
+        tensor.resize_(())  # `new()` has the shape (0,)
+    nbytes = len(data)
+    if nbytes != tensor.nbytes:
+        raise SerializationError(f"{nbytes} bytes arrived for a tensor of {tensor.nbytes}.")
+    raw_fill(tensor.data_ptr(), data, nbytes)
+    return flagged(tensor, flags) if flags else tensor
+
+
+def _meta_storage(nbytes: int) -> torch.UntypedStorage:
+    return torch.UntypedStorage(nbytes, device="meta")  # type: ignore[no-untyped-call]
+
+
+def _typed_storage(storage: torch.UntypedStorage, name: str) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=DTYPES[name], _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _parameter(data: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    return torch.nn.Parameter(data, requires_grad)
+
+
+def _set_attributes(tensor: torch.Tensor, attributes: dict[str, object]) -> None:
+    tensor.__dict__.update(attributes)
+
+
+# The two that nearly every message with tensors needs go by number: that is quicker to find than a name.
+copyreg.add_extension(_small.__module__, _small.__qualname__, 0x52454D01)
+copyreg.add_extension(strided.__module__, strided.__qualname__, 0x52454D02)

@@ -1,0 +1,212 @@
+"""One worker: an agent, its place in a group, and the layers above, wired together. Only this file knows them all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from remora.agent.agent import Agent
+from remora.agent.dispatch import Request
+from remora.agent.futures import teach_torch
+from remora.agent.introduction import Introduction
+from remora.agent.peers import Peer
+from remora.errors import RemoraError, WorkerNotFound
+from remora.options import Settings
+from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
+from remora.rendezvous.record import WorkerRecord
+from remora.rendezvous.secret import find_secret, loopback_secret
+from remora.transport import addresses, dial
+from remora.vocabulary.ids import WorkerInfo
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickling import pack
+
+MEMBERSHIP = int(MessageType.MEMBERSHIP)
+MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
+
+
+class Worker:
+    """A worker of this process."""
+
+    def __init__(
+        self, name: str, rank: int, world_size: int | None, store: Any, timeout: float, threads: int, settings: Settings
+    ) -> None:
+        self._me = WorkerInfo(name, rank)
+        self.is_static_group = bool(world_size)
+        self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
+        settings = settings.with_environment()
+        bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
+        introduction = Introduction(self._me, secrets.token_hex(8), settings)
+        self.agent = Agent(self._me, threads, timeout, settings, introduction)
+        self.group: Group = StaticGroup(store, world_size, bringup) if world_size else DynamicGroup(store, bringup)
+        try:
+            introduction.secret, bind_host = _protection(settings, _master_host(store))
+            found = self.agent.door.listen(bind_host)
+            self.record = WorkerRecord(name, rank, introduction.incarnation, addresses.host_identity(), tuple(found))
+            members = self.group.join(self.record)
+            introduction.group = self.group.group_id
+        except BaseException:
+            self.agent.discard()
+            raise
+        for record in members:
+            self.agent.peers.add(record)
+        self.agent.peers.add(self.record)
+        self.static_names = [record.name for record in members] if world_size else []
+        self._greet = [record for record in members if record.name != name] if not world_size else []
+        self.agent.dispatch.on(MessageType.MEMBERSHIP, self._membership, service=True)
+        _workers.add(self)
+
+    def start(self) -> None:
+        """Begin to serve, and in a dynamic group tell the others that we are here."""
+        teach_torch()
+        self.agent.start()
+        self._announce("joined", self._greet)
+
+    # Who is there.
+
+    def peer(self, to: str | int | WorkerInfo) -> Peer:
+        """The peer that a destination means: a name, an id or a WorkerInfo."""
+        peers = self.agent.peers
+        try:
+            if isinstance(to, str):
+                return peers.find(to)
+            if isinstance(to, WorkerInfo):
+                return peers.find(to.id)
+            if type(to) is int:
+                return peers.find(to)
+        except WorkerNotFound:
+            if self.is_static_group or not self._refresh():
+                raise
+            return peers.find(to.id if isinstance(to, WorkerInfo) else to)
+        raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
+
+    def get_worker_info(self, to: str | int | WorkerInfo | None = None) -> WorkerInfo:
+        """Name and id of a worker; of this one by default."""
+        return self._me if to is None else self.peer(to).info
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """All workers of the group that have not left or died."""
+        return sorted((peer.info for peer in self.agent.peers.all() if peer.state == "alive"), key=lambda info: info.id)
+
+    # Dynamic groups.
+
+    def _refresh(self) -> bool:
+        """Look at the store for workers that joined since. Whether there are any."""
+        before = len(self.agent.peers.all())
+        for record in self.group.members():
+            self.agent.peers.add(record)
+        return len(self.agent.peers.all()) > before
+
+    def _announce(self, event: str, records: Sequence[WorkerRecord]) -> None:
+        """Tell others that we joined or left; those who cannot be reached will find out by themselves."""
+        packed = pack((event, self.record))
+        futures = []
+        for record in records:
+            peer = self.agent.peers.find(record.name)
+            try:
+                futures.append(self.agent.call_async(peer, MEMBERSHIP, packed, 0, 5.0, "membership"))
+            except RemoraError:
+                pass
+        for future in futures:
+            try:
+                future.wait()
+            except RemoraError:
+                pass
+
+    def _membership(self, request: Request) -> None:
+        event, record = cast("tuple[str, WorkerRecord]", request.unpack())
+        if event == "joined":
+            self.agent.peers.add(record)
+        else:
+            self.agent.peers.remove(record.name, "left", "it left the group")
+        request.reply(MEMBERSHIP_ACK, None)
+
+    def leave(self, timeout: float) -> None:
+        """Leave a dynamic group: let calls under way end, then tell the others."""
+        self.agent.idle(time.monotonic() + (timeout or 100.0))
+        alive = [peer for peer in self.agent.peers.all() if peer.state == "alive"]
+        self._announce("left", [peer.record for peer in alive if peer.name != self._me.name])
+        self.group.leave(self.record)
+
+    # The end.
+
+    def stop(self, graceful: bool = False) -> None:
+        """Stop serving. Safe to call twice."""
+        if graceful:
+            self.agent.drain(time.monotonic() + 1.0)
+        self.agent.stop()
+        _workers.discard(self)
+
+    # What PyTorch's agents offer.
+
+    def shutdown(self) -> None:
+        """Stop serving."""
+        self.stop()
+
+    def sync(self) -> None:
+        """Nothing to do: PyTorch's agent has it, too."""
+
+    def _get_device_map(self, to: WorkerInfo) -> dict[Any, Any]:
+        return {}
+
+    def enable_gil_profiling(self, flag: bool) -> None:
+        """Measure how long requests wait for the interpreter lock."""
+        self.agent.gil_profiling = flag
+
+    def get_debug_info(self) -> dict[str, str]:
+        """Counters, as strings, under PyTorch's names."""
+        return {key: str(value) for key, value in self.agent.counters().items()}
+
+    def __repr__(self) -> str:
+        return f"<Worker {self._me.name} id={self._me.id} of {len(self.agent.peers.all())}>"
+
+
+def _protection(settings: Settings, master_host: str | None) -> tuple[bytes, str]:
+    """(the group's secret, the host to listen on). Refuses to be reached by strangers without a secret."""
+    given = find_secret(settings.secret, settings.secret_file)
+    secured = given is not None or settings.insecure
+    bind_host = addresses.choose_bind_host(
+        settings.host, settings.interface, secured=secured, master_host=master_host
+    )
+    addresses.check_exposure(master_host, bind_host, given.value if given else None, settings.insecure)
+    if given is not None:
+        return given.value, bind_host
+    return b"" if settings.insecure else loopback_secret(), bind_host
+
+
+def _master_host(store: Any) -> str | None:
+    """The host where the workers meet, if it is a matter of hosts."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else None
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_after_fork: list[Callable[[], None]] = []
+
+
+def after_fork_in_child(action: Callable[[], None]) -> None:
+    """Run `action` in every forked child."""
+    _after_fork.append(action)
+
+
+def _forget_workers() -> None:
+    """In a forked child: the parent's workers are not ours. Close our copies of their descriptors, so that peers notice
+    the parent's end, and forget them, so that this process may start a worker of its own."""
+    for worker in list(_workers):
+        worker.agent.abandon()
+    _workers.clear()
+    dial.forget_inproc()
+    for action in _after_fork:
+        action()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
+
+__all__ = ["Worker", "after_fork_in_child"]

@@ -1,0 +1,209 @@
+"""The layers of the house: imports point down and never in circles, and each layer keeps to its own means."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.architecture.source import PACKAGE, Module, layer_of, read_source
+
+# Lowest first. A layer may import those of lower lines, and itself.
+LAYERS = [
+    {"vocabulary", "errors"},
+    {"options"},
+    {"protocol"},
+    {"wire"},
+    {"transport"},
+    {"rendezvous"},
+    {"agent"},
+    {"rref"},
+    {"autograd"},
+    {"optim", "nn"},
+    {"worker"},
+    {"rpc"},
+    {"compat"},
+    {""},  # remora/__init__.py, the public names
+    {"testing"},  # may import anything; nothing may import it
+]
+RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
+
+# These compute and nothing else: no I/O, no threads, no clock, no torch.
+PURE = ("remora.vocabulary", "remora.protocol", "remora.errors", "remora.autograd.ledger")
+PURE_STDLIB = {
+    "__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "hashlib",
+    "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types", "typing",
+}  # fmt: skip
+
+OWN_THREADS = ("remora.agent", "remora.transport", "remora.rref.table", "remora.testing")
+THREAD_NAMES = {
+    "threading": {"Thread", "Timer", "Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"},
+    "_thread": {"start_new_thread", "allocate_lock", "RLock", "LockType"},
+    "queue": {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue"},
+    "concurrent.futures": {"ThreadPoolExecutor"},
+}
+OPEN_SOCKETS = ("remora.transport", "remora.testing")
+SOCKET_NAMES = {
+    "socket": {"socket", "socketpair", "create_connection", "create_server", "fromfd"},
+    "asyncio": {"open_connection", "start_server", "open_unix_connection", "start_unix_server"},
+}
+
+# (module, what it imports or uses) -> why it may. An exception that is no longer needed fails, too.
+EXCEPTIONS = {
+    ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
+    ("remora.rpc.gathering", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
+    ("remora.rpc.gathering", "threading.RLock"): "a gathering is user code above the worker, on threads of the caller",
+}
+
+
+@pytest.fixture(scope="module")
+def source() -> dict[str, Module]:
+    return read_source()
+
+
+def test_every_package_has_a_layer(source: dict[str, Module]) -> None:
+    unknown = {module.layer for module in source.values()} - RANK.keys()
+    assert not unknown, f"give these a line in LAYERS: {sorted(unknown)}"
+
+
+def test_imports_point_down(source: dict[str, Module]) -> None:
+    assert_only_exceptions(upward_imports, source)
+
+
+def test_no_module_imports_itself_through_others(source: dict[str, Module]) -> None:
+    assert not import_circle(source)
+
+
+def test_pure_modules_compute_and_nothing_else(source: dict[str, Module]) -> None:
+    assert_only_exceptions(impure_imports, source)
+
+
+def test_threads_and_locks_live_where_they_belong(source: dict[str, Module]) -> None:
+    assert_only_exceptions(stray_threads, source)
+
+
+def test_only_transports_open_sockets(source: dict[str, Module]) -> None:
+    assert_only_exceptions(stray_sockets, source)
+
+
+def test_no_exception_outlived_its_need(source: dict[str, Module]) -> None:
+    rules = (upward_imports, impure_imports, stray_threads, stray_sockets)
+    found = {(module, what) for rule in rules for module, what, _ in rule(source)}
+    assert not EXCEPTIONS.keys() - found
+
+
+# --- the rules: each yields (module, what it should not, line) ---
+
+Breach = tuple[str, str, int]
+
+
+def upward_imports(source: dict[str, Module]) -> Iterator[Breach]:
+    for module in source.values():
+        for each in module.imports(set(source)):
+            if is_ours(each.target) and not may_import(module.layer, layer_of(each.target)):
+                yield module.name, each.target, each.line
+
+
+def may_import(layer: str, target: str) -> bool:
+    return layer == target or RANK.get(layer, -1) > RANK.get(target, -1)
+
+
+def import_circle(source: dict[str, Module]) -> list[str]:
+    """The modules of a circle, or nothing. What only type checkers follow cannot go round in circles when run."""
+    graph = {
+        module.name: {
+            each.target
+            for each in module.imports(set(source))
+            if each.target in source and each.target != module.name and not each.for_types_only
+        }
+        for module in source.values()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def impure_imports(source: dict[str, Module]) -> Iterator[Breach]:
+    for module in belonging(source, PURE):
+        for each in module.imports(set(source)):
+            if not (each.target.split(".")[0] in PURE_STDLIB or within(each.target, PURE)):
+                yield module.name, each.target, each.line
+
+
+def stray_threads(source: dict[str, Module]) -> Iterator[Breach]:
+    return strays(source, THREAD_NAMES, OWN_THREADS)
+
+
+def stray_sockets(source: dict[str, Module]) -> Iterator[Breach]:
+    return strays(source, SOCKET_NAMES, OPEN_SOCKETS)
+
+
+def strays(source: dict[str, Module], names: dict[str, set[str]], homes: tuple[str, ...]) -> Iterator[Breach]:
+    for module in source.values():
+        if not within(module.name, homes):
+            for library, members in names.items():
+                yield from ((module.name, what, line) for what, line in module.uses(library, members))
+
+
+def is_ours(name: str) -> bool:
+    return name == PACKAGE or name.startswith(f"{PACKAGE}.")
+
+
+def within(name: str, homes: tuple[str, ...]) -> bool:
+    return any(name == home or name.startswith(f"{home}.") for home in homes)
+
+
+def belonging(source: dict[str, Module], homes: tuple[str, ...]) -> list[Module]:
+    return [module for module in source.values() if within(module.name, homes)]
+
+
+def assert_only_exceptions(
+    rule: Callable[[dict[str, Module]], Iterator[Breach]], source: dict[str, Module]
+) -> None:
+    breaches = [
+        f"{module}, line {line}: {what}" for module, what, line in rule(source) if (module, what) not in EXCEPTIONS
+    ]
+    assert not breaches, "\n".join(["against the layering of docs/architecture.md:", *breaches])
+
+
+# --- the rules can fail ---
+
+
+def made_of(**files: str) -> dict[str, Module]:
+    names = {name: name.replace("__", ".") for name in files}
+    return {name: Module(name, files[key]) for key, name in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (upward_imports, "import remora.agent.calls"),
+        (upward_imports, "def f():\n    from remora.agent import calls"),
+        (upward_imports, "from ..agent import calls"),
+        (impure_imports, "import time"),
+        (impure_imports, "from torch import Tensor"),
+        (impure_imports, "from remora.wire import frames"),
+        (stray_threads, "import threading\nlock = threading.Lock()"),
+        (stray_threads, "from threading import Thread"),
+        (stray_threads, "import concurrent.futures\npool = concurrent.futures.ThreadPoolExecutor()"),
+        (stray_sockets, "import socket\nopened = socket.socketpair()"),
+    ],
+)
+def test_each_rule_sees_what_it_forbids(rule: Callable[[dict[str, Module]], Iterator[Breach]], text: str) -> None:
+    source = made_of(remora__protocol__session=text, remora__agent__calls="", remora__wire__frames="")
+    assert [module for module, _, _ in rule(source)] == ["remora.protocol.session"]
+
+
+def test_circles_are_found_and_type_checking_ones_forgiven() -> None:
+    there = "from remora.wire import b"
+    assert import_circle(made_of(remora__wire__a=there, remora__wire__b="import remora.wire.a"))
+    only_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import remora.wire.a"
+    assert not import_circle(made_of(remora__wire__a=there, remora__wire__b=only_types))
+
+
+def test_the_pure_standard_library_exists() -> None:
+    assert sys.stdlib_module_names >= PURE_STDLIB

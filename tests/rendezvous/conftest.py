@@ -1,0 +1,36 @@
+"""What tests of the rendezvous share: a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system that has inodes left and not a byte."""
+    place = tmp_path / "full"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8k,nr_inodes=32", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode or not os.path.ismount(place):
+        pytest.skip("cannot mount a small file system here")
+    try:
+        fill(place)
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    with open(place / "ballast", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            pass
