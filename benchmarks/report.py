@@ -79,7 +79,7 @@ def _ratio_words(value: float | None) -> str:
     if value is None:
         return "—"
     colour = "green" if value >= 1.05 else "red" if value <= 0.95 else "default"
-    return f"[{colour}]{value:.3g}x[/]"
+    return f"[{colour}]{value:.{2 if value < 10 else 1}f}x[/]"
 
 
 def write(results: Results, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import time
 import traceback
 import warnings
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import TracebackType
 
 from demo_acts import ACTS, WORKERS, Ledger, Stage
@@ -54,8 +56,7 @@ class Company:
 
     def _start(self, rank: int) -> None:
         ours, theirs = _fork.Pipe()
-        meeting = f"file://{self._folder.name}/meeting"
-        process = _fork.Process(target=serve, args=(self._module, rank, meeting, theirs), daemon=True)
+        process = _fork.Process(target=serve, args=(self._module, rank, self._folder.name, theirs), daemon=True)
         process.start()
         theirs.close()
         self._pipes.append(ours)
@@ -92,12 +93,16 @@ class Company:
         """All workers shut down together."""
         for pipe in self._pipes:
             pipe.send(None)
-        for process in self._processes:
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join(PATIENCE)
             if process.exitcode != 0:
+                _receive(pipe)  # its last words
                 raise Stop(f"a worker ended with {process.exitcode}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, Stop):
+            for log in sorted(Path(self._folder.name).glob("*.log")):
+                sys.stderr.write(log.read_text())
         self._end()
 
     def _end(self) -> None:
@@ -118,13 +123,15 @@ def _receive(pipe: Connection) -> Ledger | int:
     return report
 
 
-def serve(module: str, rank: int, meeting: str, pipe: Connection) -> None:
+def serve(module: str, rank: int, folder: str, pipe: Connection) -> None:
     """The life of one worker process."""
+    # A worker tells its stderr of every exception it sends away; here that would run through the picture.
+    os.dup2(os.open(f"{folder}/worker{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     warnings.simplefilter("ignore")  # torch.distributed.rpc warns of its own use of deprecated things
     try:
         rpc = importlib.import_module(module)
-        options = rpc.TensorPipeRpcBackendOptions(init_method=meeting)  # both have it; nothing else is set
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/meeting")
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=WORKERS, rpc_backend_options=options)
         pipe.send(Ledger())
         while (name := pipe.recv()) is not None:

@@ -13,7 +13,7 @@ def run(rank: int) -> None:
     if rank == 0:
         print(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3)))
         squares = [rpc.rpc_async("worker1", pow, args=(n, 2)) for n in range(5)]
-        print(torch.futures.wait_all(squares))
+        print([square.wait() for square in squares])
     rpc.shutdown()
 
 

@@ -21,6 +21,7 @@ from remora.options import Settings
 from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.secret import find_secret, loopback_secret
+from remora.rref.references import References
 from remora.transport import addresses, dial
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import MessageType
@@ -55,10 +56,11 @@ class Worker:
             raise
         for record in members:
             self.agent.peers.add(record)
-        self.agent.peers.add(self.record)
+        self.agent.peers.me = self.agent.peers.add(self.record)
         self.static_names = [record.name for record in members] if world_size else []
         self._greet = [record for record in members if record.name != name] if not world_size else []
-        self.agent.dispatch.on(MessageType.MEMBERSHIP, self._membership, service=True)
+        self.references = References(self.agent, 0 if world_size else time.time_ns() // 1000 % 2**46)
+        self.agent.dispatch.on(MessageType.MEMBERSHIP, self._membership, inline=True)
         _workers.add(self)
 
     def start(self) -> None:
@@ -119,11 +121,25 @@ class Worker:
                 pass
 
     def _membership(self, request: Request) -> None:
-        event, record = cast("tuple[str, WorkerRecord]", request.unpack())
-        if event == "joined":
-            self.agent.peers.add(record)
+        """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
+        event, about = cast("tuple[str, Any]", request.unpack())
+        if event == "heard":
+            self.references.table.heard(request.caller.key, about)
+            request.reply(MEMBERSHIP_ACK, None)
         else:
-            self.agent.peers.remove(record.name, "left", "it left the group")
+            self.agent.crew.serve(lambda: self._act_on(event, about, request))
+
+    def _act_on(self, event: str, about: Any, request: Request) -> None:
+        peers = self.agent.peers
+        if event == "joined":
+            peers.add(about)
+        elif event == "left":
+            peers.remove(about.name, "left", "it left the group")
+        elif event == "gone":
+            peer = peers.by_key(about)
+            if peer is not None and peer is not peers.me:
+                peers.give_up(peer, f"{request.caller.name} lost it")
+            self.references.table.tell_heard(request.caller.key, about)
         request.reply(MEMBERSHIP_ACK, None)
 
     def leave(self, timeout: float) -> None:
@@ -137,6 +153,7 @@ class Worker:
 
     def stop(self, graceful: bool = False) -> None:
         """Stop serving. Safe to call twice."""
+        self.references.table.close()
         if graceful:
             self.agent.drain(time.monotonic() + 1.0)
         self.agent.stop()

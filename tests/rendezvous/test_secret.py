@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -130,14 +131,28 @@ def test_threads_that_start_at_once_agree(runtime: dict[str, str]) -> None:
     assert [each.name for each in made(runtime).parent.iterdir()] == ["secret"]
 
 
+ASK = """
+import sys
+from remora.rendezvous.secret import loopback_secret
+print("ready", flush=True)
+sys.stdin.read()
+print(loopback_secret().decode())
+"""
+
+
 def test_processes_that_start_at_once_agree(runtime: dict[str, str]) -> None:
-    program = "import sys; sys.stdin.read(); from remora.rendezvous.secret import loopback_secret as s; print(s().decode())"
+    command = [sys.executable, "-c", ASK]
     environment = {**os.environ, **runtime}
-    running = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=-1, stdout=-1, text=True) for _ in range(8)
-    ]
-    answers = {process.communicate(timeout=60)[0] for process in running}
-    assert answers == {made(runtime).read_text() + "\n"}
+    with ExitStack() as stack:
+        running = [stack.enter_context(Popen(command, env=environment, stdin=PIPE, stdout=PIPE)) for _ in range(8)]
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.close()  # the signal to go
+        answers = {process.stdout.read() for process in running if process.stdout}
+    assert answers == {made(runtime).read_bytes() + b"\n"}
 
 
 def test_losing_the_race_means_using_the_winners(runtime: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

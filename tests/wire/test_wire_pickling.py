@@ -32,6 +32,8 @@ from remora.wire.pickling import (
     unpack,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
 
 def there(value: Any) -> Any:
     packed = pack(value)
@@ -295,7 +297,7 @@ def vanishing() -> Iterator[types.ModuleType]:
 def test_a_missing_function_is_explained(vanishing: types.ModuleType) -> None:
     body = pack(vanishing.function).body
     del vanishing.function
-    with pytest.raises(AttributeError, match="function.*RPC pickler does not serialize function code") as caught:
+    with pytest.raises(AttributeError, match=r"function.*RPC pickler does not serialize function code") as caught:
         unpack(body)
     assert "Ensure that UDFs are defined on both caller and callee modules." in str(caught.value)
 
@@ -303,7 +305,7 @@ def test_a_missing_function_is_explained(vanishing: types.ModuleType) -> None:
 def test_a_missing_module_is_explained(vanishing: types.ModuleType) -> None:
     body = pack(vanishing.function).body
     del sys.modules["vanishing"]
-    with pytest.raises(ModuleNotFoundError, match="vanishing.*RPC pickler does not serialize function code") as caught:
+    with pytest.raises(ModuleNotFoundError, match=r"vanishing.*RPC pickler does not serialize function code") as caught:
         unpack(body)
     assert caught.value.name == "vanishing"
 
@@ -316,7 +318,7 @@ class Stubborn:
 def test_other_errors_are_not_explained_away() -> None:
     sent = Stubborn()
     sent.x = 1  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="^an error of its own$"):
+    with pytest.raises(AttributeError, match=r"^an error of its own$"):
         there(sent)
 
 
@@ -340,10 +342,7 @@ def reduce_counted(obj: Counted, scope: PackScope) -> Any:
 
 
 def rebuild_counted(name: str) -> Any:
-    scope = current_unpack_scope()
-    if scope is not None:
-        scope.gates.append(name)
-    return name, scope
+    return name, current_unpack_scope()
 
 
 @pytest.fixture(autouse=True)
@@ -366,7 +365,6 @@ def test_a_reducer_sees_the_scope() -> None:
     assert Counted.outstanding == []
     arriving = UnpackScope(peer="worker0")
     assert unpack(packed.body, (), arriving) == [("a", arriving), ("b", arriving)]
-    assert arriving.gates == ["a", "b"]
 
 
 def test_a_reducer_without_a_scope_gets_an_empty_one() -> None:
@@ -411,7 +409,7 @@ def test_copyreg_is_respected_at_any_time() -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_a_failure_takes_everything_back(obstacle: object, given: bool) -> None:
     scope = PackScope("worker1") if given else None
-    with pytest.raises(Exception, match="."):
+    with pytest.raises((KeyError, TypeError, RuntimeError)):
         pack([Counted("a"), Counted("b"), obstacle], scope)
     assert Counted.outstanding == []
     assert scope is None or scope.undo == []

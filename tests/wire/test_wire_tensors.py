@@ -86,6 +86,14 @@ def test_strides_are_kept(size: int) -> None:
         assert arrived.stride() == sent.stride()
 
 
+def test_strides_that_do_not_matter_are_kept_too() -> None:
+    for shape in ((1,), (1, 3), (3, 1), (1, 1, 2, 1)):
+        for sent in (torch.ones(shape), torch.ones(6).as_strided(shape, (0,) * (len(shape) - 1) + (1,))):
+            assert there(sent).stride() == sent.stride()
+    image = torch.randn(1, 2, 3, 3).to(memory_format=torch.channels_last)
+    assert there(image).is_contiguous(memory_format=torch.channels_last)
+
+
 def test_what_arrives_is_ordinary_memory() -> None:
     for sent in (torch.ones(4), torch.ones(4, 4)[1:], torch.ones(LARGE)):
         arrived = there(sent)

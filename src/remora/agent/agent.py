@@ -74,6 +74,7 @@ class Agent:
         with waiting():
             if channel.session.full:
                 channel.wait_for_room(call)
+            channel.unwatch()
             channel.pending[call.id] = call
             left = 0.0 if call.deadline == NEVER else max(call.deadline - time.monotonic(), 1e-9)
             channel.send(kind, call.id, packed.body, packed, flags, left, left or PATIENCE)
@@ -127,6 +128,7 @@ class Agent:
             with waiting():
                 channel.wait_for_room(call)
         channel.pending[call.id] = call
+        channel.watch()
         if call.deadline == NEVER:
             left = 0.0
         else:
@@ -163,7 +165,7 @@ class Agent:
             raise SerializationError(
                 f"{call.what}: the result ({frame.size} bytes) does not fit into the memory of {self.me}"
             )
-        return unpack(frame.body, frame.buffers, UnpackScope(peer))
+        return unpack(frame.body, frame.buffers, UnpackScope(peer, frame.arrival))
 
     # Time passes.
 

@@ -15,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
@@ -25,7 +26,7 @@ from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import Part, StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire import memory
-from remora.wire.frames import HEADER, Frame, lengths
+from remora.wire.frames import HEADER, REFERENCES, Frame, lengths
 from remora.wire.packed import Packed
 
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
@@ -53,6 +54,7 @@ class Kept(NamedTuple):
 class Owner(Protocol):
     """Who is told what happens on a channel (`agent.peers`)."""
 
+    def arrive(self, channel: Channel, frame: Frame) -> Any: ...
     def request(self, channel: Channel, frame: Frame) -> None: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
     def lost(self, channel: Channel, error: Exception) -> None: ...
@@ -94,7 +96,7 @@ class Channel:
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._arming = threading.Lock()  # guards what is armed in the poller
-        self._read_by_waiter = False
+        self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
         self._paused = False  # this peer gets more replies than it reads: its requests must wait
         self._lazy: deque[tuple[int, int, int, float, bytes]] = deque()
         self._lazy_bytes = 0
@@ -263,14 +265,21 @@ class Channel:
                 continue
             if not session.accept(frame.number, frame.size):
                 continue
+            if frame.flags & REFERENCES:
+                frame.arrival = self._owner.arrive(self, frame)
             if frame.kind & RESPONSE:
-                call = pending.pop(frame.call, None)
-                if call is not None:  # else it was given up: the reply is late
-                    call.reply = frame
-                    if call.on_settled is None:
-                        call.wake()
-                    else:
-                        answered.append(call)
+                arriving = frame.arrival is not None and frame.arrival.pending
+                call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
+                if call is None:
+                    continue  # it was given up: the reply is late
+                if arriving:
+                    frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
+                    continue
+                call.reply = frame
+                if call.on_settled is None:
+                    call.wake()
+                else:
+                    answered.append(call)
             elif frame.kind >= 0x100:
                 self._jobs_in += 1
                 self._owner.request(self, frame)
@@ -281,6 +290,15 @@ class Channel:
         if self._jobs_in - self._jobs_out > BACKLOG_LIMIT:
             self._consider_pause()
         return answered
+
+    def _settle_later(self, call: Call, frame: Frame) -> None:
+        """The references in a reply are confirmed now: whoever waits for it may have it."""
+        if self.pending.pop(call.id, None) is None:
+            return
+        call.reply = frame
+        call.settle(self._crew.serve)
+        if call.on_settled is None:
+            self._crew.serve(partial(self.say, PING))  # its thread may be reading the link: the answer lets it look up
 
     def _pong(self) -> None:
         self.say(PONG)
@@ -300,9 +318,9 @@ class Channel:
                 try:
                     answered = self._read_until_settled(port, call)
                 finally:
-                    self._read_by_waiter = False
                     self._reading.release()
-                    self._rearm(port)
+                    if self.pending:
+                        self.watch()
                 if answered:
                     self._crew.serve(lambda calls=answered: _settle(calls))  # type: ignore[misc]
             else:
@@ -317,20 +335,34 @@ class Channel:
 
     def _read_until_settled(self, port: _Port, call: Call) -> list[Call]:
         answered: list[Call] = []
-        self._read_by_waiter = True
-        self._rearm(port)
         link = port.link
         while not call.settled and port is self._port:
             left = call.remaining()
-            answered += self._receive(port, lambda: link.read_waiting(left))
+            answered += self._receive(port, partial(link.read_waiting, left))
             if answered or (left is not None and left <= 0):
                 break  # calls of others were answered: let the crew have them now
         return answered
 
+    def unwatch(self) -> None:
+        """A thread is going to send and read the reply itself: the poller should not wake another one for it. Undone by
+        `watch` when somebody else's reply is due, and by the next tick, so that the end of an idle link is noticed."""
+        port = self._port
+        if port is not None and not self._unwatched:
+            self._unwatched = True
+            self._rearm(port)
+
+    def watch(self) -> None:
+        """Replies are due that no thread waits for."""
+        port = self._port
+        if self._unwatched:
+            self._unwatched = False
+            if port is not None:
+                self._rearm(port)
+
     def _rearm(self, port: _Port) -> None:
         with self._arming:
             events = WRITE if port.link.outbox_bytes else 0
-            if not self._read_by_waiter and not self._paused:
+            if not self._unwatched and not self._paused:
                 events |= READ
             if port is self._port:
                 self._poller.arm(port, events)
@@ -386,6 +418,7 @@ class Channel:
             self._retire(self._port)
             again = self.session.resume(arrived)
             self._port = port
+            self._unwatched = False
             self.ever_connected = True
             self._poller.add(port)
             for number, kept in again:
@@ -453,6 +486,8 @@ class Channel:
         """No more messages. Pending calls have been failed before."""
         self.closed = True
         self._retire(self._port)
+        with self._reading:
+            pass  # whatever came in before has been dealt with
         self._tell_room()
 
 

@@ -12,7 +12,7 @@ from remora.agent.channel import REPLY_PATIENCE, Channel
 from remora.agent.crew import Crew, waiting
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
-from remora.wire import failures
+from remora.wire import failures, preamble
 from remora.wire.frames import FAILED, Frame
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack, unpack
@@ -39,22 +39,23 @@ class Request:
         self.on_cancel: Callable[[], None] | None = None
         self._answered = False
 
-    def unpack(self, scope: UnpackScope | None = None) -> object:
+    def unpack(self) -> object:
         """The body as a value."""
         if self.frame.buffers is None:
             raise SerializationError(
                 f"the arguments ({self.frame.size} bytes) do not fit into the memory of this worker"
             )
-        return unpack(self.frame.body, self.frame.buffers, scope)
+        return unpack(self.frame.body, self.frame.buffers, UnpackScope(self.caller, self.frame.arrival))
 
     def reply(self, kind: int, value: object) -> None:
         """Answer with a value; if it cannot be packed, with that error."""
+        scope = PackScope(self.caller)
         try:
-            packed = pack(value, PackScope(self.caller))
+            packed = pack(value, scope)
         except BaseException as error:
             self.fail(error)
             return
-        self._send(kind, packed, 0)
+        self._send(kind, packed, preamble.attach(packed, scope))
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error."""
@@ -93,11 +94,12 @@ class Dispatch:
         self.me = me
         self.crew = crew
         self.serving: dict[tuple[str, int], Request] = {}
-        self._handlers: dict[int, tuple[Handler, bool]] = {}
+        self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
 
-    def on(self, kind: MessageType, handler: Handler, service: bool = False) -> None:
-        """Have `handler` answer requests of this type. A service is our own work and is not held up by user code."""
-        self._handlers[int(kind)] = (handler, service)
+    def on(self, kind: MessageType, handler: Handler, service: bool = False, inline: bool = False) -> None:
+        """Have `handler` answer requests of this type. A service is our own work and is not held up by user code; what is
+        inline runs on the thread that reads, in the order of arrival, and must be short."""
+        self._handlers[int(kind)] = (handler, service, inline)
 
     def request(self, caller: Peer, channel: Channel, frame: Frame) -> None:
         """Queue an arrived request. Called by the thread that read it, which looks at the backlog next."""
@@ -106,10 +108,15 @@ class Dispatch:
         if entry is None:
             request.fail(ProtocolError(f"{self.me} does not know messages of type {frame.kind:#x}"))
             return
-        handler, service = entry
+        handler, service, inline = entry
         self.serving[channel.session_id, frame.call] = request
+        if inline:
+            self._handle(handler, request)
+            return
         work = partial(self._handle, handler, request)
-        if service:
+        if frame.arrival is not None and frame.arrival.pending:
+            frame.arrival.when_confirmed(partial(self.crew.submit, work))
+        elif service:
             self.crew.serve(work)
         else:
             self.crew.submit(work, hurry=False)

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import CoroutineType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,12 +18,18 @@ from remora.agent.futures import failure_of, when_done
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import ASYNC
-from remora.wire.scopes import UnpackScope
 
 PYTHON_RET = int(MessageType.PYTHON_RET)
 SCRIPT_RET = int(MessageType.SCRIPT_RET)
 
 Finish = Callable[[object, BaseException | None], None]
+
+
+class Deferred(NamedTuple):
+    """What a function of ours returns that called a function marked as asynchronous."""
+
+    function: object
+    future: object
 
 
 class Execution:
@@ -43,8 +49,7 @@ class Execution:
         self._serve(request, SCRIPT_RET, self.run_script)
 
     def _serve(self, request: Request, kind: int, run: Callable[[Request, Any, Finish], None]) -> None:
-        scope = UnpackScope(request.caller)
-        target = request.unpack(scope)
+        target = request.unpack()
 
         def finish(value: object, error: BaseException | None) -> None:
             if error is None:
@@ -71,6 +76,8 @@ class Execution:
             current_deadline.reset(token)
         if request.frame.flags & ASYNC:
             self._follow(function, result, finish)
+        elif type(result) is Deferred:
+            self._follow(result.function, result.future, finish)
         else:
             finish(result, None)
 

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
@@ -28,7 +28,7 @@ from remora.options import Settings
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.poller import Poller
 from remora.transport.stream import StreamLink
-from remora.vocabulary.ids import WorkerInfo
+from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import Frame
 
@@ -50,6 +50,7 @@ class Peer:
         self.record = record
         self.state: State = "alive"
         self.reason = ""
+        self.key = WorkerKey(record.id, record.incarnation)
         self.outgoing = outgoing
         self.incoming: Channel | None = None
         self.dialling = False
@@ -85,6 +86,8 @@ class Peers:
         self._by_id: dict[int, Peer] = {}
         self._of_channel: dict[str, Peer] = {}  # by session id
         self._stopping = threading.Event()
+        self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
+        self.me: Peer  # this worker as its own peer
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
 
     # Who is there.
@@ -113,6 +116,11 @@ class Peers:
             raise WorkerNotFound(f"could not find destination {key!r} among {len(self._by_name)} workers ({names} …)")
         return peer
 
+    def by_key(self, key: WorkerKey) -> Peer | None:
+        """That very worker, if it is not gone."""
+        peer = self._by_id.get(key.id)
+        return peer if peer is not None and peer.key == key and peer.state == "alive" else None
+
     def all(self) -> list[Peer]:
         with self._lock:
             return list(self._by_name.values())
@@ -125,6 +133,11 @@ class Peers:
             self.give_up(peer, reason, state)
 
     # What channels tell us.
+
+    def arrive(self, channel: Channel, frame: Frame) -> Any:
+        if self.arrivals is None:
+            raise ProtocolError(f"{channel.peer} sent references to a worker that keeps none")
+        return self.arrivals(self._of_channel[channel.session_id], frame)
 
     def request(self, channel: Channel, frame: Frame) -> None:
         self._dispatch.request(self._of_channel[channel.session_id], channel, frame)
@@ -282,6 +295,7 @@ class Peers:
                 link = None if channel is None else channel.link
                 if channel is None or link is None:
                     continue
+                channel.watch()
                 silence = now - link.last_heard
                 if silence > self._settings.silence_limit:
                     reason = f"it has been silent for {silence:.0f} s"

@@ -24,6 +24,7 @@ from remora.errors import RendezvousError
 PREFIX = "remora"
 KIND = "kind"
 _SLICE = 1.0  # native waits hear no Ctrl-C, so they are short
+_SHORTEST = 0.01  # stores count milliseconds, and take 0 of them for no limit
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
@@ -32,6 +33,7 @@ class Board:
 
     def __init__(self, store: Store) -> None:
         self.where = describe(store)
+        self._kept = store  # PrefixStore keeps the native part of it only, which is not enough if it is written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
         self._broken = ""
@@ -70,7 +72,7 @@ class Board:
         """Wait until the key is written; False if it is not at the deadline."""
         while (left := deadline - time.monotonic()) > 0:
             with self._watched():
-                if self._wait_a_little(key, min(left, _SLICE)):
+                if self._wait_a_little(key, min(max(left, _SHORTEST), _SLICE)):
                     return True
         return self.has([key])
 

@@ -4,6 +4,7 @@ On the board, below `static/<size>/`, so that groups of different sizes do not m
 
     generation        which group is forming now: 0, then 1 when that one is complete, and so on
     <g>/<id>          the record of the worker that took this id; emptied if it gives up
+    <g>/gone/<id>     the worker that gave up, to be told from one that never came
     <g>/arrived       how many have signed in
     <g>/state         changes whenever someone gives up; says `closed` once the roster has been decided on
     <g>/roster        the outcome for all: the members and the group's id, or why there is none
@@ -20,6 +21,7 @@ import json
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remora.errors import RendezvousError
@@ -133,6 +135,7 @@ class RollCall:
 
     def _withdraw(self) -> bool:
         """Take our signature back; False if the roster has been decided on, with us in it."""
+        self._board.put(self._key(f"gone/{self._record.id}"), str(self._record))
         self._board.swap(self._key(self._record.id), "", old=self._mine)
         state = self._board.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
@@ -143,20 +146,26 @@ class RollCall:
         return False
 
     def _who_is_missing(self) -> str:
-        signed = [number for number in range(self._size) if self._board.has([self._key(number)])]
-        texts = self._board.take([self._key(number) for number in signed])
-        present = [WorkerRecord.from_json(text) for text in texts if text]
-        absent = [f"rank {number}" for number in sorted(set(range(self._size)) - {each.id for each in present})]
-        waited = time.monotonic() - self._started
-        return (
-            f"Worker {self._record} waited {waited:.1f} s at {self._board.where} for a group of {self._size} workers. "
-            f"Missing: {_listed(absent)}. Present: {_listed(list(map(str, present)))}."
-            f"{self._other_size()} Start the missing ones with the same init_method and world_size, or allow more time."
-        )
+        present = [WorkerRecord.from_json(text) for text in self._there(range(self._size)) if text]
+        absent = sorted(set(range(self._size)) - {each.id for each in present})
+        gone = [number for number in absent if self._board.has([self._key(f"gone/{number}")])]
+        texts = [
+            f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._board.where} "
+            f"for a group of {self._size} workers.",
+            f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'nobody'}.",
+            f"Present: {_listed(list(map(str, present)))}.",
+            f"Given up: {_listed(self._there(f'gone/{number}' for number in gone))}." if gone else "",
+            self._other_size(),
+            "Start the missing ones with the same init_method and world_size, or allow more time.",
+        ]
+        return " ".join(filter(None, texts))
+
+    def _there(self, names: Iterable[str | int]) -> list[str]:
+        return self._board.take([key for name in names if self._board.has([key := self._key(name)])])
 
     def _other_size(self) -> str:
         name, size = json.loads(self._board.take([_LAST])[0])
-        return "" if size == self._size else f" (Worker {name!r} came with world_size={size}.)"
+        return "" if size == self._size else f"(Worker {name!r} came with world_size={size}.)"
 
     def _key(self, last: str | int) -> str:
         return f"static/{self._size}/{self._generation}/{last}"

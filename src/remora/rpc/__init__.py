@@ -15,10 +15,12 @@ from remora.rpc.api import (
     _get_current_rpc_agent,
     _get_debug_info,
     _is_current_rpc_agent_set,
+    _rref_context_get_debug_info,
     _set_rpc_timeout,
     enable_gil_profiling,
     get_rpc_timeout,
     get_worker_info,
+    remote,
     rpc_async,
     rpc_sync,
     shutdown,
@@ -26,12 +28,15 @@ from remora.rpc.api import (
 from remora.rpc.backend_registry import BackendType, BackendValue
 from remora.rpc.backends import REMORA, TENSORPIPE
 from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
+from remora.rpc.gathering import AllGatherStates
+from remora.rref.handle import RRef
 from remora.vocabulary.ids import WorkerInfo, check_worker_name
 from remora.worker import Worker, after_fork_in_child
 
 log = logging.getLogger("remora")
 
-TensorPipeAgent = Worker
+TensorPipeAgent = RpcAgent = Worker
+PyRRef = RRef
 
 
 def is_available() -> bool:
@@ -98,9 +103,12 @@ after_fork_in_child(gathering.forget)
 
 __all__ = [
     "REMORA",
+    "AllGatherStates",
     "BackendType",
     "BackendValue",
     "Future",
+    "PyRRef",
+    "RRef",
     "RemoraRpcBackendOptions",
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
@@ -110,6 +118,7 @@ __all__ = [
     "_get_current_rpc_agent",
     "_get_debug_info",
     "_is_current_rpc_agent_set",
+    "_rref_context_get_debug_info",
     "_set_rpc_timeout",
     "backend_registry",
     "constants",
@@ -121,6 +130,7 @@ __all__ = [
     "internal",
     "is_available",
     "options",
+    "remote",
     "rpc_async",
     "rpc_sync",
     "shutdown",

@@ -18,6 +18,8 @@ from remora.rpc import gathering, outgoing
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from remora.rpc.gathering import AllGatherStates
 from remora.rpc.internal import _internal_rpc_pickler
+from remora.rref import handle, proxy
+from remora.rref.handle import RRef
 from remora.vocabulary.ids import WorkerInfo
 from remora.worker import Worker
 
@@ -139,6 +141,24 @@ def rpc_async(
     return future
 
 
+def remote(
+    to: str | int | WorkerInfo,
+    func: Callable[..., Any],
+    args: tuple[Any, ...] | list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> RRef[Any]:
+    """Run `func(*args, **kwargs)` on worker `to`, leave the result there and return a reference to it, at once.
+
+    The reference may be used and shared before the function has run. `timeout` is for the function's run.
+    """
+    worker = _worker()
+    peer = worker.peer(to)
+    kind, target, flags = outgoing.remote_target(peer, func, args, kwargs)
+    worker.calls_made += 1
+    return worker.references.remote(peer, kind, target, func, flags, timeout)
+
+
 @contextmanager
 def _wait_all() -> Iterator[None]:
     """On exit, wait for every `rpc_async` call made inside, on this thread, and raise the first error."""
@@ -204,7 +224,22 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
-    """Say goodbye for every reference held here and drop values nobody else holds."""
+    """Say goodbye for every reference held here and wait until others have said it for ours."""
+    _worker().references.table.delete_all(timeout)
+
+
+def _rref_context_get_debug_info() -> dict[str, str]:
+    """How many values and references this worker keeps track of."""
+    return {key: str(value) for key, value in _get_current_rpc_agent().references.table.counts().items()}
+
+
+def _check_leaks(worker: Worker) -> None:
+    """Report values that somebody still holds; an error if the program wants to know."""
+    leaks = worker.references.table.leaks()
+    if leaks and not _ignore_rref_leak:
+        raise RuntimeError("; ".join(leaks))
+    if leaks:
+        log.debug("%s: %s", worker, "; ".join(leaks))
 
 
 @_require_initialized
@@ -229,9 +264,12 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 def _finalize_shutdown(graceful: bool) -> None:
     worker = _worker()
     try:
-        worker.stop(graceful)
+        _check_leaks(worker)
     finally:
-        _reset_current_rpc_agent()
+        try:
+            worker.stop(graceful)
+        finally:
+            _reset_current_rpc_agent()
 
 
 # Looking inside.
@@ -239,7 +277,7 @@ def _finalize_shutdown(graceful: bool) -> None:
 
 def _get_debug_info() -> dict[str, str]:
     """Counters of every layer, by name."""
-    return _get_current_rpc_agent().get_debug_info()
+    return {**_rref_context_get_debug_info(), **_get_current_rpc_agent().get_debug_info()}
 
 
 def enable_gil_profiling(flag: bool) -> None:
@@ -247,4 +285,7 @@ def enable_gil_profiling(flag: bool) -> None:
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 
-__all__ = ["get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]
+handle.current_references = lambda: _get_current_rpc_agent().references
+proxy.calls.update(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote)
+
+__all__ = ["RRef", "get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]

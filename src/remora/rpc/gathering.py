@@ -83,8 +83,10 @@ def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, ti
         _rounds[key] += 1
         state = states[sequence_id]
 
+    awaited = names if me == leader else {leader}  # the leader tells the others whom it lost
+
     def mourn(peer: Peer) -> None:
-        if peer.name in names and peer.name not in state.gathered_objects and not state.proceed_signal.is_set():
+        if peer.name in awaited and peer.name not in state.gathered_objects and not state.proceed_signal.is_set():
             state.failure = WorkerLost(f"{peer.info} was lost while {me} waited for it: {peer.reason}")
             state.proceed_signal.set()
 

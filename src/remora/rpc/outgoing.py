@@ -12,6 +12,7 @@ from remora.agent.peers import Peer
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, run_serialized
 from remora.vocabulary.messages import MessageType
+from remora.wire import preamble
 from remora.wire.frames import ASYNC
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack
@@ -31,12 +32,30 @@ def pack_call(
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
+    scope = PackScope(peer, ordered=True)
     if script is not None:
-        return SCRIPT_CALL, pack((*script, args, kwargs), PackScope(peer)), flags
+        packed = pack((*script, args, kwargs), scope)
+        return SCRIPT_CALL, packed, flags | preamble.attach(packed, scope)
     if pickler is not _internal_rpc_pickler:
         binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
         func, args, kwargs = run_serialized, (binary, tensors), {}
-    return PYTHON_CALL, pack((func, args, kwargs), PackScope(peer)), flags
+    packed = pack((func, args, kwargs), scope)
+    return PYTHON_CALL, packed, flags | preamble.attach(packed, scope)
+
+
+def remote_target(
+    peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None
+) -> tuple[MessageType, tuple[Any, ...], int]:
+    """(message type, what the owner runs, flags) of a call that makes a value."""
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    args = () if args is None else tuple(args)
+    kwargs = {} if kwargs is None else kwargs
+    flags = ASYNC if hasattr(func, MARK) else 0
+    script = script_name(func)
+    if script is None:
+        return MessageType.PYTHON_REMOTE_CALL, (func, args, kwargs), flags
+    return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
 
 
 def script_name(func: Callable[..., Any]) -> tuple[str, str] | None:

@@ -15,14 +15,14 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from remora.errors import AuthenticationError, RendezvousError
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("0.0.0.0", "::", "")
 _SIOCGIFADDR = 0x8915
-_PORTS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_PLACE = re.compile(r"(?:\[([^][/@]+)\]|([^][:/@]+)):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,10 @@ def host_and_port(host: str, port: int) -> str:
 
 def split_host_and_port(text: str) -> tuple[str, int]:
     """The reverse of `host_and_port`."""
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"Not a host and a port: {text!r} ({error}).") from None
-    if not host or port is None or parts.netloc != text or (text.count(":") > 1 and text[0] != "["):
+    match = _PLACE.fullmatch(text)
+    if match is None or int(match[3]) > 65535:
         raise ValueError(f"Not a host and a port: {text!r}. An IPv6 address goes in brackets: [::1]:29500.")
-    return host, port
+    return match[1] or match[2], int(match[3])
 
 
 def parse_ports(ports: str | int | None, env: Mapping[str, str] = os.environ) -> range:

@@ -47,6 +47,17 @@ class WorkerInfo:
         return WorkerInfo, (self.name, self.id)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerKey:
+    """One start of one worker: a worker that comes back under the same name and id is another one."""
+
+    id: int
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.id}/{self.incarnation[:6]}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class GloballyUniqueId:
     """The `local_id`-th thing that worker `created_on` numbered."""

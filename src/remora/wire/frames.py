@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ MAX_BUFFERS = 1 << 24
 # Flags.
 FAILED = 1  # the body of a response is a failure, not a value
 ASYNC = 2  # the function returns a future, and its value is the result
-NO_GRAD = 4
+REFERENCES = 4  # the body begins with a preamble: see `remora.wire.preamble`
 
 _STREAM_BUFFER = 1 << 18
 _INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffer and be copied out of it
@@ -36,7 +37,7 @@ _INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffe
 class Frame:
     """One message as it arrived. `buffers` are the memory of tensors; None if it did not fit into this machine's."""
 
-    __slots__ = ("ack", "body", "buffers", "call", "flags", "kind", "number", "size", "timeout")
+    __slots__ = ("ack", "arrival", "body", "buffers", "call", "flags", "kind", "number", "size", "timeout")
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Frame:
         self.body = body
         self.size = size
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
+        self.arrival: Any = None  # what the layer above made of its preamble
 
     def __repr__(self) -> str:
         return f"<Frame {self.kind:#x} call={self.call} number={self.number} ack={self.ack} {self.size}B>"

@@ -15,14 +15,18 @@ class PackScope:
     after it succeeded they stay here for whoever fails to send.
     """
 
-    __slots__ = ("peer", "undo")
+    __slots__ = ("attachments", "ordered", "peer", "undo")
 
     peer: object
+    ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
     undo: list[Callable[[], None]]
+    attachments: list[object]  # what the receiver must know before it unpacks the value
 
-    def __init__(self, peer: object = None) -> None:
+    def __init__(self, peer: object = None, ordered: bool = False) -> None:
         self.peer = peer
+        self.ordered = ordered
         self.undo = []
+        self.attachments = []
 
     def roll_back(self, mark: int = 0, error: BaseException | None = None) -> None:
         """Run the undos registered since there were `mark` of them, last first. One that raises is noted on `error`."""
@@ -37,16 +41,16 @@ class PackScope:
 
 
 class UnpackScope:
-    """One value on its way in: who sent it, and what must happen before anybody may use it."""
+    """One value on its way in: who sent it, and what came with it."""
 
-    __slots__ = ("gates", "peer")
+    __slots__ = ("arrival", "peer")
 
     peer: object
-    gates: list[object]
+    arrival: object  # what was made of the attachments
 
-    def __init__(self, peer: object = None) -> None:
+    def __init__(self, peer: object = None, arrival: object = None) -> None:
         self.peer = peer
-        self.gates = []
+        self.arrival = arrival
 
 
 class _Incoming(threading.local):

@@ -62,6 +62,7 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
         nbytes <= INLINE_BYTES
         and nbytes == tensor.nbytes
         and tensor.is_contiguous()
+        and (1 not in shape or _is_row_major(shape, tensor.stride()))
         and not tensor.storage_offset()
         and (key := storage._cdata) not in out.seen
         and (pointer := tensor.data_ptr())
@@ -72,6 +73,16 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
     else:
         reduced = reduce_strided(out, tensor, storage, name, flags)
     return _with_attributes(tensor, reduced) if tensor.__dict__ else reduced
+
+
+def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Stricter than `is_contiguous`, which does not care for the stride of a dimension of size 1."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _reduce_unusual(out: Outgoing, tensor: torch.Tensor) -> Reduced:

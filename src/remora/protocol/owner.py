@@ -1,0 +1,132 @@
+"""The owner's half of the reference protocol: who holds a value, and when it may be freed. No I/O, clock or threads.
+
+A value is counted by its forks: one for each reference that lives on another worker. The owner learns of a fork in one of
+three ways: it is asked to make the value (`create`), it hands a reference out itself (`share`), or the new holder asks to
+be counted (`request`). It forgets a fork when its holder says goodbye (`delete`) or is lost.
+
+    O1  a value is freed once, and only when no fork of it is counted
+    O2  a fork of a lost worker is counted until every other worker has confirmed the loss (`heard`): what the lost
+        worker had shared before, its new holders have asked for by then, because a worker confirms a loss only after
+        everything that came from the lost worker, on the same ordered session on which it asks
+    O3  whoever waits for a value that will never be made is told (`NeverMade`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from remora.vocabulary.effects import AskSurvivors, Effect, ForkId, Free, NeverMade, RRefId, Worker
+
+
+@dataclass(slots=True)
+class Owned:
+    """One value: the forks that are counted, each with its holder."""
+
+    forks: dict[ForkId, Worker] = field(default_factory=dict)
+    made: bool = False  # the value exists, or the call that makes it has arrived
+
+
+@dataclass(slots=True)
+class Owner:
+    """The values of one worker that others hold."""
+
+    values: dict[RRefId, Owned] = field(default_factory=dict)
+    mourning: dict[Worker, set[Worker]] = field(default_factory=dict)  # lost worker -> who has yet to confirm the loss
+    buried: set[Worker] = field(default_factory=set)  # lost, and confirmed by everybody
+
+    def create(self, rref: RRefId, fork: ForkId, creator: Worker) -> list[Effect]:
+        """The call that makes a value arrived."""
+        owned = self.values.setdefault(rref, Owned())
+        owned.made = True
+        owned.forks[fork] = creator
+        return []
+
+    def share(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
+        """We hand out a reference to a value of ours: it is counted before it leaves."""
+        owned = self.values.setdefault(rref, Owned())
+        owned.made = True
+        owned.forks[fork] = holder
+        return self._bury_if_lost(rref, fork, holder)
+
+    def request(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
+        """A new holder asks to be counted. It may come before the call that makes the value."""
+        owned = self.values.setdefault(rref, Owned())
+        owned.forks[fork] = holder
+        effects: list[Effect] = []
+        if not owned.made and any(worker.id == rref.created_on for worker in self.buried):
+            owned.made = True
+            effects.append(NeverMade(rref))
+        return effects + self._bury_if_lost(rref, fork, holder)
+
+    def delete(self, rref: RRefId, fork: ForkId) -> list[Effect]:
+        """A holder says goodbye, or what we shared was not sent after all."""
+        owned = self.values.get(rref)
+        if owned is None or fork not in owned.forks:
+            return []
+        del owned.forks[fork]
+        return self._settle(rref, owned)
+
+    def never_made(self, rref: RRefId, fork: ForkId) -> list[Effect]:
+        """The creator says goodbye to a value whose making it could not ask for (O3)."""
+        owned = self.values.get(rref)
+        if owned is None or owned.made:
+            return self.delete(rref, fork)
+        owned.made = True
+        return [NeverMade(rref), *self.delete(rref, fork)]
+
+    def lost(self, worker: Worker, survivors: set[Worker]) -> list[Effect]:
+        """A worker is lost. Its forks stay counted until the survivors have confirmed it (O2)."""
+        if worker in self.buried or worker in self.mourning:
+            return []
+        effects: list[Effect] = []
+        for waiting in self.mourning.values():
+            waiting.discard(worker)
+        self.mourning[worker] = set(survivors) if self._concerns(worker) else set()
+        if self.mourning[worker]:
+            effects.append(AskSurvivors(worker, frozenset(survivors)))
+        for other in list(self.mourning):
+            effects += self._bury_when_confirmed(other)
+        return effects
+
+    def heard(self, survivor: Worker, worker: Worker) -> list[Effect]:
+        """A survivor confirms the loss of a worker: nothing that worker sent it is still to come."""
+        if worker in self.mourning:
+            self.mourning[worker].discard(survivor)
+            return self._bury_when_confirmed(worker)
+        return []
+
+    def _concerns(self, worker: Worker) -> bool:
+        """Whether the lost worker may have handed on a reference to a value of ours."""
+        return any(worker in owned.forks.values() for owned in self.values.values())
+
+    def _bury_when_confirmed(self, worker: Worker) -> list[Effect]:
+        if self.mourning[worker]:
+            return []
+        del self.mourning[worker]
+        self.buried.add(worker)
+        effects: list[Effect] = []
+        for rref, owned in list(self.values.items()):
+            held = [fork for fork, holder in owned.forks.items() if holder == worker]
+            for fork in held:
+                del owned.forks[fork]
+            if not owned.made and rref.created_on == worker.id:
+                owned.made = True
+                effects.append(NeverMade(rref))
+            if held:
+                effects += self._settle(rref, owned)
+        return effects
+
+    def _bury_if_lost(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
+        return self.delete(rref, fork) if holder in self.buried else []
+
+    def _settle(self, rref: RRefId, owned: Owned) -> list[Effect]:
+        if owned.forks:
+            return []
+        del self.values[rref]
+        return [Free(rref)]
+
+    def check(self) -> None:
+        """Assert what must hold between any two steps."""
+        for rref, owned in self.values.items():
+            assert owned.forks, f"O1: {rref} is kept though nobody holds it"
+            assert not set(owned.forks.values()) & self.buried, f"O2: {rref} is held by a worker that is buried"

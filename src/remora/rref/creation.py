@@ -1,0 +1,131 @@
+"""How a value comes to be on another worker, and what its creator learns of it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from remora.agent.calls import Call
+from remora.agent.peers import Peer
+from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
+from remora.rref.handle import RRef
+from remora.rref.values import Value
+from remora.vocabulary.effects import ForkId, RRefId
+from remora.vocabulary.messages import MessageType
+from remora.wire import preamble
+from remora.wire.pickling import pack
+from remora.wire.scopes import PackScope
+
+if TYPE_CHECKING:
+    from remora.rref.references import References
+
+
+def create(
+    references: References, peer: Peer, kind: MessageType, target: object, what: object, flags: int, timeout: float
+) -> RRef[Any]:
+    """Ask `peer` to make a value; the reference to it is returned at once and may be used and shared at once."""
+    rref = references.table.new_id()
+    if peer is references.me:
+        return _create_here(references, rref, kind, target, what, flags, timeout)
+    fork = references.table.new_id()
+    references.table.hold(rref, fork, peer.key)
+
+    def settled(call: Call) -> None:
+        error = outcome(references, peer, call)
+        if error is None:
+            references.table.confirmed(fork)
+        else:
+            _creation_failed(references, peer, rref, fork, error)
+
+    try:
+        _ask(references, peer, kind, target, what, flags, timeout, rref, fork, settled)
+    except BaseException:
+        references.table.ruin(fork, RemoraError(f"the creation of {rref} was not sent"))
+        raise
+    script = kind == MessageType.SCRIPT_REMOTE_CALL
+    return RRef._to_fork(references, peer, rref, fork, script)
+
+
+def _create_here(
+    references: References, rref: RRefId, kind: MessageType, target: object, what: object, flags: int, timeout: float
+) -> RRef[Any]:
+    """On this very worker: the call itself counts as a holder until it is answered."""
+    table, me = references.table, references.me
+    value = Value(rref, script=kind == MessageType.SCRIPT_REMOTE_CALL)
+    handle: RRef[Any] = RRef._to_value(references, value)
+    known = weakref.ref(handle)
+    table.share_value(value, rref, me.key)
+
+    def settled(call: Call) -> None:
+        error = outcome(references, me, call)
+        alive = known()
+        if error is not None and alive is not None:
+            alive._creation_error = _for_user(rref, error)
+        table.deleted(rref, rref)
+
+    try:
+        _ask(references, me, kind, target, what, flags, timeout, rref, rref, settled)
+    except BaseException:
+        table.deleted(rref, rref)
+        raise
+    return handle
+
+
+def _ask(
+    references: References,
+    peer: Peer,
+    kind: MessageType,
+    target: object,
+    what: object,
+    flags: int,
+    timeout: float,
+    rref: RRefId,
+    fork: ForkId,
+    settled: Any,
+) -> None:
+    scope = PackScope(peer, ordered=True)
+    packed = pack(target, scope)
+    script = kind == MessageType.SCRIPT_REMOTE_CALL
+    creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
+    flags |= preamble.attach(packed, scope, creates)
+    try:
+        references.agent.start_call(peer, Call(peer.name, what, settled), int(kind), packed, flags, timeout)
+    except BaseException:
+        scope.roll_back()
+        raise
+
+
+def outcome(references: References, peer: Peer, call: Call) -> BaseException | None:
+    """The error of a settled call; None if it was answered."""
+    if call.failure is not None:
+        return call.failure
+    assert call.reply is not None
+    try:
+        references.agent.value_of(call.reply, peer, call)
+    except BaseException as error:
+        return error
+    return None
+
+
+def _creation_failed(references: References, peer: Peer, rref: RRefId, fork: ForkId, error: BaseException) -> None:
+    table = references.table
+    if isinstance(error, WorkerLost) or peer.state != "alive":
+        table.ruin(fork, OwnerDied(f"{peer.info}, which was to own {rref}, is gone: {peer.reason}"))
+    elif isinstance(error, CallNotSent):
+        table.ruin(fork, _for_user(rref, error))
+        table.tell_never_made(peer.key, rref, fork)
+    else:
+        # The owner may know of it, so it is told goodbye like any other.
+        table.failures[fork] = _for_user(rref, error)
+        table.confirmed(fork)
+
+
+def _for_user(rref: RRefId, error: BaseException) -> RemoraError:
+    """What using the reference raises from now on. The words are those programs match on."""
+    if isinstance(error, CallTimeout):
+        text = f"RRef creation via rpc.remote() timed out, and it is possible that {rref} does not exist on its owner."
+    else:
+        text = f"RRef creation via rpc.remote() failed for {rref}: {error}"
+    shown = RemoraError(text)
+    shown.__cause__ = error
+    return shown

@@ -1,0 +1,73 @@
+"""Method calls on a remote value: `rref.rpc_sync().f(x)`. They are sent at once and wait at the owner, if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from remora.agent.execution import Deferred
+from remora.agent.futures import Future
+from remora.rref.handle import RRef
+
+ASYNC_MARK = "_wrapped_async_rpc_function"
+
+# How calls are made: set by the layer above.
+calls: dict[str, Callable[..., Any]] = {}
+
+
+class Proxy:
+    """Stands for the value: an attribute of it is a function that calls the value's method on its owner."""
+
+    __slots__ = ("_api", "_rref", "_timeout")
+
+    def __init__(self, rref: RRef[Any], api: str, timeout: float) -> None:
+        self._rref = rref
+        self._api = api
+        self._timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(_invoke, self._rref, self._api, self._timeout, name)
+
+    def __repr__(self) -> str:
+        return f"<{self._api} proxy of {self._rref}>"
+
+
+def _invoke(rref: RRef[Any], api: str, timeout: float, name: str, *args: Any, **kwargs: Any) -> Any:
+    if api == "remote":
+        # Its caller sees no result that could carry the error of a missing method, so that is looked at first.
+        kind = type_of(rref, timeout, True)
+        getattr(kind, name) if not hasattr(kind, "__getattr__") else None
+    return calls[api](rref.owner(), call_method, args=(rref, name, args, kwargs), timeout=timeout)
+
+
+def call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On the owner: call a method of the value."""
+    method = getattr(rref.local_value(), name)
+    result = method(*args, **kwargs)
+    return Deferred(method, result) if hasattr(method, ASYNC_MARK) else result
+
+
+def type_on_owner(rref: RRef[Any]) -> type:
+    """On the owner: the type of the value."""
+    return type(rref.local_value())
+
+
+def type_of(rref: RRef[Any], timeout: float, blocking: bool) -> Any:
+    """The type of the value, asked for once; a future of it unless `blocking`."""
+    known: Future[Any] | None = rref._type
+    if known is None or (known.done() and known.exception() is not None):
+        if rref.is_owner():
+            known = Future("the type of a value")
+            rref.to_here_async()._when_settled(partial(_settle_type, rref, known))
+        else:
+            known = calls["rpc_async"](rref.owner(), type_on_owner, args=(rref,), timeout=timeout)
+        rref._type = known
+    return known.wait() if blocking else known
+
+
+def _settle_type(rref: RRef[Any], known: Future[Any]) -> None:
+    try:
+        known._succeed(type(rref.local_value()))
+    except BaseException as error:
+        known._fail(error)

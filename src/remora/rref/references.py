@@ -1,0 +1,268 @@
+"""References on the wire: what a message that carries some says first, how they arrive, and who answers for them.
+
+A message with references begins with a preamble: the value it makes, if any, and the forks inside. The thread that reads
+the message takes note of them at once, in order of arrival, before anything is unpickled. So it does not matter whether
+the rest can be unpickled, or whether anybody still waits for it: every fork that was sent is held by somebody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from remora.agent.agent import Agent
+from remora.agent.dispatch import Request
+from remora.agent.execution import Execution
+from remora.agent.peers import Peer
+from remora.errors import RemoraError
+from remora.rref.creation import create
+from remora.rref.handle import RRef
+from remora.rref.proxy import Proxy, type_of
+from remora.rref.table import Table
+from remora.rref.values import Value
+from remora.vocabulary.effects import ForkId, RRefId
+from remora.vocabulary.ids import GloballyUniqueId
+from remora.vocabulary.messages import MessageType
+from remora.wire import preamble
+from remora.wire.frames import Frame
+from remora.wire.pickling import register_reducer
+from remora.wire.scopes import PackScope, current_unpack_scope
+
+ForkData = tuple[int, int, int, int, int, int, str]  # owner, value's id (2), fork's id (2), parent, "script" or "PyObject"
+
+NOBODY = -1
+RREF_ACK = int(MessageType.RREF_ACK)
+REMOTE_RET = int(MessageType.REMOTE_RET)
+
+
+class Arrival:
+    """The references of one message that arrived: taken note of, waiting to be picked up while it is unpickled."""
+
+    __slots__ = ("_references", "created", "handles", "pending")
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self.handles: dict[ForkId, RRef[Any]] = {}
+        self.pending: list[ForkId] = []  # the owner has yet to count these
+        self.created: Value | None = None  # what the call in this message makes
+
+    def when_confirmed(self, ready: Callable[[], None]) -> None:
+        """Call `ready` when the owners count all of them."""
+        waiting = list(self.pending)
+        if not waiting:
+            ready()
+            return
+
+        def one_more() -> None:
+            if waiting:
+                self._references.table.when_confirmed(waiting.pop(), one_more)
+            else:
+                ready()
+
+        one_more()
+
+
+class References:
+    """Everything about references on one worker."""
+
+    def __init__(self, agent: Agent, first_id: int = 0) -> None:
+        self.agent = agent
+        self.table = Table(agent, first_id)
+        self.execution: Execution = agent.execution
+        agent.peers.arrivals = self.arrive
+        on = agent.dispatch.on
+        on(MessageType.PYTHON_REMOTE_CALL, lambda request: self._make(request, self.execution.run_function))
+        on(MessageType.SCRIPT_REMOTE_CALL, lambda request: self._make(request, self.execution.run_script))
+        on(MessageType.PYTHON_RREF_FETCH_CALL, self._fetch, service=True)
+        on(MessageType.SCRIPT_RREF_FETCH_CALL, self._fetch, service=True)
+        on(MessageType.RREF_FORK_REQUEST, self._fork_request, inline=True)
+        on(MessageType.RREF_USER_DELETE, self._user_delete, inline=True)
+        on(MessageType.RREF_CHILD_ACCEPT, self._child_accept, inline=True)
+
+    @property
+    def me(self) -> Peer:
+        return self.agent.peers.me
+
+    # Leaving.
+
+    def serialize(self, rref: RRef[Any], scope: PackScope | None) -> ForkData:
+        """Hand a reference to the peer of the scope: make a fork for it."""
+        if rref._references is not self:
+            raise RemoraError(f"{rref} belongs to another worker of this process, or to one that was shut down")
+        to = rref._owner if scope is None else cast(Peer, scope.peer)
+        child = self.table.new_id()
+        parent = self.me.id
+        undo: Callable[[], None] | None = None
+        if rref._creation_error is not None:
+            raise rref._creation_error
+        if rref._value is not None:
+            self.table.share_value(rref._value, child, to.key)
+            undo = partial(self.table.deleted, rref._rref_id, child)
+        else:
+            rref._check_usable("fork an UserRRef")
+            assert rref._fork is not None
+            if scope is not None and scope.ordered and to is rref._owner:
+                parent = NOBODY  # our goodbye cannot overtake this message: the owner has the value when it comes
+            else:
+                self.table.share(rref._fork, child, to.key)
+                undo = partial(self.table.accepted, child)
+        rid, kind = rref._rref_id, "script" if rref._script else "PyObject"
+        data = (rref._owner.id, rid.created_on, rid.local_id, child.created_on, child.local_id, parent, kind)
+        if scope is not None:
+            scope.attachments.append(data)
+            if undo is not None:
+                scope.undo.append(undo)
+        return data
+
+    # Arriving.
+
+    def arrive(self, sender: Peer, frame: Frame) -> Arrival:
+        """Take note of the references in a message, before anything else is done with it."""
+        arrival = Arrival(self)
+        creates, forks, frame.body = preamble.detach(frame.body)
+        if creates is not None:
+            rref, fork = GloballyUniqueId(*creates[:2]), GloballyUniqueId(*creates[2:4])
+            arrival.created = self.table.create(rref, fork, sender.key, creates[4])
+        for data in forks:
+            fork = GloballyUniqueId(data[3], data[4])
+            arrival.handles[fork] = self._adopt(data, sender, arrival)
+        return arrival
+
+    def _adopt(self, data: ForkData, sender: Peer, arrival: Arrival | None) -> RRef[Any]:
+        rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
+        script = data[6] == "script"
+        if data[0] == self.me.id:
+            return self._come_home(rref, fork, sender, told=data[5] != NOBODY)
+        owner = self.agent.peers.find(data[0])
+        confirmed = self.table.adopt(rref, fork, owner.key, sender.key)
+        handle: RRef[Any] = RRef._to_fork(self, owner, rref, fork, script)
+        if not confirmed and arrival is not None:
+            arrival.pending.append(fork)
+        return handle
+
+    def _come_home(self, rref: RRefId, fork: ForkId, sender: Peer, told: bool) -> RRef[Any]:
+        """A reference to a value of ours arrived: from here on the handle keeps the value, and the fork is not needed."""
+        value = self.table.find(rref)
+        if value is None:
+            value = Value(rref)
+            value.fail(RemoraError(f"{rref} is not known to its owner {self.me.info} any more"))
+        if sender is self.me:
+            self.table.deleted(rref, fork)
+        elif told:
+            self.table.tell_accepted(sender.key, fork)
+        return RRef._to_value(self, value)
+
+    def deserialize(self, data: ForkData) -> RRef[Any]:
+        """The receiving end of `_serialize`."""
+        return self._adopt(data, self.agent.peers.find(data[5]), None)
+
+    # Answering.
+
+    def _make(self, request: Request, run: Callable[..., None]) -> None:
+        """Run the function whose result becomes a value here; answer when it is there."""
+        arrival = cast(Arrival, request.frame.arrival)
+        value = arrival.created
+        assert value is not None
+
+        def finish(result: object, error: BaseException | None) -> None:
+            if error is None:
+                value.set(result)
+            else:
+                value.fail(error)
+            request.reply(REMOTE_RET, None)
+
+        try:
+            target = request.unpack()
+        except BaseException as error:
+            value.fail(error)
+            raise
+        run(request, target, finish)
+
+    def _fetch(self, request: Request) -> None:
+        rref = cast(RRefId, request.unpack())
+        value = self.table.find(rref)
+        if value is None:
+            raise RemoraError(f"{rref} is not known to its owner {self.me.info}")
+        kind = int(MessageType.SCRIPT_RREF_FETCH_RET if value.script else MessageType.PYTHON_RREF_FETCH_RET)
+
+        def answer() -> None:
+            if value.error is not None:
+                request.fail(value.error)
+            else:
+                request.reply(kind, value.get())
+
+        value.when_ready(answer)
+
+    def _fork_request(self, request: Request) -> None:
+        rref, fork = cast("tuple[RRefId, ForkId]", request.unpack())
+        self.table.counted(rref, fork, request.caller.key)
+        request.reply(RREF_ACK, None)
+
+    def _user_delete(self, request: Request) -> None:
+        for entry in cast("list[tuple[Any, ...]]", request.unpack()):
+            self.table.deleted(*entry)
+        request.reply(RREF_ACK, None)
+
+    def _child_accept(self, request: Request) -> None:
+        self.table.accepted(cast(ForkId, request.unpack()))
+        request.reply(RREF_ACK, None)
+
+    # Asking.
+
+    def remote(self, peer: Peer, kind: MessageType, target: object, what: object, flags: int, timeout: float) -> RRef[Any]:
+        """Have `peer` make a value, and return a reference to it at once."""
+        return create(self, peer, kind, target, what, flags, timeout)
+
+    def proxy(self, rref: RRef[Any], api: str, timeout: float) -> Any:
+        """See `remora.rref.proxy`."""
+        return Proxy(rref, api, timeout)
+
+    def type_of(self, rref: RRef[Any], timeout: float, blocking: bool) -> Any:
+        """See `remora.rref.proxy`."""
+        return type_of(rref, timeout, blocking)
+
+    def backward(self, rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
+        """Local backward; distributed autograd is not there yet."""
+        if rref._value is None:
+            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified for distributed autograd")
+        value = rref._value.get()
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeError("RRef should contain a tensor for .backward()")
+        value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+    def check_value(self, value: object, type_hint: object) -> None:
+        """PyTorch asks for the interface of a ScriptModule, and for none otherwise."""
+        if isinstance(value, torch.jit.ScriptModule) and type_hint is None:
+            raise RuntimeError(
+                "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
+            )
+
+    def describe(self, rref: RRef[Any]) -> str:
+        """The state of a reference, for people."""
+        if rref._value is not None:
+            state = "being made" if not rref._value.ready else ("failed" if rref._value.error else "ready")
+            return f"{state} on {self.me.name}"
+        assert rref._fork is not None
+        if rref._creation_error is not None or rref._fork in self.table.failures:
+            return f"unusable, of {rref._owner.name}"
+        return f"{'confirmed' if rref.confirmed_by_owner() else 'pending'}, of {rref._owner.name}"
+
+
+def _reduce(rref: RRef[Any], scope: PackScope) -> tuple[Any, ...]:
+    if scope is None or not isinstance(scope.peer, Peer):
+        rref.__reduce_ex__(5)
+    return _rebuild, (rref._references.serialize(rref, scope),)
+
+
+def _rebuild(data: ForkData) -> RRef[Any]:
+    scope = current_unpack_scope()
+    arrival = getattr(scope, "arrival", None)
+    if arrival is None:
+        raise RemoraError("a reference can only be rebuilt from a call")
+    return cast("RRef[Any]", arrival.handles.pop(GloballyUniqueId(data[3], data[4])))
+
+
+register_reducer(RRef, _reduce)

@@ -1,0 +1,353 @@
+"""The reference machines of one worker behind one lock, and what their effects mean here.
+
+Decide under the lock, act after it. Nothing is sent from a destructor: a dropped reference is put on a list, and a thread
+of the crew looks at it soon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, assert_never
+
+from remora.agent.agent import Agent
+from remora.agent.calls import Call
+from remora.agent.peers import Peer
+from remora.errors import OwnerDied, RemoraError
+from remora.protocol.holder import Holder
+from remora.protocol.owner import Owner
+from remora.rref.values import Value
+from remora.vocabulary.effects import (
+    AskOwner,
+    AskSurvivors,
+    Effect,
+    ForkId,
+    Free,
+    Goodbye,
+    NeverMade,
+    RRefId,
+    TellParent,
+    Worker,
+)
+from remora.vocabulary.ids import GloballyUniqueId
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickling import pack
+
+log = logging.getLogger("remora")
+
+_serial = itertools.count()  # numbers of values and forks made by this process; never reset
+
+
+class Table:
+    """Values owned here, references held here."""
+
+    def __init__(self, agent: Agent, first_id: int = 0) -> None:
+        self.agent = agent
+        self.owner = Owner()
+        self.holder = Holder()
+        self.values: dict[RRefId, Value] = {}  # of those that others hold
+        self.failures: dict[ForkId, BaseException] = {}  # references that will never work, and why
+        self.closed = False
+        self._first_id = first_id
+        self._lock = threading.Lock()  # guards everything above
+        self._changed = threading.Condition(self._lock)
+        self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}
+        self._dropped: deque[ForkId] = deque()
+        self._in_flight = 0
+        agent.peers.obituaries.append(self.lost)
+
+    def new_id(self) -> GloballyUniqueId:
+        """A number that no other value or fork has."""
+        return GloballyUniqueId(self.agent.me.id, self._first_id + next(_serial))
+
+    @property
+    def me(self) -> Worker:
+        return self.agent.peers.me.key
+
+    # Values owned here.
+
+    def find(self, rref: RRefId) -> Value | None:
+        """A value that is counted here."""
+        with self._lock:
+            return self.values.get(rref)
+
+    def create(self, rref: RRefId, fork: ForkId, creator: Worker, script: bool) -> Value:
+        """A call arrived that makes a value. It may have been asked for before."""
+        with self._lock:
+            self.owner.create(rref, fork, creator)
+            value = self.values.setdefault(rref, Value(rref, script=script))
+            value.script = script
+        return value
+
+    def share_value(self, value: Value, fork: ForkId, to: Worker) -> None:
+        """We hand out a reference to a value of ours."""
+        with self._lock:
+            self.values[value.id] = value
+            effects = self.owner.share(value.id, fork, to)
+        self.perform(effects)
+
+    def counted(self, rref: RRefId, fork: ForkId, holder: Worker) -> None:
+        """A new holder asks to be counted."""
+        with self._lock:
+            self.values.setdefault(rref, Value(rref))
+            effects = self.owner.request(rref, fork, holder)
+        self.perform(effects)
+
+    def deleted(self, rref: RRefId, fork: ForkId, never_made: bool = False) -> None:
+        """A holder says goodbye."""
+        with self._lock:
+            effects = self.owner.never_made(rref, fork) if never_made else self.owner.delete(rref, fork)
+        self.perform(effects)
+
+    # References held here.
+
+    def hold(self, rref: RRefId, fork: ForkId, owner: Worker) -> None:
+        """We asked `owner` to make a value."""
+        with self._lock:
+            self.holder.create(rref, fork, owner)
+
+    def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
+        """A reference arrived. False if its owner has yet to count it."""
+        with self._lock:
+            effects = self.holder.adopt(rref, fork, owner, sender)
+            confirmed = self.holder.forks[fork].confirmed
+        self.perform(effects)
+        return confirmed
+
+    def share(self, fork: ForkId, child: ForkId, to: Worker) -> None:
+        """The program hands a reference on."""
+        with self._lock:
+            self.holder.share(fork, child, to)
+
+    def confirmed(self, fork: ForkId) -> None:
+        """The owner counts a reference of ours."""
+        with self._lock:
+            effects = self.holder.confirm(fork)
+            waiting = self._confirmations.pop(fork, [])
+            self._changed.notify_all()
+        self.perform(effects)
+        for tell in waiting:
+            tell()
+
+    def accepted(self, child: ForkId) -> None:
+        """The owner counts a reference that we handed on."""
+        with self._lock:
+            effects = self.holder.accepted(child)
+            self._changed.notify_all()
+        self.perform(effects)
+
+    def ruin(self, fork: ForkId, error: BaseException) -> None:
+        """A reference will never work."""
+        with self._lock:
+            self.failures.setdefault(fork, error)
+            self.holder.forget(fork)
+            waiting = self._confirmations.pop(fork, [])
+            self._changed.notify_all()
+        for tell in waiting:
+            tell()
+
+    def when_confirmed(self, fork: ForkId, tell: Callable[[], None]) -> None:
+        """Call `tell` when the owner counts a reference, or never will; at once if that is known."""
+        with self._lock:
+            held = self.holder.forks.get(fork)
+            if held is not None and not held.confirmed:
+                self._confirmations.setdefault(fork, []).append(tell)
+                return
+        tell()
+
+    def is_confirmed(self, fork: ForkId) -> bool:
+        """Whether the owner counts a reference of ours."""
+        held = self.holder.forks.get(fork)
+        return held is not None and held.confirmed
+
+    def drop_soon(self, fork: ForkId) -> None:
+        """For destructors: takes no lock and sends nothing."""
+        self._dropped.append(fork)
+        if len(self._dropped) == 1:
+            self.agent.crew.serve(self.drop_dropped)
+
+    def drop_dropped(self) -> None:
+        """Let go of what destructors put on the list."""
+        effects: list[Effect] = []
+        while self._dropped:
+            batch = []
+            while self._dropped:
+                batch.append(self._dropped.popleft())
+            with self._lock:
+                for fork in batch:
+                    self.failures.pop(fork, None)
+                    effects += self.holder.drop(fork)
+                self._changed.notify_all()
+        self.perform(effects)
+
+    # Losses.
+
+    def lost(self, peer: Peer) -> None:
+        """A worker left or died."""
+        survivors = {other.key for other in self.agent.peers.all() if other.state == "alive"} - {self.me}
+        error = OwnerDied(f"{peer.info}, which owned the value, is gone: {peer.reason}")
+        with self._lock:
+            worthless, effects = self.holder.lost(peer.key)
+            for fork in worthless:
+                self.failures[fork] = error
+            told = [tell for fork in worthless for tell in self._confirmations.pop(fork, [])]
+            effects += self.owner.lost(peer.key, survivors)
+            self._changed.notify_all()
+        self.perform(effects)
+        for tell in told:
+            tell()
+
+    def heard(self, survivor: Worker, lost: Worker) -> None:
+        """Another worker confirms a loss."""
+        with self._lock:
+            effects = self.owner.heard(survivor, lost)
+        self.perform(effects)
+
+    # Effects.
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the machines asked for."""
+        freed: list[object] = []
+        goodbyes: dict[Worker, list[tuple[RRefId, ForkId]]] = {}
+        for effect in effects:
+            match effect:
+                case AskOwner(owner, rref, fork):
+                    self._ask_owner(owner, rref, fork)
+                case TellParent(parent, fork):
+                    self._tell(parent, MessageType.RREF_CHILD_ACCEPT, fork)
+                case Goodbye(owner, rref, fork):
+                    goodbyes.setdefault(owner, []).append((rref, fork))
+                case Free(rref):
+                    with self._lock:
+                        freed.append(None if rref in self.owner.values else self.values.pop(rref, None))
+                        self._changed.notify_all()
+                case NeverMade(rref):
+                    value = self.find(rref)
+                    if value is not None:
+                        value.fail(OwnerDied(f"{rref} was never made: its creator is gone, or could not ask for it"))
+                case AskSurvivors(lost, survivors):
+                    for survivor in survivors:
+                        self._tell(survivor, MessageType.MEMBERSHIP, ("gone", lost))
+                case _:
+                    assert_never(effect)
+        if any(value is not None for value in freed):
+            self.agent.crew.serve(freed.clear)  # destructors of the program's values do not run here
+        for owner, forks in goodbyes.items():
+            self._tell(owner, MessageType.RREF_USER_DELETE, forks)
+
+    def _ask_owner(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
+        def answered(failure: BaseException | None) -> None:
+            if failure is None:
+                self.confirmed(fork)
+            else:
+                self.ruin(fork, failure)
+
+        self._tell(owner, MessageType.RREF_FORK_REQUEST, (rref, fork), answered)
+
+    def _tell(
+        self, to: Worker, kind: MessageType, body: object, done: Callable[[BaseException | None], None] | None = None
+    ) -> None:
+        """Send a control message. If the worker is gone, that is the answer."""
+        peer = self.agent.peers.by_key(to)
+
+        def settled(call: Call) -> None:
+            failure = call.failure
+            if failure is None and call.reply is not None and peer is not None:
+                try:
+                    self.agent.value_of(call.reply, peer, call)
+                except BaseException as error:
+                    failure = error
+            self._finish(done, failure)
+
+        with self._lock:
+            self._in_flight += 1
+        try:
+            if peer is None:
+                raise OwnerDied(f"worker {to} is gone")
+            self.agent.start_call(peer, Call(peer.name, kind.name, settled), int(kind), pack(body), 0, 0.0)
+        except RemoraError as error:
+            self._finish(done, error)
+
+    def _finish(self, done: Callable[[BaseException | None], None] | None, failure: BaseException | None) -> None:
+        with self._lock:
+            self._in_flight -= 1
+            self._changed.notify_all()
+        if done is not None:
+            done(failure)
+
+    def tell_accepted(self, parent: Worker, child: ForkId) -> None:
+        """On the owner: a reference came home, its parent need not wait for it."""
+        self._tell(parent, MessageType.RREF_CHILD_ACCEPT, child)
+
+    def tell_heard(self, owner: Worker, lost: Worker) -> None:
+        """An owner wants to know when we know of a loss. We do, and said all we had to say before."""
+        self._tell(owner, MessageType.MEMBERSHIP, ("heard", lost))
+
+    def tell_never_made(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
+        """The owner will never be asked to make this value; whoever waits for it there must know."""
+        self._tell(owner, MessageType.RREF_USER_DELETE, [(rref, fork, True)])
+
+    # Figures, and the end.
+
+    def counts(self) -> dict[str, int]:
+        """PyTorch's debug counters."""
+        with self._lock:
+            return {
+                "num_owner_rrefs": len(self.values),
+                "num_pending_futures": self._in_flight,
+                "num_pending_users": sum(not held.confirmed for held in self.holder.forks.values()),
+                "num_forks": sum(len(owned.forks) for owned in self.owner.values.values()),
+            }
+
+    def wait_until(self, ready: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a condition of the tables; it is looked at under the lock. False at the deadline."""
+        with self._lock:
+            while not ready():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def delete_all(self, timeout: float) -> None:
+        """Before shutdown: say goodbye for every reference that is held here, and wait until ours are let go too."""
+        end = time.monotonic() + timeout
+        self.drop_dropped()
+        settled = self.wait_until(lambda: all(h.confirmed and not h.children for h in self.holder.forks.values()), end)
+        if not settled:
+            log.warning("%s: some references were not settled within %.0f s", self.agent.me, timeout)
+        effects: list[Effect] = []
+        with self._lock:
+            for fork, held in list(self.holder.forks.items()):
+                self.failures[fork] = deleted_error(held.rref, fork)
+                effects += self.holder.drop(fork)
+        self.perform(effects)
+        self.wait_until(lambda: not self._in_flight, end)
+
+    def leaks(self) -> list[str]:
+        """Values that somebody still holds, in words."""
+        with self._lock:
+            return [
+                f"Leaking RRef {rref} with fork Id {fork}"
+                for rref, owned in self.owner.values.items()
+                for fork in owned.forks
+            ]
+
+    def close(self) -> None:
+        """No more messages: what is dropped from now on is dropped in silence."""
+        self.closed = True
+        with self._lock:
+            values: list[Any] = list(self.values.values())
+            self.values.clear()
+        del values  # destroyed outside the lock: their destructors may come back here
+
+
+def deleted_error(rref: RRefId, fork: ForkId) -> RemoraError:
+    """A reference that was let go by shutdown."""
+    error = RemoraError(f"UserRRef(rref_id={rref}, fork_id={fork}) was deleted by shutdown")
+    error.deleted = True  # type: ignore[attr-defined]
+    return error

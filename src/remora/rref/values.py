@@ -1,0 +1,77 @@
+"""A value on its owner: there already, or being made. Whoever needs it waits, or leaves a callback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from remora.agent.futures import block_until
+from remora.vocabulary.effects import RRefId
+
+_UNSET = object()
+
+
+class Value:
+    """Set once, to a value or an error. It keeps the identity of what it is given."""
+
+    __slots__ = ("_error", "_ready", "_value", "_watchers", "id", "made_at", "script")
+
+    def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
+        self.id = id
+        self.script = script  # made by a torch operator or a TorchScript function
+        self.made_at = time.time()
+        self._value = value
+        self._error: BaseException | None = None
+        self._ready = value is not _UNSET
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def set(self, value: Any) -> None:
+        """The value is made. A second setting is ignored: the first stays."""
+        if not self._ready:
+            self._value = value
+            self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """It could not be made."""
+        if not self._ready:
+            self._error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ready = True
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._watchers:
+            try:
+                watcher = self._watchers.pop()
+            except IndexError:
+                return
+            watcher()
+
+    def when_ready(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` when there is a value or an error; at once if there is."""
+        self._watchers.append(watcher)
+        if self._ready:
+            self._tell()
+
+    def get(self) -> Any:
+        """The value; waits until it is there, and raises the error that prevented it."""
+        if not self._ready:
+            block_until(self.when_ready, None, f"the value of {self.id}")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def peek(self) -> Any:
+        """The value if it is there, for showing; else None."""
+        return None if self._value is _UNSET else self._value

@@ -1,0 +1,62 @@
+"""What the reference machines ask for. Whoever drives them (the table of `remora.rref`, or a test) carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.vocabulary.ids import GloballyUniqueId, WorkerKey
+
+Worker = WorkerKey
+RRefId = GloballyUniqueId
+ForkId = GloballyUniqueId
+
+
+@dataclass(frozen=True, slots=True)
+class AskOwner:
+    """Holder to owner: count this fork (RREF_FORK_REQUEST). The answer is `Holder.confirm` or `Holder.refuse`."""
+
+    owner: Worker
+    rref: RRefId
+    fork: ForkId
+
+
+@dataclass(frozen=True, slots=True)
+class TellParent:
+    """Child to parent: the owner counts me now (RREF_CHILD_ACCEPT)."""
+
+    parent: Worker
+    fork: ForkId
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Holder to owner: forget this fork (RREF_USER_DELETE)."""
+
+    owner: Worker
+    rref: RRefId
+    fork: ForkId
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The owner may drop the value."""
+
+    rref: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class NeverMade:
+    """The value will never exist: its creator is gone, or took the creation back. Whoever waits for it must be told."""
+
+    rref: RRefId
+
+
+@dataclass(frozen=True, slots=True)
+class AskSurvivors:
+    """Owner to all others: a worker is lost; say so when you know, behind everything you had to say (`Owner.heard`)."""
+
+    lost: Worker
+    survivors: frozenset[Worker]
+
+
+Effect = AskOwner | TellParent | Goodbye | Free | NeverMade | AskSurvivors

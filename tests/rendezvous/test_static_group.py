@@ -1,0 +1,373 @@
+"""Groups of known size: on every kind of store, one after the other, with workers that are missing, double or give up."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, record
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+
+from remora.errors import RendezvousError
+from remora.rendezvous import roll_call
+from remora.rendezvous.group import DynamicGroup, StaticGroup
+from remora.rendezvous.record import WorkerRecord
+from remora.rendezvous.roll_call import RollCall, Roster
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    with meeting_place(request.param, tmp_path) as store:
+        yield store
+
+
+def meet(store: Any, size: int, *records: WorkerRecord, timeout: float = 20.0) -> list[StaticGroup]:
+    """All join at once, each over a store of its own; returns their groups in order."""
+
+    def join(each: WorkerRecord) -> StaticGroup:
+        group = StaticGroup(store(), size, timeout)
+        assert group.join(each) == group.members()
+        return group
+
+    return [joined.result() for joined in at_once(*(lambda each=each: join(each) for each in records))]
+
+
+def failures(store: Any, size: int, *records: WorkerRecord, timeout: float = 20.0) -> list[str]:
+    """All join at once and nobody succeeds; returns the errors."""
+
+    def fail(each: WorkerRecord) -> str:
+        with pytest.raises(RendezvousError) as caught:
+            StaticGroup(store(), size, timeout).join(each)
+        return str(caught.value)
+
+    return [failed.result() for failed in at_once(*(lambda each=each: fail(each) for each in records))]
+
+
+def test_all_get_the_same_roster_by_rank(place: Open) -> None:
+    records = [record(f"w-{rank}", rank) for rank in (2, 0, 3, 1)]
+    groups = meet(place, 4, *records)
+    assert len({group.group_id for group in groups}) == 1
+    for group in groups:
+        assert group.members() == sorted(records, key=lambda each: each.id)
+        assert group.find("w-3") == group.find(3) == records[2]
+        assert group.find("nobody") is group.find(4) is None
+    assert "4 of 4 workers" in repr(groups[0])
+
+
+def test_a_group_of_one(place: Open) -> None:
+    me = record("alone", 0)
+    assert meet(place, 1, me)[0].members() == [me]
+
+
+def test_twenty_workers_at_once() -> None:
+    with meeting_place("tcp", Path()) as store:
+        groups = meet(store, 20, *(record(f"w{rank}", rank) for rank in range(20)))
+    assert len({group.group_id for group in groups}) == 1
+    assert all(len(group.members()) == 20 for group in groups)
+
+
+def test_one_group_after_the_other_with_other_names_and_ranks(place: Open) -> None:
+    seen = set()
+    for turn in range(4):
+        records = [record(f"g{turn}-{index}", (index + turn) % 3) for index in range(3)]
+        groups = meet(place, 3, *records)
+        assert [each.name for each in groups[0].members()] == [f"g{turn}-{(rank - turn) % 3}" for rank in range(3)]
+        seen |= {group.group_id for group in groups}
+    assert len(seen) == 4
+
+
+def test_groups_of_different_sizes_do_not_mix(place: Open) -> None:
+    for size in (3, 2, 3, 1, 2):
+        groups = meet(place, size, *(record(f"w{rank}", rank) for rank in range(size)))
+        assert [len(group.members()) for group in groups] == [size] * size
+
+
+def test_a_fast_worker_may_come_back_before_the_others_have_left() -> None:
+    """It signs in for the next group while the rest still read the roster of this one."""
+    store = HashStore()
+    first = meet(lambda: store, 2, record("a", 0), record("b", 1))
+    again = meet(lambda: store, 2, record("b", 1), record("a", 0))
+    assert first[0].group_id != again[0].group_id
+
+
+def test_who_saw_the_generation_and_came_too_late_waits_for_the_next() -> None:
+    store = HashStore()
+    late = record("late", 0)
+    call = RollCall(StaticGroup(store, 2, 20)._board, 2, late)  # has seen that generation 0 is forming
+    meet(lambda: store, 2, record("a", 0), record("b", 1))
+    roster = call.attend(time.monotonic() + 20)
+    assert not roster.has(late)
+    mine = [StaticGroup(store, 2, 20) for _ in range(2)]
+    joined = at_once(lambda: mine[0].join(late), lambda: mine[1].join(record("c", 1)))
+    assert [each.name for each in joined[0].result()] == ["late", "c"]
+    assert mine[0].group_id not in ("", roster.group)
+
+
+# --- what it costs ---
+
+
+@pytest.mark.parametrize("size", [2, 5, 20])
+def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
+    shared = HashStore()
+    stores = [CountingStore(shared) for _ in range(size)]
+    iterator = iter(stores)
+    meet(lambda: next(iterator), size, *(record(f"w{rank}", rank) for rank in range(size)))
+    costs = sorted(sum(store.counts.values()) for store in stores)
+    assert costs[:-1] == [7] * (size - 1)
+    assert costs[-1] == 13  # the last to come reads all records in one go, and publishes the roster
+    assert sum(store.counts["multi_get"] for store in stores) == 1
+
+
+def test_a_simple_store_is_read_one_by_one_by_the_last_only() -> None:
+    shared = HashStore()
+    stores = [CountingStore(shared, extended=False) for _ in range(6)]
+    iterator = iter(stores)
+    meet(lambda: next(iterator), 6, *(record(f"w{rank}", rank) for rank in range(6)))
+    costs = sorted(sum(store.counts.values()) for store in stores)
+    assert costs == [7] * 5 + [13 + 5]
+    assert not any(store.counts["multi_get"] for store in stores)
+
+
+# --- who does not fit ---
+
+
+def test_a_name_used_twice_fails_everywhere(place: Open) -> None:
+    records = [record(name, rank) for rank, name in enumerate(["a", "b", "a"])]
+    errors = failures(place, 3, *records)
+    assert all("'a' is not unique" in error and "ranks 0, 2" in error for error in errors)
+    groups = meet(place, 3, *(record(f"w{rank}", rank) for rank in range(3)))  # and the store can be used again
+    assert len(groups) == 3
+
+
+def test_an_id_used_twice_fails_everywhere(place: Open) -> None:
+    errors = failures(place, 3, record("a", 0), record("b", 1), record("c", 1))
+    assert all("Worker id 1 is not unique" in error for error in errors)
+    assert all("'b'" in error and "'c'" in error for error in errors)
+    assert len(meet(place, 3, *(record(f"w{rank}", rank) for rank in range(3)))) == 3
+
+
+@pytest.mark.parametrize("rank", [3, 100])
+def test_an_id_out_of_range_is_refused_at_once(rank: int) -> None:
+    with pytest.raises(RendezvousError, match=r"cannot be one of 3.*last rank is 2"):
+        StaticGroup(HashStore(), 3, 20).join(record("a", rank))
+
+
+def test_a_group_of_none_is_refused() -> None:
+    with pytest.raises(RendezvousError, match="world_size is 0"):
+        StaticGroup(HashStore(), 0, 20)
+
+
+@pytest.mark.parametrize("first", ["static", "dynamic"])
+def test_static_and_dynamic_members_refuse_each_other(first: str, place: Open) -> None:
+    groups = [StaticGroup(place(), 1, 20), DynamicGroup(place(), 20)]
+    if first == "dynamic":
+        groups.reverse()
+    groups[0].join(record("a", 0))
+    with pytest.raises(RuntimeError, match="RPC group mixes statically and dynamically initialized members"):
+        groups[1].join(record("b", 0))
+
+
+# --- who does not come ---
+
+
+def test_the_missing_are_named_in_time(place: Open) -> None:
+    start = time.monotonic()
+    errors = failures(place, 4, record("a", 0), record("c", 2), timeout=0.6)
+    assert time.monotonic() - start < 5
+    for error in errors:
+        assert "Missing: rank 1, rank 3." in error
+        assert "'a' (rank 0)" in error
+        assert "'c' (rank 2)" in error
+        assert "tcp://" in error or "file://" in error or "HashStore" in error
+
+
+def test_a_worker_that_asked_for_another_size_is_pointed_out() -> None:
+    store = HashStore()
+    barrier = threading.Barrier(2)
+
+    def fail(size: int, each: WorkerRecord) -> str:
+        with pytest.raises(RendezvousError) as caught:
+            barrier.wait()
+            StaticGroup(store, size, 0.5).join(each)
+        return str(caught.value)
+
+    errors = [failed.result() for failed in at_once(lambda: fail(2, record("a", 0)), lambda: fail(3, record("b", 1)))]
+    assert any("(Worker 'b' came with world_size=3.)" in errors[0] or "'a' came with world_size=2" in error for error in errors)
+
+
+def test_hundreds_of_missing_workers_are_not_all_listed() -> None:
+    error = failures(lambda: HashStore(), 500, record("a", 0), timeout=0.05)[0]
+    assert "and 483 more" in error
+    assert len(error) < 600
+
+
+def test_who_gave_up_may_come_again(place: Open) -> None:
+    failures(place, 2, record("a", 0), timeout=0.05)
+    failures(place, 2, record("b", 1), timeout=0.05)
+    groups = meet(place, 2, record("b", 1), record("a", 0))
+    assert [each.name for each in groups[0].members()] == ["a", "b"]
+
+
+def test_who_gave_up_does_not_disturb_those_who_wait() -> None:
+    store = HashStore()
+    impatient = record("a", 0)
+
+    def come_twice() -> list[WorkerRecord]:
+        with pytest.raises(RendezvousError):
+            StaticGroup(store, 3, 0.05).join(impatient)
+        given_up.set()
+        return StaticGroup(store, 3, 20).join(record("a", 0))
+
+    def come_late() -> list[WorkerRecord]:
+        assert given_up.wait(20)
+        return StaticGroup(store, 3, 20).join(record("c", 2))
+
+    given_up = threading.Event()
+    joined = at_once(lambda: StaticGroup(store, 3, 20).join(record("b", 1)), come_twice, come_late)
+    assert joined[0].result() == joined[1].result() == joined[2].result()
+    assert impatient not in joined[0].result()
+
+
+def test_ctrl_c_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    group = StaticGroup(store, 2, 20)
+
+    def interrupted(key: str, deadline: float) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group._board, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.join(record("a", 0))
+    groups = meet(lambda: store, 2, record("b", 1), record("a", 0))
+    assert [each.name for each in groups[0].members()] == ["a", "b"]
+
+
+def test_waiting_for_ever_is_possible() -> None:
+    store = HashStore()
+    groups = meet(lambda: store, 2, record("a", 0), record("b", 1), timeout=0)
+    assert len(groups) == 2
+
+
+def test_who_gives_up_while_the_last_gathers_is_not_in_the_roster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last worker has read all records when the first takes its own back: the roster must not stand."""
+    store = HashStore()
+    board = StaticGroup(store, 2, 20)._board
+    quitter, last = RollCall(board, 2, record("a", 0)), record("b", 1)
+    assert board.swap(quitter._key(0), quitter._mine) == quitter._mine
+    board.add(quitter._key("arrived"), 1)
+    gather = RollCall._gather
+    gathered: list[Roster | None] = []
+
+    def gather_slowly(self: RollCall) -> Roster | None:
+        gathered.append(gather(self))
+        if len(gathered) == 1:
+            assert quitter._withdraw()
+        return gathered[-1]
+
+    monkeypatch.setattr(RollCall, "_gather", gather_slowly)
+    with pytest.raises(RendezvousError, match=r"Given up: 'a' \(rank 0\)"):
+        StaticGroup(store, 2, 0.1).join(last)
+    assert gathered[0] is not None
+    assert gathered[1:] == [None]
+
+
+def test_too_late_to_give_up_means_to_take_part() -> None:
+    store = HashStore()
+    board = StaticGroup(store, 2, 20)._board
+    slow, last = RollCall(board, 2, record("a", 0)), RollCall(board, 2, record("b", 1))
+    board.swap(slow._key(0), slow._mine)
+    board.add(slow._key("arrived"), 1)
+    roster = last.attend(time.monotonic() + 20)
+    slow._give_up()  # returns, for the roster is there
+    assert roster.has(slow._record)
+
+
+def test_a_last_worker_that_dies_on_the_way_blocks_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll_call, "_GRACE", 0.05)
+    store = HashStore()
+    call = RollCall(StaticGroup(store, 2, 20)._board, 2, record("a", 0))
+    call._board.swap(call._key("state"), "closed by one that died before it could publish the roster")
+    with pytest.raises(RendezvousError, match="ended before the group was formed"):
+        call.attend(time.monotonic() + 0.05)
+    assert len(meet(lambda: store, 2, record("a", 0), record("b", 1))) == 2
+
+
+class _Jittery(CountingStore):
+    """Takes its time now and then, so that operations of different workers interleave in every way."""
+
+    def __init__(self, inner: HashStore, seed: int) -> None:
+        super().__init__(inner)
+        self.random = random.Random(seed)
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        if self.random.random() < 0.3:
+            time.sleep(self.random.random() * 0.002)
+        return super()._ask(operation, *arguments)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_impatient_workers_end_up_in_one_group(seed: int) -> None:
+    """Each gives up after milliseconds and comes again as somebody new. Whoever is in a roster must have got it, or the
+    others would wait for ever."""
+    shared = HashStore()
+    chance = random.Random(seed)
+
+    def insist(rank: int, patience: random.Random) -> tuple[list[WorkerRecord], WorkerRecord]:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            me = record(f"w{rank}", rank)
+            group = StaticGroup(_Jittery(shared, patience.randrange(10**6)), 4, 0.001 + patience.random() * 0.01)
+            try:
+                return group.join(me), me
+            except RendezvousError as error:
+                assert "Missing" in str(error)  # noqa: PT017 (the only error there may be)
+        raise AssertionError("no group in 30 seconds")
+
+    results = [
+        done.result()
+        for done in at_once(*(lambda r=r, p=random.Random(chance.random()): insist(r, p) for r in range(4)))
+    ]
+    assert all(members == results[0][0] for members, _ in results)
+    assert [me for _, me in results] == results[0][0]
+
+
+# --- a store that fails ---
+
+
+def test_a_store_whose_host_ends_is_an_error_now_and_not_at_the_deadline() -> None:
+    server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30))
+    where = f"tcp://127.0.0.1:{server.port}"
+    group = StaticGroup(TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=30)), 2, 60)
+    servers, start = [server], time.monotonic()
+    del server
+
+    def end() -> None:
+        while not servers[0].check(["remora/static/2/0/arrived"]):
+            time.sleep(0.005)
+        servers.clear()
+
+    def fail() -> str:
+        with pytest.raises(RendezvousError) as caught:
+            group.join(record("a", 0))
+        return str(caught.value)
+
+    failed = at_once(fail, end)[0]
+    assert where in failed.result()
+    assert "may have ended" in failed.result()
+    assert time.monotonic() - start < 20
+
+
+def test_garbage_in_the_store_is_named() -> None:
+    store = HashStore()
+    store.set("remora/static/1/generation", "0")
+    store.set("remora/static/1/0/0", "garbage")
+    with pytest.raises(RendezvousError, match="garbage"):
+        StaticGroup(store, 1, 0.2).join(record("a", 0))
+    with pytest.raises(RendezvousError, match="not a roster"):
+        Roster.from_json('{"workers": 7}')
