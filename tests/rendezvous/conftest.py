@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from tests import leaks
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)

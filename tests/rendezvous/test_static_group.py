@@ -1,4 +1,4 @@
-"""Groups of known size: on every kind of store, one after the other, with workers that are missing, double or give up."""
+"""Groups of known size: on every kind of store, one after the other, with workers missing, double or giving up."""
 
 from __future__ import annotations
 
@@ -189,16 +189,12 @@ def test_the_missing_are_named_in_time(place: Open) -> None:
 
 def test_a_worker_that_asked_for_another_size_is_pointed_out() -> None:
     store = HashStore()
-    barrier = threading.Barrier(2)
-
-    def fail(size: int, each: WorkerRecord) -> str:
-        with pytest.raises(RendezvousError) as caught:
-            barrier.wait()
-            StaticGroup(store, size, 0.5).join(each)
-        return str(caught.value)
-
-    errors = [failed.result() for failed in at_once(lambda: fail(2, record("a", 0)), lambda: fail(3, record("b", 1)))]
-    assert any("(Worker 'b' came with world_size=3.)" in errors[0] or "'a' came with world_size=2" in error for error in errors)
+    failed = at_once(
+        lambda: failures(lambda: store, 2, record("a", 0), timeout=0.5),
+        lambda: failures(lambda: store, 3, record("b", 1), timeout=0.5),
+    )
+    errors = [each.result()[0] for each in failed]
+    assert "(Worker 'b' came with world_size=3.)" in errors[0] or "(Worker 'a' came with world_size=2.)" in errors[1]
 
 
 def test_hundreds_of_missing_workers_are_not_all_listed() -> None:

@@ -187,6 +187,20 @@ def test_attributes_and_notes_arrive() -> None:
     assert "by the way: é" in arrived.remote_traceback
 
 
+def test_notes_arrive_where_the_exception_itself_drops_them() -> None:
+    original = WithReduce(1, 2)
+    original.add_note("kept")
+    assert there(original).__notes__ == ["kept"]
+
+
+def test_a_story_is_not_sent_twice() -> None:
+    arrived = there(ValueError("x"), worker="w" * 10_000)
+    failure = describe(arrived, WORKER)
+    assert failure.recipe is not None
+    assert len(failure.recipe[0]) < 200
+    assert len(pickle.dumps(copy.copy(arrived))) < 2 * 10_000 + len(arrived.remote_traceback)
+
+
 def test_exception_groups() -> None:
     arrived = there(ExceptionGroup("several", [ValueError("a"), ExceptionGroup("inner", [KeyError("b")])]))
     assert isinstance(arrived, ExceptionGroup)

@@ -62,13 +62,14 @@ def test_compressed_sparse(name: str, requires_grad: bool) -> None:
         assert torch.equal(arrived.to_dense(), dense)
 
 
-def test_writes_to_a_sparse_tensor_are_seen() -> None:
-    sent = torch.eye(5000).to_sparse()
-    packed = pack(sent)
-    before = fingerprint(packed)
-    assert unchanged(packed, before)
-    sent.mul_(2)
-    assert not unchanged(packed, before)
+def test_writes_to_the_whole_are_seen_in_its_parts() -> None:
+    dense = torch.eye(5000)
+    for sent in (dense.to_sparse(), dense.to_sparse_csr(), torch.nested.nested_tensor([dense[0], dense[1, 1:]])):
+        packed = pack(sent)
+        before = fingerprint(packed)
+        assert unchanged(packed, before)
+        sent.mul_(2)
+        assert not unchanged(packed, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])

@@ -173,6 +173,14 @@ def test_what_has_a_name_goes_by_name_also_next_to_code_without_one() -> None:
     assert arrived(5) == 5
 
 
+def test_code_of_the_main_program_goes_by_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function() -> None: ...
+
+    function.__module__, function.__qualname__ = "__main__", "a_function_of_main"
+    monkeypatch.setattr(sys.modules["__main__"], "a_function_of_main", function, raising=False)
+    assert there((function, lambda: 0))[0] is function
+
+
 def test_torch_functions_and_operators() -> None:
     functions = [torch.add, torch.ones, torch.Tensor.add_, torch.nn.functional.gelu, torch.fft.fft, torch.relu_]
     operators = [torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default]
@@ -379,28 +387,31 @@ def test_the_first_registration_wins() -> None:
     assert there(Counted("x"))[0] == "x"
 
 
+class Late:
+    """Gets its reducer while a message is being packed."""
+
+
+class Registers:
+    def __reduce__(self) -> Any:
+        register_reducer(Late, lambda obj, scope: (str, ("late",)))
+        return str, ("registered",)
+
+
 def test_a_registration_reaches_picklers_in_use() -> None:
-    class Late:
-        pass
-
-    class Registers:
-        def __reduce__(self) -> Any:
-            register_reducer(Late, lambda obj, scope: (str, ("late",)))
-            return str, ("registered",)
-
     assert there(Registers()) == "registered"
     assert there(Late()) == "late"
 
 
-def test_copyreg_is_respected_at_any_time() -> None:
-    class Foreign:
-        pass
+class Foreign:
+    """Gets its reducer from `copyreg`, and then another."""
 
+
+def test_copyreg_is_respected_at_any_time() -> None:
     try:
         for answer in ("first", "second"):
             copyreg.pickle(Foreign, lambda obj, answer=answer: (str, (answer,)))  # type: ignore[arg-type]
-            assert there(Foreign()) == answer
-            assert there([Foreign(), lambda: 0])[0] == answer
+            assert there(Foreign()) == answer  # by a pickler that the next round finds idle
+        assert there([Foreign(), lambda: 0])[0] == "second"
     finally:
         del copyreg.dispatch_table[Foreign]
 

@@ -50,6 +50,7 @@ class Future(torch.futures.Future[T]):
         self._canceller = canceller
         self._failure: _Failure | None = None
         self._settled = False
+        self._value: T | None = None
         self._watchers: list[Callable[[], None]] = []
 
     @property
@@ -60,24 +61,27 @@ class Future(torch.futures.Future[T]):
     # Settling, once; who may do it is decided by the table of pending calls.
 
     def _succeed(self, value: T) -> None:
-        super().set_result(value)
+        self._value = value
         self._announce()
+        super().set_result(value)
 
     def _fail(self, error: BaseException) -> None:
         failure = self._failure = _Failure(error)
         self._set_unwrap_func(failure.show)
-        super().set_result(cast(T, error))
         self._announce()
+        super().set_result(cast(T, error))
 
     def set_result(self, result: T) -> None:
-        super().set_result(result)
-        self._announce()
+        if self._settled:
+            super().set_result(result)  # raises, in torch's words
+        self._succeed(result)
 
     def set_exception(self, result: T) -> None:
         assert isinstance(result, BaseException), f"{result!r} is not an exception"
         self._fail(result)
 
     def _announce(self) -> None:
+        """Wake whoever waits. Before torch knows: that runs the program's callbacks, which may take their time."""
         self._settled = True
         self._canceller = None
         self._tell_watchers()
@@ -100,7 +104,7 @@ class Future(torch.futures.Future[T]):
 
     def done(self) -> bool:
         """Whether there is a value or an error."""
-        return self._settled or super().done()
+        return self._settled
 
     def wait(self, timeout: float | None = None) -> T:
         """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
@@ -108,13 +112,13 @@ class Future(torch.futures.Future[T]):
             block_until(self._when_settled, timeout, self.what)
         if self._failure is not None:
             self._failure.show()
-        return super().wait()
+        return cast(T, self._value)
 
     def value(self) -> T:
         """The value of a settled future, or its error."""
-        if self._failure is not None:
-            self._failure.show()
-        return super().value()
+        if not self._settled:
+            return super().value()  # raises, in torch's words
+        return self.wait()
 
     def exception(self) -> BaseException | None:
         """The error of a settled future; None if it has a value, or is not settled."""

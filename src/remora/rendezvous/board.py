@@ -33,7 +33,7 @@ class Board:
 
     def __init__(self, store: Store) -> None:
         self.where = describe(store)
-        self._kept = store  # PrefixStore keeps the native part of it only, which is not enough if it is written in Python
+        self._kept = store  # PrefixStore keeps only the native part, which is not enough of a store written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
         self._broken = ""

@@ -27,7 +27,7 @@ from remora.transport.addresses import host_and_port
 from remora.transport.patience import in_time, until_listening
 
 _FOR_EVER = timedelta(days=365)
-_ANSWER_TIMEOUT = 5.0  # for a store that is there: it answers at once, and what is no store never does
+_ANSWER_TIMEOUT = 10.0  # for a store that is there: it answers at once, or when it has looked up our name in vain
 _FREE_BYTES_NEEDED = 256 * 1024
 
 T = TypeVar("T")
@@ -191,15 +191,17 @@ def _await_host(meeting: _Meeting, host: str, port: int) -> None:
 def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     """The port is taken: fine if by a store where groups of ours met before, hosted by the rank 0 of then."""
 
+    deadline = min(meeting.deadline, time.monotonic() + _ANSWER_TIMEOUT)
+
     def connect() -> Store | None:
-        store = TCPStore(host, port, None, False, timedelta(seconds=_ANSWER_TIMEOUT))
+        store = TCPStore(host, port, None, False, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
         return store if c10d.is_initialized() or store.check([f"{PREFIX}/{KIND}"]) else None
 
     taken = meeting.failed(
         f"port {port} is in use by another program (address already in use). Choose another port, or end that program."
     )
     try:
-        store = in_time(connect, min(meeting.deadline, time.monotonic() + _ANSWER_TIMEOUT))
+        store = in_time(connect, deadline)
     except (RuntimeError, TimeoutError) as error:
         raise taken from error
     if store is None:

@@ -51,11 +51,11 @@ def _take_apart(out: Outgoing, tensor: torch.Tensor) -> Reduced | None:
     if tensor.is_meta:
         return _reduce_meta(tensor)
     if tensor.is_nested and tensor.layout is torch.strided:
-        return _reduce_nested(out, tensor)
+        return _reduce_nested(tensor)
     if tensor.layout is torch.sparse_coo:
-        return _reduce_coo(out, tensor)
+        return _reduce_coo(tensor)
     if tensor.layout in _COMPRESSED:
-        return _reduce_compressed(out, tensor)
+        return _reduce_compressed(tensor)
     if tensor.is_mkldnn:
         return _mkldnn, (tensor.detach().to_dense(), tensor.requires_grad)
     if tensor.is_quantized:
@@ -67,22 +67,19 @@ def _reduce_meta(tensor: torch.Tensor) -> Reduced:
     return _meta, (NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), int(tensor.requires_grad))
 
 
-def _reduce_nested(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+def _reduce_nested(tensor: torch.Tensor) -> Reduced:
     plain = tensor.detach()
-    out.tensors.append(tensor)  # the parts count their writes apart
     parts = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
     return _nested, (plain.values(), *parts, tensor.requires_grad)
 
 
-def _reduce_coo(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+def _reduce_coo(tensor: torch.Tensor) -> Reduced:
     plain = tensor.detach()
-    out.tensors.append(tensor)
     return _coo, (plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced(), tensor.requires_grad)
 
 
-def _reduce_compressed(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+def _reduce_compressed(tensor: torch.Tensor) -> Reduced:
     plain = tensor.detach()
-    out.tensors.append(tensor)
     layout, rows, columns = _COMPRESSED[tensor.layout]
     indices = getattr(plain, rows)(), getattr(plain, columns)()
     return _compressed, (layout, *indices, plain.values(), tuple(plain.shape), tensor.requires_grad)

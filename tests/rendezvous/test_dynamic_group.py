@@ -1,0 +1,182 @@
+"""Groups that workers join and leave at any time, on every kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, record
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from remora.errors import RendezvousError
+from remora.rendezvous.group import DynamicGroup
+from remora.rendezvous.record import WorkerRecord
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    with meeting_place(request.param, tmp_path) as store:
+        yield store
+
+
+def joined(store: object, *records: WorkerRecord) -> DynamicGroup:
+    group = DynamicGroup(store, 20)  # type: ignore[arg-type]
+    for each in records:
+        group.join(each)
+    return group
+
+
+def test_everybody_sees_who_joined_and_left(place: Open) -> None:
+    a, b, c = record("a-1", 5), record("b:2", 0), record("c_3", 9)
+    ours, theirs = DynamicGroup(place(), 20), DynamicGroup(place(), 20)
+    assert ours.join(a) == [a]
+    assert theirs.join(b) == [b, a]
+    assert ours.group_id == theirs.group_id != ""
+    assert theirs.join(c) == ours.members() == [b, a, c]
+    ours.leave(a)
+    assert theirs.members() == ours.members() == [b, c]
+    assert "2 workers" in repr(theirs)
+
+
+def test_a_member_is_found_by_name_or_id(place: Open) -> None:
+    a, b = record("a", 5), record("b", 0)
+    group, other = joined(place(), a), DynamicGroup(place(), 20)
+    other.join(b)
+    assert group.find("b") == group.find(0) == b
+    assert group.find("nobody") is group.find(1) is None
+    other.leave(b)
+    assert group.find("b") is group.find(0) is None
+
+
+def test_workers_that_join_at_once_see_each_other() -> None:
+    shared = HashStore()
+    records = [record(f"w{rank}", rank) for rank in range(20)]
+    groups = [DynamicGroup(shared, 20) for _ in records]
+    joins = at_once(*(lambda g=g, r=r: g.join(r) for g, r in zip(groups, records, strict=True)))
+    assert any(len(done.result()) == 20 for done in joins)
+    assert all(group.members() == records for group in groups)
+    assert len({group.group_id for group in groups}) == 1
+
+
+@pytest.mark.parametrize(("name", "rank", "text"), [("a", 7, "name 'a' is not unique"), ("b", 5, "id 5 is not unique")])
+def test_a_name_or_id_that_is_taken_is_refused(place: Open, name: str, rank: int, text: str) -> None:
+    a = record("a", 5)
+    group = joined(place(), a)
+    with pytest.raises(RuntimeError, match=rf"{text}.*'a' \(rank 5\) has it"):
+        joined(place(), record(name, rank))
+    assert group.members() == [a]
+    b = record("b", 7)  # nothing is left of the attempt: its name and id are free
+    assert group.join(b) == [a, b]
+
+
+def test_only_one_of_many_gets_a_name(place: Open) -> None:
+    records = [record("same", rank) for rank in range(8)]
+
+    def attempt(each: WorkerRecord) -> bool:
+        try:
+            joined(place(), each)
+        except RendezvousError as error:
+            assert "is not unique" in str(error)  # noqa: PT017
+            return False
+        return True
+
+    attempts = at_once(*(lambda each=each: attempt(each) for each in records))
+    winners = [each for each, done in zip(records, attempts, strict=True) if done.result()]
+    assert len(winners) == 1
+    assert DynamicGroup(place(), 20).members() == winners
+
+
+def test_who_left_may_come_again_as_another(place: Open) -> None:
+    first = record("a", 0)
+    group = joined(place(), first)
+    group.leave(first)
+    for again in (record("a", 0), record("a", 3), record("b", 0)):
+        assert group.join(again) == [again]
+        group.leave(again)
+    assert group.members() == []
+
+
+def test_the_dead_make_room_when_they_are_declared_dead(place: Open) -> None:
+    dead, alive, new = record("a", 0), record("b", 1), record("a", 0)
+    witness = joined(place(), dead, alive)
+    with pytest.raises(RendezvousError, match="neither left nor been declared dead"):
+        joined(place(), new)
+    assert DynamicGroup(place(), 20).join(new, dead={dead.incarnation}) == [new, alive]
+    assert witness.members() == [new, alive]
+
+
+def test_a_survivor_may_remove_the_dead(place: Open) -> None:
+    dead, alive = record("a", 0), record("b", 1)
+    survivor = joined(place(), dead, alive)
+    survivor.leave(dead)
+    survivor.leave(dead)  # two survivors may have the same idea
+    again = record("a", 0)
+    assert joined(place(), again).members() == [again, alive]
+    survivor.leave(dead)  # and a third one late: that must not hit who came after
+    with pytest.raises(RendezvousError, match="is not unique"):
+        joined(place(), record("a", 0))
+
+
+def test_a_record_that_somebody_else_wrote_can_be_taken_over() -> None:
+    store = HashStore()
+    strange = record("a", 0).to_json().decode().replace(":", ": ")
+    store.set("remora/dynamic/name/a", strange)
+    me = record("a", 0)
+    assert DynamicGroup(store, 20).join(me, dead={WorkerRecord.from_json(strange).incarnation}) == [me]
+
+
+def test_a_worker_that_dies_while_joining_disturbs_nobody() -> None:
+    store = HashStore()
+    a = record("a", 0)
+    group = joined(store, a)
+    store.add("remora/dynamic/lines", 1)  # one drew a number and was killed before it wrote its line
+    b = record("b", 1)
+    assert joined(store, b).members() == [a, b]
+    assert group.members() == [a, b]
+    late = record("late", 2)
+    store.set("remora/dynamic/line/2", f'{{"joined":{late.to_json().decode()}}}')  # or was just slow
+    assert group.members() == [a, b, late]
+
+
+def test_a_line_may_be_read_after_the_one_that_ends_it() -> None:
+    store = HashStore()
+    group = joined(store, record("a", 0))
+    slow = record("slow", 1)
+    assert store.add("remora/dynamic/lines", 1) == 2
+    store.set("remora/dynamic/line/3", f'{{"left":"{slow.incarnation}"}}')
+    assert store.add("remora/dynamic/lines", 1) == 3
+    assert [each.name for each in group.members()] == ["a"]
+    store.set("remora/dynamic/line/2", f'{{"joined":{slow.to_json().decode()}}}')
+    assert [each.name for each in group.members()] == ["a"]
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"joined": 7}', "[" * 100_000])
+def test_a_line_that_nobody_wrote_is_named(line: str) -> None:
+    store = HashStore()
+    group = joined(store, record("a", 0))
+    store.set("remora/dynamic/line/2", line)
+    store.add("remora/dynamic/lines", 1)
+    with pytest.raises(RendezvousError, match="no worker wrote"):
+        group.members()
+
+
+# --- what it costs ---
+
+
+@pytest.mark.parametrize("size", [1, 10, 50])
+def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
+    shared = HashStore()
+    group = joined(shared, *(record(f"w{rank}", rank) for rank in range(size)))
+    store = CountingStore(shared)
+    newcomer = DynamicGroup(store, 20)
+    newcomer.join(record("new", size))
+    assert sum(store.counts.values()) == 9
+    assert store.counts["multi_get"] == 1
+    store.counts.clear()
+    newcomer.members()
+    assert sum(store.counts.values()) == 1  # nothing new
+    group.leave(record("w0", 0))
+    store.counts.clear()
+    newcomer.members()
+    assert sum(store.counts.values()) == 3

@@ -1,0 +1,285 @@
+"""Opening the store: every way to name it, and everything that can be wrong with the place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meeting_places import at_once, record
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from remora.errors import RendezvousError
+from remora.rendezvous import store as stores
+from remora.rendezvous.group import DynamicGroup, StaticGroup
+from remora.rendezvous.store import open_store, release_stores
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    yield
+    release_stores()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which something listens that says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, port: int) -> pytest.MonkeyPatch:
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    return monkeypatch
+
+
+def refusal(url: str, rank: int = 0, world_size: int | None = 2, timeout: float = 0.3) -> str:
+    with pytest.raises(RendezvousError) as caught:
+        open_store(url, rank, world_size, timeout)
+    assert url in str(caught.value)
+    assert f"rank {rank} of" in str(caught.value)
+    return str(caught.value)
+
+
+def check_shared(first: Store, second: Store) -> None:
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+
+
+# --- the ways to name it ---
+
+
+@pytest.mark.parametrize("world_size", [2, None, 0])
+def test_a_file(tmp_path: Path, world_size: int | None) -> None:
+    url = f"file://{tmp_path}/store"
+    check_shared(open_store(url, 0, world_size, 20), open_store(url, 1, world_size, 20))
+
+
+def test_the_file_of_a_static_group_goes_with_the_last_worker(tmp_path: Path) -> None:
+    opened = [open_store(f"file://{tmp_path}/store", rank, 2, 20) for rank in range(2)]
+    assert os.listdir(tmp_path) == ["store"]
+    opened.clear()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("world_size", [2, None])
+def test_a_host_and_port(port: int, world_size: int | None) -> None:
+    url = f"tcp://127.0.0.1:{port}"
+    other, first = at_once(lambda: open_store(url, 1, world_size, 20), lambda: open_store(url, 0, world_size, 20))
+    check_shared(first.result(), other.result())
+
+
+@pytest.mark.parametrize("world_size", [2, None])
+def test_the_environment(environment: pytest.MonkeyPatch, world_size: int | None) -> None:
+    first = open_store("env://", 0, world_size, 20)
+    environment.setenv("RANK", "1")
+    environment.setenv("WORLD_SIZE", "7")  # of a process group; ours may be another
+    check_shared(first, open_store("env://", -1, world_size, 20))
+
+
+def test_what_a_worker_is_told_counts_more_than_the_environment(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("RANK", "1")
+    assert open_store("env://", 0, 2, 20) is not None  # a host: a client would have found nobody
+
+
+def test_a_launcher_may_host_the_store(environment: pytest.MonkeyPatch, port: int) -> None:
+    launcher = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=20))
+    environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    check_shared(launcher, open_store("env://", 0, 2, 20))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ipv6(port: int) -> None:
+    url = f"tcp://[::1]:{port}"
+    check_shared(open_store(url, 0, 2, 20), open_store(url, 1, 2, 20))
+
+
+@pytest.mark.parametrize("timeout", [20.0, 0.0])
+def test_the_timeout_is_that_of_the_store(tmp_path: Path, timeout: float) -> None:
+    opened = open_store(f"file://{tmp_path}/store", 0, 1, timeout)
+    assert opened.timeout == (timedelta(seconds=timeout) if timeout else timedelta(days=365))
+
+
+# --- something is missing ---
+
+
+@pytest.mark.parametrize("world_size", [2, None])
+def test_a_missing_rank(tmp_path: Path, environment: pytest.MonkeyPatch, world_size: int | None) -> None:
+    for url in (f"file://{tmp_path}/store", "tcp://127.0.0.1:23456"):
+        with pytest.raises(ValueError, match="rank parameter missing"):
+            open_store(url, -1, world_size, 20)
+    with pytest.raises(ValueError, match="environment variable RANK expected"):
+        open_store("env://", -1, world_size, 20)
+
+
+def test_a_missing_address(environment: pytest.MonkeyPatch) -> None:
+    environment.delenv("MASTER_PORT")
+    with pytest.raises(ValueError, match="MASTER_PORT"):
+        open_store("env://", 0, 2, 20)
+    with pytest.raises(ValueError, match="port number missing"):
+        open_store("tcp://127.0.0.1", 0, 2, 20)
+    with pytest.raises(ValueError, match="path missing"):
+        open_store("file://", 0, 2, 20)
+
+
+def test_an_unknown_way() -> None:
+    assert "No rendezvous handler for carrier-pigeon" in refusal("carrier-pigeon://coop")
+
+
+# --- the place is no good ---
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    start = time.monotonic()
+    text = refusal(f"file://{tmp_path}/missing/store", world_size=None)
+    assert f"{tmp_path}/missing/store: No such file or directory" in text
+    assert "a dynamic group" in text
+    assert time.monotonic() - start < 5
+
+
+def test_a_place_that_is_no_plain_file(tmp_path: Path) -> None:
+    assert "Is a directory" in refusal(f"file://{tmp_path}")
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a plain file" in refusal(f"file://{tmp_path}/pipe")
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", fail)
+    assert "Read-only file system" in refusal(f"file://{tmp_path}/store")
+
+
+def test_a_full_disk(full_disk: Path) -> None:
+    start = time.monotonic()
+    assert "no space left" in refusal(f"file://{full_disk}/store", timeout=20)
+    assert time.monotonic() - start < 5
+
+
+def test_a_disk_that_is_full_in_spite_of_what_it_says(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_FREE_BYTES_NEEDED", 0)
+    assert "No space left on device" in refusal(f"file://{full_disk}/store", timeout=20)
+
+
+def test_a_disk_that_fills_up_while_the_group_forms(full_disk: Path) -> None:
+    """The file is damaged then, and PyTorch would read it for ever: whoever meets the error touches it no more."""
+    (full_disk / "ballast").unlink()
+    store = FileStore(str(full_disk / "store"), -1)
+    store.set("ballast", "x" * 7900)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match="No space left on device"):
+        StaticGroup(store, 2, 20).join(record("a" * 100, 0))
+    assert time.monotonic() - start < 5
+    os.unlink(full_disk / "store")  # or the end of the store would read it, too
+
+
+def test_nobody_listens(port: int) -> None:
+    start = time.monotonic()
+    text = refusal(f"tcp://127.0.0.1:{port}", rank=1)
+    assert f"nobody listened at 127.0.0.1:{port} within 0.3 s" in text
+    assert "Rank 0 hosts the store" in text
+    assert time.monotonic() - start < 5
+
+
+def test_a_stranger_listens_where_the_store_should_be(taken: int) -> None:
+    start = time.monotonic()
+    text = refusal(f"tcp://127.0.0.1:{taken}", rank=1)
+    assert "did not answer within 0.3 s" in text
+    assert time.monotonic() - start < 5
+
+
+def test_a_port_in_use(taken: int) -> None:
+    start = time.monotonic()
+    text = refusal(f"tcp://127.0.0.1:{taken}")
+    assert f"port {taken} is in use" in text
+    assert "address already in use" in text
+    assert time.monotonic() - start < 5
+
+
+def test_a_port_in_use_by_the_store_of_somebody_else(port: int) -> None:
+    other = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=20))
+    other.set("their", "key")
+    assert f"port {port} is in use" in refusal(f"tcp://127.0.0.1:{port}", timeout=20)
+
+
+WAIT = """
+import sys
+from remora.rendezvous.store import open_store
+print("ready", flush=True)
+open_store(sys.argv[1], 1, 2, 60)
+"""
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_ctrl_c_ends_the_wait_without_noise(port: int, taken: int, listening: bool) -> None:
+    url = f"tcp://127.0.0.1:{taken if listening else port}"
+    with subprocess.Popen([sys.executable, "-c", WAIT, url], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert "c10d" not in errors
+
+
+# --- one group after the other ---
+
+
+def test_a_host_that_comes_again_finds_its_store(port: int) -> None:
+    """Dropping the first store does not end it: others may already wait there for the next group."""
+    url = f"tcp://127.0.0.1:{port}"
+    first = open_store(url, 0, 2, 20)
+    other = open_store(url, 1, 2, 20)
+    other.set("next", "group")
+    del first
+    assert open_store(url, 0, 2, 20).get("next") == b"group"
+
+
+def test_stores_can_be_released(port: int) -> None:
+    open_store(f"tcp://127.0.0.1:{port}", 0, 2, 20)
+    release_stores()
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_groups_meet_again_and_again_at_one_place(kind: str, port: int, tmp_path: Path) -> None:
+    url = f"tcp://127.0.0.1:{port}" if kind == "tcp" else f"file://{tmp_path}/store"
+
+    def join(rank: int, turn: int) -> Any:
+        group = StaticGroup(open_store(url, rank, 3, 20), 3, 20)
+        return group.join(record(f"w{turn}-{rank}", rank))
+
+    for turn in range(3):
+        joined = at_once(*(lambda rank=rank, turn=turn: join(rank, turn) for rank in range(3)))
+        assert all([each.name for each in done.result()] == [f"w{turn}-{rank}" for rank in range(3)] for done in joined)
+
+
+def test_a_dynamic_group_meets_there_too(port: int) -> None:
+    url = f"tcp://127.0.0.1:{port}"
+    first, second = record("a", 0), record("b", 1)
+    ours = DynamicGroup(open_store(url, 0, None, 20), 20)
+    ours.join(first)
+    assert DynamicGroup(open_store(url, 1, None, 20), 20).join(second) == [first, second]
