@@ -39,6 +39,7 @@ class Worker:
     ) -> None:
         self._me = WorkerInfo(name, rank)
         self.is_static_group = bool(world_size)
+        self.leaks: list[str] = []  # values that somebody held when no call was under way any more
         self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
         settings = settings.with_environment()
         bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
@@ -187,9 +188,7 @@ def _protection(settings: Settings, master_host: str | None) -> tuple[bytes, str
     """(the group's secret, the host to listen on). Refuses to be reached by strangers without a secret."""
     given = find_secret(settings.secret, settings.secret_file)
     secured = given is not None or settings.insecure
-    bind_host = addresses.choose_bind_host(
-        settings.host, settings.interface, secured=secured, master_host=master_host
-    )
+    bind_host = addresses.choose_bind_host(settings.host, settings.interface, secured=secured, master_host=master_host)
     addresses.check_exposure(master_host, bind_host, given.value if given else None, settings.insecure)
     if given is not None:
         return given.value, bind_host

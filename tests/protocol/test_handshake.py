@@ -179,6 +179,33 @@ def test_the_wrong_peer_is_told_apart(me: Identity, expected: Identity | None, w
     assert a.proven or b.proven
 
 
+class TrustingCaller(Caller):
+    def _check(self, peer: Identity) -> None:
+        pass
+
+
+class TrustingListener(Listener):
+    def _read_hello(self, body: dict[str, object]) -> Hello:
+        return Hello(ALICE, "session-1", 3)
+
+
+STRANGERS = [(Identity("bob", 1, "b" * 16, "group-2"), Why.GROUP), (Identity("bob", 1, "c" * 16, "group-1"), Why.RESTARTED)]
+
+
+@pytest.mark.parametrize(("me", "why"), STRANGERS)
+def test_the_caller_checks_for_itself(me: Identity, why: Why) -> None:
+    a, b = caller(), TrustingListener(me, lambda hello: 0, SECRET)
+    converse(a, b)
+    assert a.why is why
+
+
+@pytest.mark.parametrize(("me", "why"), STRANGERS)
+def test_the_listener_checks_for_itself(me: Identity, why: Why) -> None:
+    a, b = TrustingCaller(ALICE, "session-1", 3, SECRET, expected=BOB), listener(me=me)
+    converse(a, b)
+    assert b.why is why
+
+
 def test_a_caller_that_expects_nobody_takes_any_worker_of_its_group() -> None:
     a, b = caller(expected=None), listener()
     assert converse(a, b) == (None, None)

@@ -16,6 +16,7 @@ from remora.wire.pickling import pack, unpack
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
     pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
 ]
 

@@ -17,7 +17,7 @@ from remora.agent.futures import Future, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.timers import Timers
-from remora.errors import NotInitialized, SerializationError
+from remora.errors import CallError, NotInitialized, SerializationError
 from remora.options import Settings
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
@@ -116,7 +116,11 @@ class Agent:
 
         call = Call(peer.name, target, settled)
         future: Future[Any] = Future(call, origin, cancel)
-        self.start_call(peer, call, kind, packed, flags, timeout)
+        try:
+            self.start_call(peer, call, kind, packed, flags, timeout)
+        except CallError as error:  # as with any other failure of the call: who waits for it gets it
+            channel.forget(call)
+            future._fail(error)
         return future
 
     def start_call(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
@@ -188,7 +192,7 @@ class Agent:
 
     def counters(self) -> dict[str, int | float]:
         """What the agent is doing, under PyTorch's names."""
-        threads, watching, active = self.crew.counts()
+        _, watching, active = self.crew.counts()
         found: dict[str, int | float] = {
             "agent.thread_pool_size": self.crew.limit,
             "agent.num_idle_threads": min(watching, self.crew.limit),

@@ -123,6 +123,8 @@ class Channel:
         patience: float = 0.0,
     ) -> None:
         """Number a message and hand it to the kernel; without a link it is kept until there is one."""
+        if self.closed:
+            return
         with self._writing:
             self._write(kind, flags, call, timeout, body, packed, patience)
         if self._port is None and self.dialled and not self.closed:

@@ -28,7 +28,7 @@ LARGE = 1 << 17
 class Request:
     """A request being served: what was asked, by whom, until when, and the way back."""
 
-    __slots__ = ("_answered", "_dispatch", "caller", "channel", "deadline", "frame", "on_cancel")
+    __slots__ = ("_answered", "_dispatch", "caller", "cancelled", "channel", "deadline", "frame", "on_cancel")
 
     def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame) -> None:
         self._dispatch = dispatch
@@ -37,6 +37,7 @@ class Request:
         self.frame = frame
         self.deadline = time.monotonic() + frame.timeout if frame.timeout else NEVER
         self.on_cancel: Callable[[], None] | None = None
+        self.cancelled = False
         self._answered = False
 
     def unpack(self) -> object:
@@ -79,9 +80,16 @@ class Request:
         channel.job_done()
 
     def cancel(self) -> None:
-        """The caller does not wait any more."""
+        """The caller does not wait any more: a function that has not begun never will, a coroutine is cancelled."""
+        self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
+
+    def drop(self) -> None:
+        """Do not run it, and answer nothing: nobody waits."""
+        self._answered = True
+        self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)
+        self.channel.job_done()
 
 
 Handler = Callable[[Request], None]
@@ -122,6 +130,9 @@ class Dispatch:
             self.crew.submit(work, hurry=False)
 
     def _handle(self, handler: Handler, request: Request) -> None:
+        if request.cancelled:
+            request.drop()
+            return
         try:
             handler(request)
         except BaseException as error:
@@ -132,12 +143,6 @@ class Dispatch:
         request = self.serving.get((channel.session_id, call))
         if request is not None:
             request.cancel()
-
-    def forget(self, channel: Channel) -> None:
-        """The caller on this channel is gone: nobody waits for its calls."""
-        for key, request in list(self.serving.items()):
-            if key[0] == channel.session_id:
-                request.cancel()
 
     def counts(self) -> int:
         """Requests queued or running."""

@@ -128,8 +128,21 @@ class Future(torch.futures.Future[T]):
         return self._failure.error
 
     def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
-        """A future of what `callback(self)` returns."""
-        return super().then(callback)
+        """A future of what `callback(self)` returns, or of what it raises."""
+        if not callable(callback):
+            return super().then(callback)  # raises, in torch's words
+        result: Future[Any] = Future(f"what follows {self.what}", self._origin)
+
+        def run(_: object) -> None:
+            try:
+                value = callback(self)
+            except BaseException as error:
+                result._fail(_as_runtime_error(error))
+            else:
+                result._succeed(value)
+
+        self.add_done_callback(run)
+        return result
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
@@ -173,10 +186,17 @@ class Future(torch.futures.Future[T]):
         failure = getattr(self, "_failure", None)
         if failure is not None and not failure.seen:
             failure.seen = True
-            log.error(
-                "%s, started at %s, failed and nobody looked: %s: %s",
-                self.what or "a call", "{}:{}".format(*self._origin) if self._origin else "?", type(failure.error).__name__, failure.error,
-            )  # fmt: skip
+            where = "{}:{}".format(*self._origin) if self._origin else "an unknown place"
+            log.error("%s, started at %s, failed and nobody looked: %r", self.what or "a call", where, failure.error)
+
+
+def _as_runtime_error(error: BaseException) -> BaseException:
+    """Programs catch RuntimeError around callbacks, because torch turns every error into one."""
+    if isinstance(error, RuntimeError):
+        return error
+    shown = RuntimeError(f"Got the following error when running the callback: {type(error).__name__}: {error}")
+    shown.__cause__ = error
+    return shown
 
 
 def block_until(subscribe: Callable[[Callable[[], None]], None], timeout: float | None, what: str) -> None:

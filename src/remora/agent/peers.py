@@ -22,7 +22,13 @@ from remora.agent.dispatch import Dispatch
 from remora.agent.introduction import Introduction
 from remora.agent.timers import Timers
 from remora.errors import (
-    AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost, WorkerNotFound,
+    AuthenticationError,
+    CallNotSent,
+    CallOutcomeUnknown,
+    ProtocolError,
+    RemoraError,
+    WorkerLost,
+    WorkerNotFound,
 )  # fmt: skip
 from remora.options import Settings
 from remora.rendezvous.record import WorkerRecord
@@ -181,7 +187,6 @@ class Peers:
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         if channel.link is None and peer.incoming is channel:
-            self._dispatch.forget(channel)
             channel.close()
 
     # Connecting.
@@ -271,8 +276,7 @@ class Peers:
         peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
         peer.outgoing.close()
         if peer.incoming is not None:
-            self._dispatch.forget(peer.incoming)
-            peer.incoming.close()
+            peer.incoming.close()  # what it asked for before still runs; nobody hears the answer
         for obituary in self.obituaries:
             obituary(peer)
 

@@ -27,8 +27,8 @@ from remora.rpc.api import (
 )
 from remora.rpc.backend_registry import BackendType, BackendValue
 from remora.rpc.backends import REMORA, TENSORPIPE
-from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from remora.rpc.gathering import AllGatherStates
+from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from remora.rref.handle import RRef
 from remora.vocabulary.ids import WorkerInfo, check_worker_name
 from remora.worker import Worker, after_fork_in_child

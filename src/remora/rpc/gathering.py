@@ -186,6 +186,7 @@ def settle(api: Any, worker: Worker, timeout: float) -> None:
             raise CallTimeout(
                 f"{worker.get_worker_info()} still has calls under way after {timeout:.2f} seconds in shutdown"
             )
+        worker.leaks = worker.references.table.leaks()  # while everybody is still here
         left = max(end - time.monotonic(), 0.001) if timeout else 0
         made = sum(api._all_gather(worker.calls_made, timeout=left).values())
         if made == before:

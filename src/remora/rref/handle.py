@@ -32,6 +32,9 @@ class RRef(Generic[T]):
         "_script", "_type", "_value",
     )  # fmt: skip
 
+    _value: Value | None  # on the owner
+    _fork: ForkId | None  # elsewhere
+
     def __init__(self, value: T, type_hint: Any = None) -> None:
         if current_references is None:
             raise NotInitialized("Current RPC agent is not set! Did you initialize the RPC framework?")
@@ -44,8 +47,8 @@ class RRef(Generic[T]):
         self._references = references
         self._owner = owner
         self._rref_id = rref_id
-        self._fork: ForkId | None = None
-        self._value: Value | None = None
+        self._fork = None
+        self._value = None
         self._created: Future[None] | None = None
         self._creation_error: BaseException | None = None
         self._script = False

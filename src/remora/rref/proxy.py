@@ -48,7 +48,7 @@ def call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[
     return Deferred(method, result) if hasattr(method, ASYNC_MARK) else result
 
 
-def type_on_owner(rref: RRef[Any]) -> type:
+def _rref_typeof_on_owner(rref: RRef[Any]) -> type:
     """On the owner: the type of the value."""
     return type(rref.local_value())
 
@@ -61,7 +61,7 @@ def type_of(rref: RRef[Any], timeout: float, blocking: bool) -> Any:
             known = Future("the type of a value")
             rref.to_here_async()._when_settled(partial(_settle_type, rref, known))
         else:
-            known = calls["rpc_async"](rref.owner(), type_on_owner, args=(rref,), timeout=timeout)
+            known = calls["rpc_async"](rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout)
         rref._type = known
     return known.wait() if blocking else known
 

@@ -31,7 +31,9 @@ from remora.wire.frames import Frame
 from remora.wire.pickling import register_reducer
 from remora.wire.scopes import PackScope, current_unpack_scope
 
-ForkData = tuple[int, int, int, int, int, int, str]  # owner, value's id (2), fork's id (2), parent, "script" or "PyObject"
+ForkData = tuple[
+    int, int, int, int, int, int, str
+]  # owner, value's id (2), fork's id (2), parent, "script" or "PyObject"
 
 NOBODY = -1
 RREF_ACK = int(MessageType.RREF_ACK)
@@ -212,7 +214,9 @@ class References:
 
     # Asking.
 
-    def remote(self, peer: Peer, kind: MessageType, target: object, what: object, flags: int, timeout: float) -> RRef[Any]:
+    def remote(
+        self, peer: Peer, kind: MessageType, target: object, what: object, flags: int, timeout: float
+    ) -> RRef[Any]:
         """Have `peer` make a value, and return a reference to it at once."""
         return create(self, peer, kind, target, what, flags, timeout)
 
@@ -252,7 +256,9 @@ class References:
 
 
 def _reduce(rref: RRef[Any], scope: PackScope) -> tuple[Any, ...]:
-    if scope is None or not isinstance(scope.peer, Peer):
+    if not isinstance(scope.peer, Peer):
+        if not rref.is_owner():
+            rref._check_usable("fork an UserRRef")
         rref.__reduce_ex__(5)
     return _rebuild, (rref._references.serialize(rref, scope),)
 

@@ -47,7 +47,9 @@ class Address:
             return cls("inproc", path=rest)
         if found and scheme == "tcp":
             return cls("tcp", *split_host_and_port(rest))
-        raise ValueError(f"Not an address: {text!r}. Give tcp://host:port, unix:///path, unix://@name or inproc://name.")
+        raise ValueError(
+            f"Not an address: {text!r}. Give tcp://host:port, unix:///path, unix://@name or inproc://name."
+        )
 
 
 def host_and_port(host: str, port: int) -> str:

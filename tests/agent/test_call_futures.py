@@ -1,0 +1,306 @@
+"""The future of a call: a torch future that can be waited for, chained, collected and cancelled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.futures import collect_all as collect_all_bound_early
+from torch.futures import wait_all as wait_all_bound_early
+
+from remora import rpc
+from remora.errors import CallCancelled, CallError
+from tests.agent.alone import wait_until
+
+gate = threading.Event()
+ran: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_gate() -> Iterator[None]:
+    gate.clear()
+    ran.clear()
+    yield
+    gate.set()
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def wait_at_gate(x: int = 0) -> int:
+    assert gate.wait(10.0)
+    ran.append(x)
+    return x
+
+
+def test_it_is_a_torch_future(me: str) -> None:
+    future = rpc.rpc_async(me, double, args=(2,))
+    assert isinstance(future, torch.futures.Future)
+    assert isinstance(future, torch._C.Future)
+    assert future.wait() == 4
+    assert future.done()
+    assert future.value() == 4
+    assert future.wait() == 4, "it may be waited for again"
+    assert future.exception() is None
+
+
+def test_it_is_not_done_before_its_call_is(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate, args=(3,))
+    assert not future.done()
+    with pytest.raises(RuntimeError):
+        future.value()
+    gate.set()
+    assert future.wait() == 3
+
+
+def test_wait_gives_up_after_its_own_timeout_and_the_call_goes_on(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate, args=(3,))
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match="wait_at_gate"):
+        future.wait(timeout=0.05)
+    assert 0.05 <= time.monotonic() - start < 1.0
+    assert not future.done()
+    gate.set()
+    assert future.wait(timeout=5.0) == 3
+
+
+def test_the_error_is_raised_by_every_way_of_looking(me: str) -> None:
+    future = rpc.rpc_async(me, fail, args=("words",))
+    for look in (future.wait, future.value, future.wait):
+        with pytest.raises(ValueError, match="words"):
+            look()
+    assert isinstance(future.exception(), ValueError)
+    assert future.done()
+
+
+def test_several_threads_may_wait_for_one_future(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate, args=(5,))
+    seen: list[int] = []
+    threads = [threading.Thread(target=lambda: seen.append(future.wait())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join(5.0)
+    assert seen == [5] * 4
+
+
+def test_waiting_does_not_stop_other_threads(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate)
+    thread = threading.Thread(target=future.wait)
+    thread.start()
+    start, steps = time.monotonic(), 0
+    while time.monotonic() - start < 0.05:
+        steps += 1
+    gate.set()
+    thread.join(5.0)
+    assert steps > 1000
+
+
+# Chaining.
+
+
+def test_then_gets_the_future_and_makes_another(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate, args=(3,))
+    chained = future.then(lambda done: done.value() + 1).then(lambda done: done.wait() * 10)
+    gate.set()
+    assert chained.wait() == 40
+
+
+def test_then_on_a_future_that_is_done_already(me: str) -> None:
+    future = rpc.rpc_async(me, double, args=(2,))
+    future.wait()
+    assert future.then(lambda done: done.value() + 1).wait() == 5
+
+
+def test_then_passes_an_error_on(me: str) -> None:
+    future = rpc.rpc_async(me, fail, args=("words",))
+    with pytest.raises(ValueError, match="words"):
+        future.then(lambda done: done.value()).wait()
+
+
+def test_an_error_in_a_callback_of_then_is_the_error_of_its_future(me: str) -> None:
+    def refuse(done: torch.futures.Future[int]) -> None:
+        raise KeyError(f"got {done.value()}")
+
+    with pytest.raises((KeyError, RuntimeError), match="got 4"):
+        rpc.rpc_async(me, double, args=(2,)).then(refuse).wait()
+
+
+def test_then_may_call_again(me: str) -> None:
+    chained = rpc.rpc_async(me, double, args=(2,)).then(lambda done: rpc.rpc_sync(me, double, args=(done.value(),)))
+    assert chained.wait() == 8
+
+
+def test_add_done_callback_runs_once_with_the_future(me: str) -> None:
+    seen: list[torch.futures.Future[int]] = []
+    called = threading.Event()
+    future = rpc.rpc_async(me, wait_at_gate, args=(1,))
+    future.add_done_callback(lambda done: (seen.append(done), called.set()))
+    assert not seen
+    gate.set()
+    assert called.wait(5.0)
+    assert [done.value() for done in seen] == [1]
+
+
+def test_a_callback_that_raises_harms_nobody(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate, args=(1,))
+    future.add_done_callback(lambda done: 1 / 0)
+    gate.set()
+    assert future.wait() == 1
+    assert rpc.rpc_sync(me, double, args=(2,)) == 4
+
+
+def test_callbacks_may_block_and_others_are_still_served(me: str) -> None:
+    reached = threading.Event()
+    release = threading.Event()
+
+    def block(done: torch.futures.Future[int]) -> None:
+        reached.set()
+        assert release.wait(10.0)
+
+    future = rpc.rpc_async(me, double, args=(1,))
+    chained = future.then(block) if not future.done() else None
+    if chained is not None:
+        assert reached.wait(5.0)
+    assert [rpc.rpc_async(me, double, args=(i,)).wait() for i in range(20)] == [2 * i for i in range(20)]
+    release.set()
+    if chained is not None:
+        chained.wait()
+
+
+# Many at once.
+
+
+@pytest.mark.parametrize("wait_all", [torch.futures.wait_all, wait_all_bound_early], ids=["looked up", "bound early"])
+def test_wait_all_gives_the_values_in_order(me: str, wait_all: Any) -> None:
+    assert wait_all([rpc.rpc_async(me, double, args=(i,)) for i in range(50)]) == [2 * i for i in range(50)]
+
+
+def test_wait_all_fails_as_soon_as_one_does(me: str) -> None:
+    futures = [rpc.rpc_async(me, wait_at_gate), rpc.rpc_async(me, fail, args=("words",))]
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="words"):
+        torch.futures.wait_all(futures)
+    assert time.monotonic() - start < 2.0
+    assert not futures[0].done()
+    gate.set()
+    futures[0].wait()
+
+
+def test_wait_all_bound_before_the_worker_started_still_raises(me: str) -> None:
+    futures = [rpc.rpc_async(me, double, args=(1,)), rpc.rpc_async(me, fail, args=("words",))]
+    with pytest.raises(ValueError, match="words"):
+        wait_all_bound_early(futures)
+
+
+@pytest.mark.parametrize(
+    "collect_all", [torch.futures.collect_all, collect_all_bound_early], ids=["looked up", "bound early"]
+)
+def test_collect_all_yields_the_futures(me: str, collect_all: Any) -> None:
+    futures = [rpc.rpc_async(me, double, args=(i,)) for i in range(3)]
+    collected = collect_all(futures)
+    assert [future.value() for future in collected.wait()] == [0, 2, 4]
+    assert collect_all(futures).then(lambda done: len(done.value())).wait() == 3
+
+
+def test_collect_all_of_nothing_ends(me: str) -> None:
+    assert torch.futures.collect_all([]).wait() == []
+    assert torch.futures.wait_all([]) == []
+
+
+def test_collecting_mixes_our_futures_with_others(me: str) -> None:
+    other: torch.futures.Future[int] = torch.futures.Future()
+    collected = torch.futures.collect_all([rpc.rpc_async(me, double, args=(1,)), other])
+    assert not collected.done()
+    other.set_result(9)
+    assert [future.value() for future in collected.wait()] == [2, 9]
+
+
+def test_plain_torch_futures_are_as_before(me: str) -> None:
+    plain: torch.futures.Future[int] = torch.futures.Future()
+    plain.set_result(1)
+    assert torch.futures.wait_all([plain]) == [1]
+    assert torch.futures.collect_all([plain]).wait()[0].value() == 1
+
+
+def test_wait_all_context_waits_for_the_calls_made_inside(me: str) -> None:
+    with rpc.api._wait_all():
+        futures = [rpc.rpc_async(me, wait_at_gate, args=(i,)) for i in range(3)]
+        gate.set()
+    assert all(future.done() for future in futures)
+    assert sorted(ran) == [0, 1, 2]
+
+
+def test_wait_all_context_raises_the_first_error(me: str) -> None:
+    with pytest.raises(ValueError, match="words"), rpc.api._wait_all():
+        rpc.rpc_async(me, fail, args=("words",))
+
+
+# Giving up.
+
+
+def test_a_cancelled_call_fails_at_once(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate)
+    assert not future.cancelled()
+    assert future.cancel()
+    assert future.cancelled()
+    assert future.done()
+    with pytest.raises(CallCancelled, match="wait_at_gate") as caught:
+        future.wait()
+    assert isinstance(caught.value, CallError)
+    assert not future.cancel(), "it is settled"
+
+
+def test_cancelling_runs_callbacks(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate)
+    chained = future.then(lambda done: type(done.exception()).__name__)  # type: ignore[attr-defined]
+    future.cancel()
+    assert chained.wait() == "CallCancelled"
+
+
+def test_a_call_that_was_answered_cannot_be_cancelled(me: str) -> None:
+    future = rpc.rpc_async(me, double, args=(1,))
+    future.wait()
+    assert not future.cancel()
+    assert not future.cancelled()
+    assert future.value() == 2
+
+
+def test_a_call_cancelled_before_it_ran_does_not_run(narrow: str) -> None:
+    blocker = rpc.rpc_async(narrow, wait_at_gate, args=(1,))
+    queued = rpc.rpc_async(narrow, wait_at_gate, args=(2,))
+    assert queued.cancel()
+    gate.set()
+    assert blocker.wait() == 1
+    assert rpc.rpc_sync(narrow, double, args=(1,)) == 2, "whatever was queued before this has been dealt with"
+    assert ran == [1]
+
+
+def test_a_late_answer_to_a_cancelled_call_is_dropped(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate, args=(1,))
+    future.cancel()
+    gate.set()
+    wait_until(lambda: ran == [1] or not rpc._get_current_rpc_agent().agent.dispatch.counts())
+    assert rpc.rpc_sync(me, double, args=(1,)) == 2
+    assert future.cancelled()
+
+
+def test_a_worker_forgets_calls_that_were_settled(me: str) -> None:
+    futures = [rpc.rpc_async(me, double, args=(i,)) for i in range(200)]
+    torch.futures.wait_all(futures)
+    future = rpc.rpc_async(me, wait_at_gate)
+    future.cancel()
+    gate.set()
+    agent = rpc._get_current_rpc_agent().agent
+    wait_until(lambda: agent.peers.active_calls() == 0 and agent.dispatch.counts() == 0)
+    assert rpc._get_debug_info()["agent.client_active_calls"] == "0"
