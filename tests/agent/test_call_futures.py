@@ -42,6 +42,13 @@ def wait_at_gate(x: int = 0) -> int:
     return x
 
 
+def everything_arrived() -> bool:
+    """Whether the callee (this worker itself) has taken in all that was sent."""
+    peer = rpc._get_current_rpc_agent().agent.peers.me
+    assert peer.incoming is not None
+    return not peer.outgoing._lazy and peer.incoming.session.received == peer.outgoing.session.sent
+
+
 def test_it_is_a_torch_future(me: str) -> None:
     future = rpc.rpc_async(me, double, args=(2,))
     assert isinstance(future, torch.futures.Future)
@@ -280,6 +287,7 @@ def test_a_call_cancelled_before_it_ran_does_not_run(narrow: str) -> None:
     blocker = rpc.rpc_async(narrow, wait_at_gate, args=(1,))
     queued = rpc.rpc_async(narrow, wait_at_gate, args=(2,))
     assert queued.cancel()
+    wait_until(everything_arrived)
     gate.set()
     assert blocker.wait() == 1
     assert rpc.rpc_sync(narrow, double, args=(1,)) == 2, "whatever was queued before this has been dealt with"

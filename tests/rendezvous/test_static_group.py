@@ -96,17 +96,26 @@ def test_a_fast_worker_may_come_back_before_the_others_have_left() -> None:
     assert first[0].group_id != again[0].group_id
 
 
-def test_who_saw_the_generation_and_came_too_late_waits_for_the_next() -> None:
-    store = HashStore()
-    late = record("late", 0)
-    call = RollCall(StaticGroup(store, 2, 20)._board, 2, late)  # has seen that generation 0 is forming
-    meet(lambda: store, 2, record("a", 0), record("b", 1))
-    roster = call.attend(time.monotonic() + 20)
-    assert not roster.has(late)
-    mine = [StaticGroup(store, 2, 20) for _ in range(2)]
-    joined = at_once(lambda: mine[0].join(late), lambda: mine[1].join(record("c", 1)))
+def test_who_saw_the_generation_and_came_too_late_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, late, attend = HashStore(), record("late", 0), RollCall.attend
+    first: list[StaticGroup] = []
+    complete = threading.Event()
+
+    def attend_late(self: RollCall, deadline: float) -> Roster:
+        if self._record is late and not first:
+            first.extend(meet(lambda: store, 2, record("a", 0), record("b", 1)))
+            complete.set()
+        return attend(self, deadline)
+
+    def partner() -> list[WorkerRecord]:
+        assert complete.wait(20)
+        return StaticGroup(store, 2, 20).join(record("c", 1))
+
+    monkeypatch.setattr(RollCall, "attend", attend_late)
+    mine = StaticGroup(store, 2, 20)
+    joined = at_once(lambda: mine.join(late), partner)
     assert [each.name for each in joined[0].result()] == ["late", "c"]
-    assert mine[0].group_id not in ("", roster.group)
+    assert mine.group_id != first[0].group_id
 
 
 # --- what it costs ---

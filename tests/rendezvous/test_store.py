@@ -223,6 +223,13 @@ def test_a_port_in_use_by_the_store_of_somebody_else(port: int) -> None:
     assert f"port {port} is in use" in refusal(f"tcp://127.0.0.1:{port}", timeout=20)
 
 
+def test_a_port_in_use_by_the_process_group_of_this_process(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank 0 may be another process than ours."""
+    theirs = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=20))
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    check_shared(theirs, open_store(f"tcp://127.0.0.1:{port}", 0, 2, 20))
+
+
 WAIT = """
 import sys
 from remora.rendezvous.store import open_store

@@ -17,23 +17,17 @@ from remora.agent.futures import Future, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.timers import Timers
-from remora.errors import CallError, NotInitialized, SerializationError
+from remora.errors import CallError, NotInitialized
 from remora.options import Settings
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
-from remora.vocabulary.messages import MessageType
-from remora.wire import failures
-from remora.wire.frames import FAILED, Frame
 from remora.wire.packed import Packed
-from remora.wire.pickling import unpack
-from remora.wire.scopes import UnpackScope
 
 log = logging.getLogger("remora")
 
 TICK = 0.5
 PATIENCE = 3600.0  # how long a call without a deadline may push a large message before it is copied aside
 GOODBYE_PATIENCE = 0.5
-CANCEL = int(MessageType.CANCEL)
 
 
 class Agent:
@@ -67,7 +61,7 @@ class Agent:
 
     def call(self, peer: Peer, kind: int, packed: Packed, flags: int, timeout: float, target: object) -> Any:
         """Call and wait for the value."""
-        call = Call(peer.name, target)
+        call = Call(peer, target)
         call.limit(timeout, self.timeout)
         channel = peer.outgoing
         self._check(peer, call)
@@ -80,8 +74,8 @@ class Agent:
             channel.send(kind, call.id, packed.body, packed, flags, left, left or PATIENCE)
             if peer.state != "alive":
                 self._recheck(peer, call)
-            frame = channel.await_reply(call)
-        return self.value_of(frame, peer, call)
+            channel.await_reply(call)
+        return call.value()
 
     def call_async(
         self,
@@ -94,32 +88,13 @@ class Agent:
         origin: tuple[str, int] | None = None,
     ) -> Future[Any]:
         """Call and return a future of the value."""
-        channel = peer.outgoing
-
-        def settled(call: Call) -> None:
-            if call.failure is not None:
-                future._fail(call.failure)
-                return
-            assert call.reply is not None
-            try:
-                value = self.value_of(call.reply, peer, call)
-            except BaseException as error:
-                future._fail(error)
-            else:
-                future._succeed(value)
-
-        def cancel() -> bool:
-            if not channel.forget(call):
-                return False
-            channel.send_lazily(CANCEL, call.id, b"")
-            return True
-
-        call = Call(peer.name, target, settled)
-        future: Future[Any] = Future(call, origin, cancel)
+        call = Call(peer, target)
+        future = call.promise(origin)
         try:
             self.start_call(peer, call, kind, packed, flags, timeout)
         except CallError as error:  # as with any other failure of the call: who waits for it gets it
-            channel.forget(call)
+            peer.outgoing.forget(call)
+            call.future = None
             future._fail(error)
         return future
 
@@ -160,16 +135,6 @@ class Agent:
         if peer.outgoing.forget(call):
             call.failure = self.peers.epitaph(peer, call.what)
             call.settle(self.crew.serve)
-
-    def value_of(self, frame: Frame, peer: Peer, call: Call) -> Any:
-        """The value in a reply, or the error it carries, raised."""
-        if frame.flags & FAILED:
-            raise failures.load(bytes(frame.body))
-        if frame.buffers is None:
-            raise SerializationError(
-                f"{call.what}: the result ({frame.size} bytes) does not fit into the memory of {self.me}"
-            )
-        return unpack(frame.body, frame.buffers, UnpackScope(peer, frame.arrival))
 
     # Time passes.
 

@@ -7,12 +7,22 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import count
+from typing import TYPE_CHECKING, Any
 
-from remora.errors import CallTimeout
-from remora.wire.frames import Frame
+from remora.agent.futures import Future
+from remora.errors import CallTimeout, SerializationError
+from remora.vocabulary.messages import MessageType
+from remora.wire import failures
+from remora.wire.frames import FAILED, Frame
+from remora.wire.pickling import unpack
+from remora.wire.scopes import UnpackScope
+
+if TYPE_CHECKING:
+    from remora.agent.peers import Peer
 
 NEVER = float("inf")
 UNSET_TIMEOUT = -1.0
+CANCEL = int(MessageType.CANCEL)
 
 next_call_id: Callable[[], int] = count(1).__next__
 
@@ -28,25 +38,84 @@ def name_of(target: object) -> str:
 
 
 class Call:
-    """What a caller waits for. Settled once: by a reply, or by a failure."""
+    """What a caller waits for. Settled once: by a reply, or by a failure.
 
-    __slots__ = ("_signal", "callee", "deadline", "failure", "id", "on_settled", "reply", "target", "timeout")
+    A burst of thousands of calls is common, and what the garbage collector has to look at is what costs then: a call is
+    this one object, and a future if it is asynchronous.
+    """
 
-    def __init__(self, callee: str, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
+    __slots__ = (
+        "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "reply", "target", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
         self.id = next_call_id()
-        self.callee = callee
+        self.peer = peer
         self.target = target  # the function, or a word for what is asked
         self.deadline = NEVER
         self.timeout = 0.0  # what was allowed, for messages to people
         self.reply: Frame | None = None
         self.failure: BaseException | None = None
-        self.on_settled = on_settled  # asynchronous calls: run by the crew, or by whoever makes the call fail
+        self.asynchronous = on_settled is not None  # no thread waits: the crew passes the outcome on
+        self.on_settled = on_settled
+        self.future: Future[Any] | None = None  # in the place of on_settled
         self._signal: threading.Lock | None = None  # synchronous calls: released when settled
+
+    def promise(self, origin: tuple[str, int] | None) -> Future[Any]:
+        """Make the call asynchronous, with a future of its value."""
+        future: Future[Any] = Future(self, origin)
+        self.future = future
+        self.asynchronous = True
+        return future
 
     @property
     def what(self) -> str:
         """The call in words, for messages to people. Made when needed: most calls succeed."""
-        return f"call of {name_of(self.target)} on {self.callee}"
+        return f"call of {name_of(self.target)} on {self.peer.name}"
+
+    def value(self) -> Any:
+        """What the reply says: a value, or an error, raised."""
+        if self.failure is not None:
+            raise self.failure
+        frame = self.reply
+        assert frame is not None
+        if frame.flags & FAILED:
+            raise failures.load(bytes(frame.body))
+        if frame.buffers is None:
+            raise SerializationError(f"{self.what}: the result ({frame.size} bytes) does not fit into the memory here")
+        return unpack(frame.body, frame.buffers, UnpackScope(self.peer, frame.arrival))
+
+    def error(self) -> BaseException | None:
+        """The error of a settled call; None if it has a value."""
+        try:
+            self.value()
+        except BaseException as error:
+            return error
+        return None
+
+    def finish(self) -> None:
+        """Pass the outcome of an asynchronous call on. May run code of the program."""
+        future = self.future
+        if future is None:
+            assert self.on_settled is not None
+            self.on_settled(self)
+            return
+        self.future = None  # the future knows its call: together they would wait for the garbage collector
+        try:
+            value = self.value()
+        except BaseException as error:
+            future._fail(error)
+        else:
+            future._succeed(value)
+
+    def cancel(self) -> bool:
+        """The caller gives up. False if the call is settled."""
+        channel = self.peer.outgoing
+        if not channel.forget(self):
+            return False
+        self.future = None
+        channel.send_lazily(CANCEL, self.id, b"")
+        return True
 
     @property
     def settled(self) -> bool:
@@ -57,12 +126,11 @@ class Call:
         return None if self.deadline == NEVER else self.deadline - time.monotonic()
 
     def settle(self, run: Callable[[Callable[[], None]], None]) -> None:
-        """Tell whoever waits that a reply or a failure is there: wake its thread, or have `run` call it back."""
-        notify = self.on_settled
-        if notify is None:
-            self.wake()
+        """Tell whoever waits that a reply or a failure is there: wake its thread, or have `run` pass it on."""
+        if self.asynchronous:
+            run(self.finish)
         else:
-            run(lambda: notify(self))
+            self.wake()
 
     def wake(self) -> None:
         """Let the thread that waits for this call look at it."""

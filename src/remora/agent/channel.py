@@ -39,16 +39,21 @@ BACKLOG_LIMIT = 1 << 16
 REPLY_PATIENCE = 1.0
 
 
-class Kept(NamedTuple):
-    """How to say a message again after a reconnect."""
+class Large(NamedTuple):
+    """How to say a large message again after a reconnect: it lies in memory that the program may have changed since."""
 
     call: int
     parts: Sequence[Part]
-    packed: Packed | None  # whose memory the parts refer to
+    packed: Packed
     fingerprint: tuple[int | None, ...]
 
     def intact(self) -> bool:
-        return self.packed is None or memory.unchanged(self.packed, self.fingerprint)
+        return memory.unchanged(self.packed, self.fingerprint)
+
+
+Kept = (
+    bytes | Large
+)  # what a session keeps of a message: most are one piece of bytes, which the garbage collector ignores
 
 
 class Owner(Protocol):
@@ -162,7 +167,7 @@ class Channel:
             kind, flags, call, timeout, body = lazy.popleft()
             number = session.number()
             data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
-            session.keep(number, len(data), Kept(call, (data,), None, ()))
+            session.keep(number, len(data), data)
             batch.append(data)
         self._lazy_bytes = 0
         self._put((b"".join(batch),), 0.0)
@@ -176,7 +181,7 @@ class Channel:
         number = session.number()
         if packed is None or not packed.buffers:
             data = HEADER.pack(len(body), kind, flags, 0, call, number, session.telling(), timeout) + body
-            session.keep(number, len(data), Kept(call, (data,), None, ()))
+            session.keep(number, len(data), data)
             self._put((data,), patience)
             return
         buffers = packed.buffers
@@ -185,11 +190,11 @@ class Channel:
         size = len(data) + sum(map(len, buffers))
         if size < LAZY_LIMIT:
             data = b"".join((data, *buffers))
-            session.keep(number, size, Kept(call, (data,), None, ()))
+            session.keep(number, size, data)
             self._put((data,), patience)
             return
         parts: tuple[Part, ...] = (data, *buffers)
-        session.keep(number, size, Kept(call, parts, packed, memory.fingerprint(packed)))
+        session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
         self._put(parts, patience)
 
     def _put(self, parts: Sequence[Part], patience: float) -> None:
@@ -278,10 +283,10 @@ class Channel:
                     frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
                     continue
                 call.reply = frame
-                if call.on_settled is None:
-                    call.wake()
-                else:
+                if call.asynchronous:
                     answered.append(call)
+                else:
+                    call.wake()
             elif frame.kind >= 0x100:
                 self._jobs_in += 1
                 self._owner.request(self, frame)
@@ -299,7 +304,7 @@ class Channel:
             return
         call.reply = frame
         call.settle(self._crew.serve)
-        if call.on_settled is None:
+        if not call.asynchronous:
             self._crew.serve(partial(self.say, PING))  # its thread may be reading the link: the answer lets it look up
 
     def _pong(self) -> None:
@@ -312,8 +317,8 @@ class Channel:
         with self._room:
             self._room.notify_all()
 
-    def await_reply(self, call: Call) -> Frame:
-        """Wait for the reply to a synchronous call, reading the link if nobody else does."""
+    def await_reply(self, call: Call) -> None:
+        """Wait until a synchronous call is settled, reading the link if nobody else does."""
         while not call.settled:
             port = self._port
             if port is not None and self._reading.acquire(False):
@@ -330,10 +335,6 @@ class Channel:
             if not call.settled and call.deadline != NEVER and time.monotonic() >= call.deadline:
                 self.forget(call)
                 raise call.timed_out()
-        if call.reply is None:
-            assert call.failure is not None
-            raise call.failure
-        return call.reply
 
     def _read_until_settled(self, port: _Port, call: Call) -> list[Call]:
         answered: list[Call] = []
@@ -424,10 +425,10 @@ class Channel:
             self.ever_connected = True
             self._poller.add(port)
             for number, kept in again:
-                if not kept.intact():
+                if isinstance(kept, Large) and not kept.intact():
                     voided.append(kept.call)
-                    kept = Kept(kept.call, (HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0),), None, ())
-                self._put(kept.parts, 0.0)
+                    kept = HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0)
+                self._put((kept,) if isinstance(kept, bytes) else kept.parts, 0.0)
             replies = self._receive(port, lambda: link.feed(leftover)) if leftover else []
         for call_id in voided:
             self._void(call_id)
@@ -495,5 +496,4 @@ class Channel:
 
 def _settle(calls: Sequence[Call]) -> None:
     for call in calls:
-        assert call.on_settled is not None
-        call.on_settled(call)
+        call.finish()

@@ -28,10 +28,21 @@ LARGE = 1 << 17
 class Request:
     """A request being served: what was asked, by whom, until when, and the way back."""
 
-    __slots__ = ("_answered", "_dispatch", "caller", "cancelled", "channel", "deadline", "frame", "on_cancel")
+    __slots__ = (
+        "_answered",
+        "_dispatch",
+        "_handler",
+        "caller",
+        "cancelled",
+        "channel",
+        "deadline",
+        "frame",
+        "on_cancel",
+    )
 
-    def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame) -> None:
+    def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler) -> None:
         self._dispatch = dispatch
+        self._handler = handler
         self.caller = caller
         self.channel = channel
         self.frame = frame
@@ -39,6 +50,16 @@ class Request:
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self._answered = False
+
+    def __call__(self) -> None:
+        """Serve it. The request itself is the job: one object less for each call that waits in the backlog."""
+        if self.cancelled:
+            self.drop()
+            return
+        try:
+            self._handler(self)
+        except BaseException as error:
+            self.fail(error)
 
     def unpack(self) -> object:
         """The body as a value."""
@@ -95,6 +116,13 @@ class Request:
 Handler = Callable[[Request], None]
 
 
+def _refuse(request: Request) -> None:
+    raise ProtocolError(f"messages of type {request.frame.kind:#x} are not known here")
+
+
+_UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
+
+
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
@@ -111,32 +139,17 @@ class Dispatch:
 
     def request(self, caller: Peer, channel: Channel, frame: Frame) -> None:
         """Queue an arrived request. Called by the thread that read it, which looks at the backlog next."""
-        request = Request(self, caller, channel, frame)
-        entry = self._handlers.get(frame.kind)
-        if entry is None:
-            request.fail(ProtocolError(f"{self.me} does not know messages of type {frame.kind:#x}"))
-            return
-        handler, service, inline = entry
+        handler, service, inline = self._handlers.get(frame.kind, _UNKNOWN)
+        request = Request(self, caller, channel, frame, handler)
         self.serving[channel.session_id, frame.call] = request
         if inline:
-            self._handle(handler, request)
-            return
-        work = partial(self._handle, handler, request)
-        if frame.arrival is not None and frame.arrival.pending:
-            frame.arrival.when_confirmed(partial(self.crew.submit, work))
+            request()
+        elif frame.arrival is not None and frame.arrival.pending:
+            frame.arrival.when_confirmed(partial(self.crew.submit, request))
         elif service:
-            self.crew.serve(work)
+            self.crew.serve(request)
         else:
-            self.crew.submit(work, hurry=False)
-
-    def _handle(self, handler: Handler, request: Request) -> None:
-        if request.cancelled:
-            request.drop()
-            return
-        try:
-            handler(request)
-        except BaseException as error:
-            request.fail(error)
+            self.crew.submit(request, hurry=False)
 
     def cancel(self, channel: Channel, call: int) -> None:
         """A caller gave a call up."""

@@ -92,7 +92,7 @@ class Execution:
             return
         future: torch.futures.Future[Any] = result  # type: ignore[assignment]
 
-        def pass_on() -> None:
+        def pass_on(_: object) -> None:
             error = failure_of(future)
             finish(None if error is not None else future.value(), error)
 

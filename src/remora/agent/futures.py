@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -21,6 +21,20 @@ from remora.errors import CallCancelled
 log = logging.getLogger("remora")
 
 T = TypeVar("T")
+Watcher = Callable[[Any], None]
+
+_guard = threading.Lock()  # guards the watchers of all futures; held for a few instructions
+
+
+class Cancellable(Protocol):
+    """What a future is a future of."""
+
+    @property
+    def what(self) -> str:
+        """In words."""
+
+    def cancel(self) -> bool:
+        """Give it up. False if it is settled."""
 
 
 class _Failure:
@@ -41,22 +55,21 @@ class _Failure:
 class Future(torch.futures.Future[T]):
     """What `rpc_async` returns."""
 
-    def __init__(
-        self, what: object = "", origin: tuple[str, int] | None = None, canceller: Callable[[], bool] | None = None
-    ) -> None:
+    __slots__ = ("_failure", "_of", "_origin", "_settled", "_value", "_watchers")
+
+    def __init__(self, of: Cancellable | str = "", origin: tuple[str, int] | None = None) -> None:
         super().__init__()
-        self._what = what
+        self._of = of  # the call, or a few words
         self._origin = origin
-        self._canceller = canceller
         self._failure: _Failure | None = None
         self._settled = False
         self._value: T | None = None
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: Watcher | list[Watcher] | None = None
 
     @property
     def what(self) -> str:
         """The call in words."""
-        return str(getattr(self._what, "what", self._what))
+        return self._of if isinstance(self._of, str) else self._of.what
 
     # Settling, once; who may do it is decided by the table of pending calls.
 
@@ -83,20 +96,28 @@ class Future(torch.futures.Future[T]):
     def _announce(self) -> None:
         """Wake whoever waits. Before torch knows: that runs the program's callbacks, which may take their time."""
         self._settled = True
-        self._canceller = None
-        self._tell_watchers()
+        if self._watchers is not None:
+            self._tell_watchers()
 
     def _tell_watchers(self) -> None:
-        while self._watchers:
-            try:
-                watcher = self._watchers.pop()
-            except IndexError:
-                return
-            watcher()
+        with _guard:
+            watchers, self._watchers = self._watchers, None
+        if isinstance(watchers, list):
+            for watcher in watchers:
+                watcher(self)
+        elif watchers is not None:
+            watchers(self)
 
-    def _when_settled(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` once, soon after the future is settled (at once if it is). It must not block."""
-        self._watchers.append(watcher)
+    def _when_settled(self, watcher: Watcher) -> None:
+        """Call `watcher(self)` once, soon after the future is settled (at once if it is). It must not block."""
+        with _guard:
+            watchers = self._watchers
+            if watchers is None:
+                self._watchers = watcher
+            elif isinstance(watchers, list):
+                watchers.append(watcher)
+            else:
+                self._watchers = [watchers, watcher]
         if self._settled:
             self._tell_watchers()
 
@@ -152,7 +173,7 @@ class Future(torch.futures.Future[T]):
             if not arrived.done():
                 arrived.set_result(None)
 
-        def from_any_thread() -> None:
+        def from_any_thread(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(announce)
             except RuntimeError:
@@ -170,8 +191,7 @@ class Future(torch.futures.Future[T]):
 
     def cancel(self) -> bool:
         """Give the call up: it fails with CallCancelled here; the callee is asked to stop if it can. False if settled."""
-        canceller = self._canceller
-        if self._settled or canceller is None or not canceller():
+        if self._settled or isinstance(self._of, str) or not self._of.cancel():
             return False
         self._fail(CallCancelled(f"{self.what} was cancelled by its caller"))
         assert self._failure is not None
@@ -199,22 +219,22 @@ def _as_runtime_error(error: BaseException) -> BaseException:
     return shown
 
 
-def block_until(subscribe: Callable[[Callable[[], None]], None], timeout: float | None, what: str) -> None:
+def block_until(subscribe: Callable[[Callable[[object], None]], None], timeout: float | None, what: str) -> None:
     """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run."""
     signal = threading.Lock()
     signal.acquire()
-    subscribe(signal.release)
+    subscribe(lambda _: signal.release())
     with waiting():
         if not signal.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
             raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
 
 
-def when_done(future: torch.futures.Future[Any], watcher: Callable[[], None]) -> None:
-    """Call `watcher` when any torch future is done, on whatever thread completes it."""
+def when_done(future: torch.futures.Future[Any], watcher: Watcher) -> None:
+    """Call `watcher(future)` when any torch future is done, on whatever thread completes it."""
     if isinstance(future, Future):
         future._when_settled(watcher)
     else:
-        future.add_done_callback(lambda _: watcher())
+        future.add_done_callback(lambda _: watcher(future))
 
 
 def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
@@ -232,32 +252,39 @@ _collect_all = torch.futures.collect_all
 _wait_all = torch.futures.wait_all
 
 
-def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
-    """A future of all of them; it fails as soon as one of them does."""
-    if not any(isinstance(future, Future) for future in futures):
-        return _collect_all(list(futures))
-    everything: Future[list[torch.futures.Future[Any]]] = Future("a collection of futures")
-    deciding = threading.Lock()
-    missing = len(futures)
+class _Collection:
+    """Many futures on their way into one."""
 
-    def one_is_done(future: torch.futures.Future[Any]) -> None:
-        nonlocal missing
+    def __init__(self, futures: list[torch.futures.Future[Any]]) -> None:
+        self.futures = futures
+        self.missing = len(futures)
+        self.everything: Future[list[torch.futures.Future[Any]]] = Future("a collection of futures")
+        self.deciding = threading.Lock()
+
+    def one_is_done(self, future: torch.futures.Future[Any]) -> None:
         error = failure_of(future)
-        with deciding:
-            missing -= 1
-            decided = missing < 0 or (error is None and missing > 0)
+        with self.deciding:
+            self.missing -= 1
+            decided = self.missing < 0 or (error is None and self.missing > 0)
             if error is not None:
-                missing = -1  # decided for good
+                self.missing = -1  # decided for good
         if decided:
             return
         if error is not None:
-            everything._fail(error)
+            self.everything._fail(error)
         else:
-            everything._succeed(list(futures))
+            self.everything._succeed(self.futures)
 
-    for future in futures:
-        when_done(future, lambda future=future: one_is_done(future))  # type: ignore[misc]
-    return everything
+
+def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+    """A future of all of them; it fails as soon as one of them does."""
+    collection = _Collection(list(futures))
+    if not any(isinstance(future, Future) for future in collection.futures):
+        return _collect_all(collection.futures)
+    watcher = collection.one_is_done
+    for future in collection.futures:
+        when_done(future, watcher)
+    return collection.everything
 
 
 def wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:

@@ -311,7 +311,7 @@ class Peers:
         """Asynchronous calls whose deadline comes before the given time."""
         for peer in self.all():
             for call in list(peer.outgoing.pending.values()):
-                if call.on_settled is not None and call.deadline != NEVER and call.deadline < before:
+                if call.asynchronous and call.deadline != NEVER and call.deadline < before:
                     yield peer.outgoing, call
 
     def active_calls(self) -> int:

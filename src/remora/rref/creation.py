@@ -31,7 +31,7 @@ def create(
     references.table.hold(rref, fork, peer.key)
 
     def settled(call: Call) -> None:
-        error = outcome(references, peer, call)
+        error = call.error()
         if error is None:
             references.table.confirmed(fork)
         else:
@@ -57,7 +57,7 @@ def _create_here(
     table.share_value(value, rref, me.key)
 
     def settled(call: Call) -> None:
-        error = outcome(references, me, call)
+        error = call.error()
         alive = known()
         if error is not None and alive is not None:
             alive._creation_error = _for_user(rref, error)
@@ -89,22 +89,10 @@ def _ask(
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
     flags |= preamble.attach(packed, scope, creates)
     try:
-        references.agent.start_call(peer, Call(peer.name, what, settled), int(kind), packed, flags, timeout)
+        references.agent.start_call(peer, Call(peer, what, settled), int(kind), packed, flags, timeout)
     except BaseException:
         scope.roll_back()
         raise
-
-
-def outcome(references: References, peer: Peer, call: Call) -> BaseException | None:
-    """The error of a settled call; None if it was answered."""
-    if call.failure is not None:
-        return call.failure
-    assert call.reply is not None
-    try:
-        references.agent.value_of(call.reply, peer, call)
-    except BaseException as error:
-        return error
-    return None
 
 
 def _creation_failed(references: References, peer: Peer, rref: RRefId, fork: ForkId, error: BaseException) -> None:

@@ -66,7 +66,7 @@ def type_of(rref: RRef[Any], timeout: float, blocking: bool) -> Any:
     return known.wait() if blocking else known
 
 
-def _settle_type(rref: RRef[Any], known: Future[Any]) -> None:
+def _settle_type(rref: RRef[Any], known: Future[Any], _: object) -> None:
     try:
         known._succeed(type(rref.local_value()))
     except BaseException as error:

@@ -255,20 +255,14 @@ class Table:
         peer = self.agent.peers.by_key(to)
 
         def settled(call: Call) -> None:
-            failure = call.failure
-            if failure is None and call.reply is not None and peer is not None:
-                try:
-                    self.agent.value_of(call.reply, peer, call)
-                except BaseException as error:
-                    failure = error
-            self._finish(done, failure)
+            self._finish(done, call.error())
 
         with self._lock:
             self._in_flight += 1
         try:
             if peer is None:
                 raise OwnerDied(f"worker {to} is gone")
-            self.agent.start_call(peer, Call(peer.name, kind.name, settled), int(kind), pack(body), 0, 0.0)
+            self.agent.start_call(peer, Call(peer, kind.name, settled), int(kind), pack(body), 0, 0.0)
         except RemoraError as error:
             self._finish(done, error)
 

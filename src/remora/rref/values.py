@@ -64,10 +64,13 @@ class Value:
         if self._ready:
             self._tell()
 
+    def _when_ready(self, watcher: Callable[[object], None]) -> None:
+        self.when_ready(lambda: watcher(self))
+
     def get(self) -> Any:
         """The value; waits until it is there, and raises the error that prevented it."""
         if not self._ready:
-            block_until(self.when_ready, None, f"the value of {self.id}")
+            block_until(self._when_ready, None, f"the value of {self.id}")
         if self._error is not None:
             raise self._error
         return self._value

@@ -1,0 +1,150 @@
+"""A failed future that nobody looked at is reported, once, with where it was started."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from remora import rpc
+from tests.agent.alone import wait_until
+
+
+release = threading.Event()
+
+
+def fail(text: str = "unseen words") -> None:
+    raise ValueError(text)
+
+
+def wait_for_release() -> None:
+    assert release.wait(10.0)
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    gc.collect()
+    return [record.getMessage() for record in caplog.records if "nobody looked" in record.getMessage()]
+
+
+def start_and_drop(to: str) -> int:
+    """Start a call that fails and forget its future; the line of the start."""
+    future = rpc.rpc_async(to, fail)
+    line = sys._getframe().f_lineno - 1
+    wait_until(future.done)
+    return line
+
+
+def test_it_is_reported_once_with_file_and_line(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    line = start_and_drop(me)
+    wait_until(lambda: reports(caplog))
+    (report,) = reports(caplog)
+    assert f"{__file__}:{line}" in report
+    assert "ValueError: unseen words" in report
+    assert "fail on alone" in report
+    assert next(record for record in caplog.records if "nobody looked" in record.getMessage()).levelno == logging.ERROR
+    gc.collect()
+    assert len(reports(caplog)) == 1
+
+
+def test_a_future_dropped_before_its_call_failed_is_reported_too(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    rpc.rpc_async(me, fail)
+    wait_until(lambda: reports(caplog))
+    assert len(reports(caplog)) == 1
+
+
+def test_each_of_several_is_reported(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    for i in range(5):
+        rpc.rpc_async(me, fail, args=(f"number {i}",))
+    wait_until(lambda: len(reports(caplog)) == 5)
+    assert all(any(f"number {i}" in report for report in reports(caplog)) for i in range(5))
+
+
+def _wait(future: Any) -> None:
+    with pytest.raises(ValueError):
+        future.wait()
+
+
+def _value(future: Any) -> None:
+    wait_until(future.done)
+    with pytest.raises(ValueError):
+        future.value()
+
+
+def _exception(future: Any) -> None:
+    wait_until(future.done)
+    assert isinstance(future.exception(), ValueError)
+
+
+def _then(future: Any) -> None:
+    chained = future.then(lambda done: done.exception())
+    chained.wait()
+
+
+def _wait_all(future: Any) -> None:
+    with pytest.raises(ValueError):
+        torch.futures.wait_all([future])
+
+
+def _wait_all_of_many(future: Any) -> None:
+    with pytest.raises(ValueError):
+        torch.futures.wait_all([rpc.rpc_async("alone", double, args=(1,)), future])
+
+
+def _collect_all(future: Any) -> None:
+    collected = torch.futures.collect_all([future])
+    with pytest.raises(ValueError):
+        collected.wait()
+
+
+def _await(future: Any) -> None:
+    async def main() -> None:
+        await future
+
+    with pytest.raises(ValueError):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "look", [_wait, _value, _exception, _then, _wait_all, _wait_all_of_many, _collect_all, _await], ids=lambda f: f.__name__
+)
+def test_it_is_not_reported_when_somebody_looked(
+    me: str, caplog: pytest.LogCaptureFixture, look: Callable[[Any], None]
+) -> None:
+    look(rpc.rpc_async(me, fail))
+    assert reports(caplog) == []
+    # Something that is reported, so that the silence above means something.
+    start_and_drop(me)
+    wait_until(lambda: reports(caplog))
+    assert len(reports(caplog)) == 1
+
+
+def test_neither_success_nor_cancelling_is_reported(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    rpc.rpc_async(me, double, args=(1,))
+    rpc.rpc_async(me, double, args=(1,)).cancel()
+    rpc.rpc_sync(me, double, args=(1,))
+    assert reports(caplog) == []
+
+
+def test_a_synchronous_call_is_not_reported_on_top_of_raising(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError):
+        rpc.rpc_sync(me, fail)
+    assert reports(caplog) == []
+
+
+def test_a_timeout_nobody_looked_at_is_reported(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    release.clear()
+    rpc.rpc_async(me, wait_for_release, timeout=0.02)
+    wait_until(lambda: reports(caplog))
+    release.set()
+    assert "RPC ran for more than" in reports(caplog)[0]
