@@ -160,6 +160,8 @@ class Call:
                 self.timeout = max(inherited - time.monotonic(), 0.0)
                 return
             timeout = default
+        if timeout != timeout:
+            raise ValueError(f"the timeout of the {self.what} is not a number")
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout if timeout != 0 else NEVER
 

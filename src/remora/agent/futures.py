@@ -79,7 +79,8 @@ class Future(torch.futures.Future[T]):
         super().set_result(value)
 
     def _fail(self, error: BaseException) -> None:
-        failure = self._failure = _Failure(error)
+        # Its traceback would lead back here through the frames of whoever raised it, where no collector can follow.
+        failure = self._failure = _Failure(error.with_traceback(None))
         self._set_unwrap_func(failure.show)
         self._announce()
         super().set_result(cast(T, error))

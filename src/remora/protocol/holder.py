@@ -6,7 +6,8 @@ message (`adopt`), and while it lives it may be handed on (`share`), which makes
     H1  goodbye is said once per fork, and not before the program dropped it
     H2  nor before the owner counts it: else the goodbye could come first, and the fork would be counted for ever
     H3  nor while a child that was handed on is not counted by the owner: until then only its parent keeps the value
-    H4  a child on a lost worker is not waited for, and nothing is said to a lost owner
+    H4  a child on a lost worker is not waited for, nor one that is made for it later (the answer to a call of its), and
+        nothing is said to a lost owner
 
 A fork that came from the owner is counted before it leaves there. One that came from another holder asks to be counted,
 and the program sees it only when the answer is there (`confirm`), so whoever hands on an arrived reference is counted.
@@ -37,6 +38,7 @@ class Holder:
 
     forks: dict[ForkId, Held] = field(default_factory=dict)
     parents: dict[ForkId, ForkId] = field(default_factory=dict)  # child -> the fork here that it was made from
+    gone: set[Worker] = field(default_factory=set)  # lost workers
 
     def create(self, rref: RRefId, fork: ForkId, owner: Worker) -> list[Effect]:
         """We ask another worker to make a value; the answer to that call is `confirm`."""
@@ -53,6 +55,8 @@ class Holder:
 
     def share(self, fork: ForkId, child: ForkId, to: Worker) -> None:
         """The program hands a reference on: `child` is what arrives at `to`."""
+        if to in self.gone:
+            return  # H4
         self.forks[fork].children[child] = to
         self.parents[child] = fork
 
@@ -91,6 +95,7 @@ class Holder:
 
     def lost(self, worker: Worker) -> tuple[list[ForkId], list[Effect]]:
         """A worker is lost: (forks of its values, which are worthless now; effects)."""
+        self.gone.add(worker)
         worthless = [fork for fork, held in self.forks.items() if held.owner == worker]
         for fork in worthless:
             self.forget(fork)

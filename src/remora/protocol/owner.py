@@ -9,6 +9,8 @@ be counted (`request`). It forgets a fork when its holder says goodbye (`delete`
         worker had shared before, its new holders have asked for by then, because a worker confirms a loss only after
         everything that came from the lost worker, on the same ordered session on which it asks
     O3  whoever waits for a value that will never be made is told (`NeverMade`)
+    O4  a value that our own program waits for is kept until it is made, or never will be, even if no fork is counted:
+        else the call that makes it, when it comes, would make another one
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Owned:
     """One value: the forks that are counted, each with its holder."""
 
     forks: dict[ForkId, Worker] = field(default_factory=dict)
-    made: bool = False  # the value exists, or the call that makes it has arrived
+    made: bool = False  # the value exists, or the call that makes it has arrived, or it is known that it never will
+    awaited: bool = False  # a reference to it came home before it was made
 
 
 @dataclass(slots=True)
@@ -33,6 +36,7 @@ class Owner:
     values: dict[RRefId, Owned] = field(default_factory=dict)
     mourning: dict[Worker, set[Worker]] = field(default_factory=dict)  # lost worker -> who has yet to confirm the loss
     buried: set[Worker] = field(default_factory=set)  # lost, and confirmed by everybody
+    unmade: set[RRefId] = field(default_factory=set)  # never to be made: their creators said so, and live
 
     def create(self, rref: RRefId, fork: ForkId, creator: Worker) -> list[Effect]:
         """The call that makes a value arrived."""
@@ -42,9 +46,8 @@ class Owner:
         return []
 
     def share(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
-        """We hand out a reference to a value of ours: it is counted before it leaves."""
-        owned = self.values.setdefault(rref, Owned())
-        owned.made = True
+        """We hand out a reference to a value of ours: it is counted before it leaves. It may have to be made yet (O3)."""
+        owned = self.values.setdefault(rref, Owned(made=True))
         owned.forks[fork] = holder
         return self._bury_if_lost(rref, fork, holder)
 
@@ -52,11 +55,19 @@ class Owner:
         """A new holder asks to be counted. It may come before the call that makes the value."""
         owned = self.values.setdefault(rref, Owned())
         owned.forks[fork] = holder
-        effects: list[Effect] = []
-        if not owned.made and any(worker.id == rref.created_on for worker in self.buried):
-            owned.made = True
-            effects.append(NeverMade(rref))
-        return effects + self._bury_if_lost(rref, fork, holder)
+        return self._give_up_if_doomed(rref, owned) + self._bury_if_lost(rref, fork, holder)
+
+    def come_home(self, rref: RRefId, sender: Worker) -> list[Effect]:
+        """A reference to a value of ours arrived: our own program waits for the value, if it is not there (O4)."""
+        known = rref in self.values
+        owned = self.values.setdefault(rref, Owned())
+        if owned.made:
+            return []
+        owned.awaited = True
+        if not known and rref.created_on != sender.id:
+            # Only an answer of its creator can overtake the call that makes a value. Others are counted, or mistaken.
+            return self._give_up(rref, owned)
+        return self._give_up_if_doomed(rref, owned)
 
     def delete(self, rref: RRefId, fork: ForkId) -> list[Effect]:
         """A holder says goodbye, or what we shared was not sent after all."""
@@ -68,11 +79,12 @@ class Owner:
 
     def never_made(self, rref: RRefId, fork: ForkId) -> list[Effect]:
         """The creator says goodbye to a value whose making it could not ask for (O3)."""
+        self.unmade.add(rref)  # those it shared the reference with may ask later
         owned = self.values.get(rref)
         if owned is None or owned.made:
             return self.delete(rref, fork)
-        owned.made = True
-        return [NeverMade(rref), *self.delete(rref, fork)]
+        owned.forks.pop(fork, None)
+        return self._give_up(rref, owned)
 
     def lost(self, worker: Worker, survivors: set[Worker]) -> list[Effect]:
         """A worker is lost. Its forks stay counted until the survivors have confirmed it (O2)."""
@@ -104,23 +116,32 @@ class Owner:
             return []
         del self.mourning[worker]
         self.buried.add(worker)
+        self.unmade = {rref for rref in self.unmade if rref.created_on != worker.id}
         effects: list[Effect] = []
         for rref, owned in list(self.values.items()):
             held = [fork for fork, holder in owned.forks.items() if holder == worker]
             for fork in held:
                 del owned.forks[fork]
             if not owned.made and rref.created_on == worker.id:
-                owned.made = True
-                effects.append(NeverMade(rref))
-            if held:
+                effects += self._give_up(rref, owned)
+            elif held:
                 effects += self._settle(rref, owned)
         return effects
+
+    def _give_up_if_doomed(self, rref: RRefId, owned: Owned) -> list[Effect]:
+        if owned.made or not (rref in self.unmade or any(worker.id == rref.created_on for worker in self.buried)):
+            return []
+        return self._give_up(rref, owned)
+
+    def _give_up(self, rref: RRefId, owned: Owned) -> list[Effect]:
+        owned.made = True
+        return [NeverMade(rref), *self._settle(rref, owned)]
 
     def _bury_if_lost(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
         return self.delete(rref, fork) if holder in self.buried else []
 
     def _settle(self, rref: RRefId, owned: Owned) -> list[Effect]:
-        if owned.forks:
+        if owned.forks or (owned.awaited and not owned.made):
             return []
         del self.values[rref]
         return [Free(rref)]
@@ -128,5 +149,6 @@ class Owner:
     def check(self) -> None:
         """Assert what must hold between any two steps."""
         for rref, owned in self.values.items():
-            assert owned.forks, f"O1: {rref} is kept though nobody holds it"
+            awaited = owned.awaited and not owned.made
+            assert owned.forks or awaited, f"O1: {rref} is kept though nobody holds it"
             assert not set(owned.forks.values()) & self.buried, f"O2: {rref} is held by a worker that is buried"

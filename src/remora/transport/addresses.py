@@ -161,7 +161,7 @@ def check_exposure(master_host: str | None, bind_host: str, secret: bytes | None
         f"This worker refuses to start without a secret, because {reason}, and whoever reaches a worker can run code "
         "on it. Set REMORA_SECRET (or REMORA_SECRET_FILE, or the options secret or secret_file) to the same value on "
         'every worker; python -c "import secrets; print(secrets.token_hex(32))" makes one. If all who can reach the '
-        "network may run code here, say so with insecure=True in the options."
+        "network may run code here, say so with insecure=True in the options (or REMORA_INSECURE=1)."
     )
 
 

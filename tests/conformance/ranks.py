@@ -1,0 +1,52 @@
+"""How the processes of one of PyTorch's tests start and end: forked, and gone when it is over. Not what they run."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import signal
+import sys
+from typing import Any
+
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+_PR_SET_PDEATHSIG = 1
+_PATIENCE = 5.0
+
+
+def die_with_parent() -> None:
+    """However the parent ends, this process ends with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class ForkedRanks(MultiProcessTestCase):
+    """The last base of a test class, in the place of PyTorch's own, which spawns (and so imports torch) four times.
+
+    Forking is safe here: the process that forks has loaded torch and the test, and has no thread but its first.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def _spawn_processes(self) -> None:
+        self._start_processes(multiprocessing.get_context("fork").Process)
+
+    @classmethod
+    def _run(cls, *args: Any, **kwargs: Any) -> None:
+        die_with_parent()
+        super()._run(*args, **kwargs)
+
+    def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
+        super()._check_return_codes(fn, elapsed_time)
+        # PyTorch looks at rank 0 only; any other could crash unnoticed.
+        self.assertEqual([rank.exitcode for rank in self.processes], [0] * len(self.processes), "exit codes of the ranks")
+
+    def tearDown(self) -> None:
+        ranks = list(self.processes)
+        super().tearDown()  # asks them to end, and does not wait
+        for rank in ranks:
+            rank.join(_PATIENCE)
+            rank.kill()
+            rank.join()

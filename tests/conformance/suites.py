@@ -1,0 +1,75 @@
+"""PyTorch's test classes: where they are, which tests they hold, and how one becomes a test case. Runs none.
+
+Import what is here after `redirect.install()` only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from dataclasses import dataclass
+from typing import Any
+
+_HOME = "torch.testing._internal.distributed"
+_TENSORPIPE = f"{_HOME}.rpc.tensorpipe_rpc_agent_test_fixture:TensorPipeRpcAgentTestFixture"
+_FAULTY = f"{_HOME}.rpc.faulty_rpc_agent_test_fixture:FaultyRpcAgentTestFixture"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One class of tests: its name, the module it is in, and the fixture that gives it an agent."""
+
+    name: str
+    module: str
+    fixture: str = _TENSORPIPE
+
+    def tests(self) -> list[Test]:
+        """All of its tests; ImportError says what Remora lacks."""
+        return [Test(self, name) for name in unittest.defaultTestLoader.getTestCaseNames(self._cls())]
+
+    def case(self, test: str) -> unittest.TestCase:
+        """One test, ready to run. To be called in the process that runs it: a fixture may register a backend."""
+        from tests.conformance.ranks import ForkedRanks
+
+        bases = (self._cls(), _find(self.fixture), ForkedRanks)
+        made: unittest.TestCase = type(self.name, bases, {"__module__": __name__})(test)
+        return made
+
+    def _cls(self) -> Any:
+        return _find(f"{self.module}:{self.name}")
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test of a suite."""
+
+    suite: Suite
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.suite.name}.{self.name}"
+
+
+def _find(dotted: str) -> Any:
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+SUITES = [
+    Suite("RpcTest", f"{_HOME}.rpc.rpc_test"),
+    Suite("TensorPipeAgentRpcTest", f"{_HOME}.rpc.rpc_test"),
+    Suite("FaultyAgentRpcTest", f"{_HOME}.rpc.faulty_agent_rpc_test", _FAULTY),
+    Suite("ParameterServerTest", f"{_HOME}.rpc.examples.parameter_server_test"),
+    Suite("ReinforcementLearningRpcTest", f"{_HOME}.rpc.examples.reinforcement_learning_rpc_test"),
+    Suite("DistAutogradTest", f"{_HOME}.rpc.dist_autograd_test"),
+    Suite("TensorPipeAgentDistAutogradTest", f"{_HOME}.rpc.dist_autograd_test"),
+    Suite("FaultyAgentDistAutogradTest", f"{_HOME}.rpc.dist_autograd_test", _FAULTY),
+    Suite("DistOptimizerTest", f"{_HOME}.rpc.dist_optimizer_test"),
+    Suite("RemoteModuleTest", f"{_HOME}.nn.api.remote_module_test"),
+    Suite("ThreeWorkersRemoteModuleTest", f"{_HOME}.nn.api.remote_module_test"),
+    Suite("DdpUnderDistAutogradTest", f"{_HOME}.ddp_under_dist_autograd_test"),
+    Suite("DdpComparisonTest", f"{_HOME}.ddp_under_dist_autograd_test"),
+    Suite("JitRpcTest", f"{_HOME}.rpc.jit.rpc_test"),
+    Suite("JitDistAutogradTest", f"{_HOME}.rpc.jit.dist_autograd_test"),
+    Suite("JitFaultyAgentRpcTest", f"{_HOME}.rpc.jit.rpc_test_faulty", _FAULTY),
+]

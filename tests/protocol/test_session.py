@@ -1,0 +1,146 @@
+"""Sessions keep their promises (S1–S4 in `remora.protocol.session`) over links that break at any moment."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remora.errors import ProtocolError
+from remora.protocol.session import OWED_BYTES, OWED_MESSAGES, Session
+
+
+class End:
+    """One end of a session on a fake link: what it sends is in `wire` until it is delivered or lost."""
+
+    def __init__(self) -> None:
+        self.session: Session[str] = Session()
+        self.wire: deque[tuple[int, int, str]] = deque()
+        self.sent: list[str] = []
+        self.delivered: list[str] = []
+
+    def send(self, text: str) -> None:
+        number = self.session.number()
+        self.session.keep(number, len(text), text)
+        self.sent.append(text)
+        self.wire.append((number, self.session.telling(), text))
+
+    def take(self, number: int, ack: int, text: str) -> None:
+        self.session.acknowledged(ack)
+        if self.session.accept(number, len(text)):
+            self.delivered.append(text)
+
+    def again(self, arrived: int) -> None:
+        for number, text in self.session.resume(arrived):
+            self.wire.append((number, 0, text))
+
+
+def reconnect(a: End, b: End) -> None:
+    """The link broke: what was on it is lost, both ends tell how much they have and say the rest again."""
+    a.wire.clear()
+    b.wire.clear()
+    have_a, have_b = a.session.received, b.session.received
+    a.again(have_b)
+    b.again(have_a)
+
+
+steps = st.lists(st.sampled_from(["a sends", "b sends", "a->b", "b->a", "cut"]), max_size=120)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_everything_arrives_once_and_in_order_however_often_the_link_breaks(plan: list[str]) -> None:
+    a, b = End(), End()
+    for i, step in enumerate(plan):
+        match step:
+            case "a sends":
+                a.send(f"a{i}")
+            case "b sends":
+                b.send(f"b{i}")
+            case "a->b" if a.wire:
+                b.take(*a.wire.popleft())
+            case "b->a" if b.wire:
+                a.take(*b.wire.popleft())
+            case "cut":
+                reconnect(a, b)
+        a.session.check()
+        b.session.check()
+        assert b.delivered == a.sent[: len(b.delivered)]
+        assert a.delivered == b.sent[: len(a.delivered)]
+    reconnect(a, b)
+    while a.wire or b.wire:
+        for here, there in ((a, b), (b, a)):
+            if here.wire:
+                there.take(*here.wire.popleft())
+    assert b.delivered == a.sent
+    assert a.delivered == b.sent
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps, st.integers(0, 10))
+def test_a_message_delivered_twice_by_the_link_is_delivered_once(plan: list[str], which: int) -> None:
+    a, b = End(), End()
+    copies: list[tuple[int, int, str]] = []
+    for i, step in enumerate(plan):
+        if step in ("a sends", "b sends"):
+            a.send(str(i))
+            copies.append(a.wire[-1])
+        elif a.wire:
+            b.take(*a.wire.popleft())
+            if copies:
+                old = copies[which % len(copies)]
+                if old[0] <= b.session.received:
+                    b.take(*old)
+    assert b.delivered == a.sent[: len(b.delivered)]
+
+
+def test_a_gap_is_refused_and_changes_nothing() -> None:
+    session: Session[str] = Session()
+    assert session.accept(1, 10)
+    with pytest.raises(ProtocolError, match="one is missing"):
+        session.accept(3, 10)
+    assert session.received == 1
+    assert session.accept(2, 10)
+
+
+def test_an_acknowledgement_of_what_was_never_sent_is_refused() -> None:
+    session: Session[str] = Session()
+    session.keep(session.number(), 1, "x")
+    with pytest.raises(ProtocolError, match="acknowledges"):
+        session.acknowledged(2)
+    assert session.kept_bytes == 1
+
+
+@pytest.mark.parametrize("claim", [-1, 0, 4])
+def test_a_peer_cannot_resume_what_it_cannot_have(claim: int) -> None:
+    session: Session[str] = Session()
+    for _ in range(3):
+        session.keep(session.number(), 1, "x")
+    session.acknowledged(1)
+    with pytest.raises(ProtocolError, match="claims"):
+        session.resume(claim)
+
+
+def test_a_sender_is_told_to_wait_until_the_peer_has_taken_enough() -> None:
+    session: Session[str] = Session(limit=100)
+    session.keep(session.number(), 60, "x")
+    assert not session.full
+    session.keep(session.number(), 60, "x")
+    assert session.full
+    session.acknowledged(1)
+    assert not session.full
+    assert session.kept_bytes == 60
+
+
+def test_a_receiver_tells_by_itself_after_many_messages_or_many_bytes() -> None:
+    session: Session[str] = Session()
+    for number in range(1, OWED_MESSAGES + 1):
+        assert not session.owes
+        session.accept(number, 1)
+    assert session.owes
+    assert session.telling() == OWED_MESSAGES
+    assert not session.owes
+    session.accept(OWED_MESSAGES + 1, OWED_BYTES)
+    assert session.owes

@@ -1,0 +1,136 @@
+"""Both pollers: an event goes to one thread, once, until its source is armed again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from remora.transport.poller import READ, WRITE, EpollPoller, Poller, SelectPoller
+
+
+class Source:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def ready(self, writable: bool) -> None:
+        raise AssertionError("the poller only reports")
+
+
+@pytest.fixture(params=[EpollPoller, SelectPoller])
+def poller(request: pytest.FixtureRequest) -> Iterator[Poller]:
+    found: Poller = request.param()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    a, b = socket.socketpair()
+    yield a, b
+    a.close()
+    b.close()
+
+
+def wait_for_event(poller: Poller) -> list[tuple[object, bool]]:
+    """Wait until something fires; being woken for nothing is allowed."""
+    for _ in range(100):
+        fired = poller.wait()
+        if fired:
+            return list(fired)
+    raise AssertionError("nothing fired")
+
+
+def nothing_is_ready(poller: Poller) -> bool:
+    poller.wake()
+    return poller.wait() == []
+
+
+def test_a_source_fires_once_until_it_is_armed_again(poller: Poller, pair: tuple[socket.socket, socket.socket]) -> None:
+    source = Source(pair[0])
+    poller.add(source)
+    pair[1].send(b"x")
+    assert nothing_is_ready(poller)  # known, not armed
+    poller.arm(source)
+    assert wait_for_event(poller) == [(source, False)]
+    assert nothing_is_ready(poller)
+    poller.arm(source, READ)
+    assert wait_for_event(poller) == [(source, False)]
+
+
+def test_room_to_write_is_told_apart(poller: Poller, pair: tuple[socket.socket, socket.socket]) -> None:
+    source = Source(pair[0])
+    poller.add(source)
+    poller.arm(source, READ | WRITE)
+    assert wait_for_event(poller) == [(source, True)]
+    pair[1].send(b"x")
+    poller.arm(source, READ | WRITE)
+    assert wait_for_event(poller) == [(source, False)]
+
+
+def test_disarming_takes_it_back(poller: Poller, pair: tuple[socket.socket, socket.socket]) -> None:
+    source = Source(pair[0])
+    poller.add(source)
+    poller.arm(source)
+    poller.arm(source, 0)
+    pair[1].send(b"x")
+    assert nothing_is_ready(poller)
+
+
+def test_a_removed_source_never_fires_and_may_be_armed_in_vain(
+    poller: Poller, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    source = Source(pair[0])
+    poller.add(source)
+    poller.arm(source)
+    poller.remove(source, source.fileno())
+    pair[1].send(b"x")
+    poller.arm(source)
+    assert nothing_is_ready(poller)
+
+
+def test_wake_lets_one_thread_return_even_if_it_comes_later(poller: Poller) -> None:
+    poller.wake()
+    assert poller.wait() == []
+    woken = threading.Event()
+    thread = threading.Thread(target=lambda: (poller.wait(), woken.set()))
+    thread.start()
+    poller.wake()
+    assert woken.wait(5)
+    thread.join(5)
+
+
+def test_an_event_reaches_exactly_one_of_many_threads(poller: Poller, pair: tuple[socket.socket, socket.socket]) -> None:
+    source = Source(pair[0])
+    poller.add(source)
+    got: list[object] = []
+    arrived = threading.Event()
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            for fired in poller.wait():
+                got.append(fired)
+                arrived.set()
+
+    threads = [threading.Thread(target=watch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for round_number in range(1, 50):
+        arrived.clear()
+        poller.arm(source)
+        if round_number == 1:
+            pair[1].send(b"x")
+        assert arrived.wait(5)
+        assert len(got) == round_number
+    stop.set()
+    for thread in threads:
+        while thread.is_alive():
+            poller.wake()
+            thread.join(0.01)
+    assert len(got) == 49
