@@ -45,6 +45,7 @@ class Worker:
         bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
         introduction = Introduction(self._me, secrets.token_hex(8), settings)
         self.agent = Agent(self._me, threads, timeout, settings, introduction)
+        self.agent.crew.worker = self.agent.coroutines.worker = self
         self.group: Group = StaticGroup(store, world_size, bringup) if world_size else DynamicGroup(store, bringup)
         try:
             introduction.secret, bind_host = _protection(settings, _master_host(store))

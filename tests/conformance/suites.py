@@ -23,24 +23,16 @@ class Suite:
     module: str
     fixture: str = _TENSORPIPE
 
-    def tests(self) -> list[Test]:
+    def tests(self) -> list[UpstreamTest]:
         """All of its tests; ImportError says what Remora lacks."""
-        return [Test(self, name) for name in unittest.defaultTestLoader.getTestCaseNames(self._cls())]
+        return [UpstreamTest(self, name) for name in unittest.defaultTestLoader.getTestCaseNames(self.cls())]
 
-    def case(self, test: str) -> unittest.TestCase:
-        """One test, ready to run. To be called in the process that runs it: a fixture may register a backend."""
-        from tests.conformance.ranks import ForkedRanks
-
-        bases = (self._cls(), _find(self.fixture), ForkedRanks)
-        made: unittest.TestCase = type(self.name, bases, {"__module__": __name__})(test)
-        return made
-
-    def _cls(self) -> Any:
+    def cls(self) -> Any:
         return _find(f"{self.module}:{self.name}")
 
 
 @dataclass(frozen=True)
-class Test:
+class UpstreamTest:
     """One test of a suite."""
 
     suite: Suite
@@ -48,6 +40,14 @@ class Test:
 
     def __str__(self) -> str:
         return f"{self.suite.name}.{self.name}"
+
+    def case(self) -> unittest.TestCase:
+        """Itself, ready to run. To be called in the process that runs it: a fixture may register a backend."""
+        from tests.conformance.ranks import ForkedRanks
+
+        bases = (self.suite.cls(), _find(self.suite.fixture), ForkedRanks)
+        made: unittest.TestCase = type(self.suite.name, bases, {"__module__": __name__})(self.name)
+        return made
 
 
 def _find(dotted: str) -> Any:

@@ -199,6 +199,15 @@ class Agent:
             sock.close()
         self.poller.abandon()
 
+    def kill(self) -> None:
+        """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
+        self.running = False
+        self.door.close()
+        self.peers.stop(self._stopped)
+        self.coroutines.stop()
+        self.timers.stop()
+        self.crew.stop(0.5)
+
     def stop(self, patience: float = 2.0) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves."""
         if not self.running:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+from remora.agent.crew import act_for
+
 
 class Coroutines:
     """An event loop for the functions of one worker."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.worker: object = None  # for whom the coroutines act
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -57,6 +60,7 @@ class Coroutines:
         loop = self._loop
         assert loop is not None
         asyncio.set_event_loop(loop)
+        act_for(self.worker)
         loop.run_forever()
         tasks = asyncio.all_tasks(loop)
         for task in tasks:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from remora.transport.poller import Poller
 
@@ -33,9 +34,21 @@ class _Here(threading.local):
 
     crew: Crew | None = None
     in_job = False
+    worker: object = None  # whose thread this is, or for whom it acts
 
 
 _here = _Here()
+
+
+def acting_worker() -> Any:
+    """The worker whose function the current thread runs; None on threads of the program."""
+    return _here.worker
+
+
+def act_for(worker: object) -> object:
+    """Let calls made by the current thread be calls of `worker`. Returns for whom it acted before."""
+    before, _here.worker = _here.worker, worker
+    return before
 
 
 @contextmanager
@@ -60,6 +73,7 @@ class Crew:
 
     def __init__(self, name: str, limit: int, poller: Poller) -> None:
         self.name = name
+        self.worker: object = None  # for whom its threads act
         self.limit = limit
         self._poller = poller
         self._lock = threading.Lock()  # guards the counts and the sets of threads below
@@ -95,6 +109,7 @@ class Crew:
 
     def _work(self) -> None:
         _here.crew = self
+        _here.worker = self.worker
         poller, services, backlog, lock = self._poller, self._services, self._backlog, self._lock
         try:
             while not self._stopped:

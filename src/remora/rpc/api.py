@@ -8,10 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
+from remora.agent.crew import acting_worker
 from remora.agent.futures import Future, wait_all
 from remora.errors import NotInitialized
 from remora.rpc import gathering, outgoing
@@ -20,6 +21,7 @@ from remora.rpc.gathering import AllGatherStates
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rref import handle, proxy
 from remora.rref.handle import RRef
+from remora.rref.snapshot import Snapshot
 from remora.vocabulary.ids import WorkerInfo
 from remora.worker import Worker
 
@@ -51,9 +53,10 @@ def _is_current_rpc_agent_set() -> bool:
 
 
 def _get_current_rpc_agent() -> Worker:
-    if _current is None:
+    worker = acting_worker() or _current
+    if worker is None:
         raise NotInitialized("Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?")
-    return _current
+    return worker
 
 
 def _reset_current_rpc_agent() -> None:
@@ -62,9 +65,11 @@ def _reset_current_rpc_agent() -> None:
 
 
 def _worker() -> Worker:
-    if _current is None:
+    """Who makes a call: inside a function that a worker runs it is that worker, else the current one of the process."""
+    worker = acting_worker() or _current
+    if worker is None:
         raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
-    return _current
+    return worker
 
 
 def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
@@ -103,11 +108,11 @@ def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
 
 def rpc_sync(
     to: str | int | WorkerInfo,
-    func: Callable[..., Any],
+    func: Callable[..., R],
     args: tuple[Any, ...] | list[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> Any:
+) -> R:
     """Run `func(*args, **kwargs)` on worker `to` and return what it returns.
 
     `to` is a name, an id or a WorkerInfo. `timeout` is in seconds; 0 waits for ever. What the function raises is raised
@@ -117,16 +122,16 @@ def rpc_sync(
     peer = worker.peer(to)
     kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
     worker.calls_made += 1
-    return worker.agent.call(peer, kind, packed, flags, timeout, func)
+    return cast(R, worker.agent.call(peer, kind, packed, flags, timeout, func))
 
 
 def rpc_async(
     to: str | int | WorkerInfo,
-    func: Callable[..., Any],
+    func: Callable[..., R],
     args: tuple[Any, ...] | list[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> Future[Any]:
+) -> Future[R]:
     """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
     worker = _worker()
     peer = worker.peer(to)
@@ -143,11 +148,11 @@ def rpc_async(
 
 def remote(
     to: str | int | WorkerInfo,
-    func: Callable[..., Any],
+    func: Callable[..., R],
     args: tuple[Any, ...] | list[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> RRef[Any]:
+) -> RRef[R]:
     """Run `func(*args, **kwargs)` on worker `to`, leave the result there and return a reference to it, at once.
 
     The reference may be used and shared before the function has run. `timeout` is for the function's run.
@@ -278,6 +283,11 @@ def _finalize_shutdown(graceful: bool) -> None:
 def _get_debug_info() -> dict[str, str]:
     """Counters of every layer, by name."""
     return {**_rref_context_get_debug_info(), **_get_current_rpc_agent().get_debug_info()}
+
+
+def references() -> Snapshot:
+    """The values of this worker that others hold, and the references it holds to values of others. Print it."""
+    return _worker().references.table.snapshot()
 
 
 def enable_gil_profiling(flag: bool) -> None:

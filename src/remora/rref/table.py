@@ -18,8 +18,9 @@ from remora.agent.agent import Agent
 from remora.agent.calls import Call
 from remora.agent.peers import Peer
 from remora.errors import OwnerDied, RemoraError
-from remora.protocol.holder import Holder
+from remora.protocol.holder import Held, Holder
 from remora.protocol.owner import Owner
+from remora.rref.snapshot import HeldReference, OwnedValue, Snapshot
 from remora.rref.values import Value
 from remora.vocabulary.effects import (
     AskOwner,
@@ -56,6 +57,7 @@ class Table:
         self._lock = threading.Lock()  # guards everything above
         self._changed = threading.Condition(self._lock)
         self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}
+        self._held_since: dict[ForkId, float] = {}
         self._dropped: deque[ForkId] = deque()
         self._in_flight = 0
         agent.peers.obituaries.append(self.lost)
@@ -109,11 +111,13 @@ class Table:
         """We asked `owner` to make a value."""
         with self._lock:
             self.holder.create(rref, fork, owner)
+            self._held_since[fork] = time.time()
 
     def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
         """A reference arrived. False if its owner has yet to count it."""
         with self._lock:
             effects = self.holder.adopt(rref, fork, owner, sender)
+            self._held_since[fork] = time.time()
             confirmed = self.holder.forks[fork].confirmed
         self.perform(effects)
         return confirmed
@@ -180,6 +184,7 @@ class Table:
             with self._lock:
                 for fork in batch:
                     self.failures.pop(fork, None)
+                    self._held_since.pop(fork, None)
                     effects += self.holder.drop(fork)
                 self._changed.notify_all()
         self.perform(effects)
@@ -296,6 +301,38 @@ class Table:
                 "num_pending_users": sum(not held.confirmed for held in self.holder.forks.values()),
                 "num_forks": sum(len(owned.forks) for owned in self.owner.values.values()),
             }
+
+    def snapshot(self) -> Snapshot:
+        """What is owned and held here now."""
+        now = time.time()
+        with self._lock:
+            owned = [
+                OwnedValue(rref, value, now - value.made_at, [self._name(holder) for holder in entry.forks.values()])
+                for rref, entry in self.owner.values.items()
+                if (value := self.values.get(rref)) is not None
+            ]
+            held = [
+                HeldReference(
+                    held.rref,
+                    fork,
+                    self._name(held.owner),
+                    self._state(fork, held),
+                    now - self._held_since.get(fork, now),
+                )
+                for fork, held in self.holder.forks.items()
+            ]
+        return Snapshot(owned, held)
+
+    def _name(self, worker: Worker) -> str:
+        peer = self.agent.peers.by_key(worker)
+        return str(worker) if peer is None else peer.name
+
+    def _state(self, fork: ForkId, held: Held) -> str:
+        if fork in self.failures:
+            return "unusable"
+        if not held.in_use:
+            return "leaving"
+        return "confirmed" if held.confirmed else "pending"
 
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Wait for a condition of the tables; it is looked at under the lock. False at the deadline."""

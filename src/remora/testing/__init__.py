@@ -1,1 +1,1 @@
-
+"""Tools to test programs that use Remora, and Remora itself."""
