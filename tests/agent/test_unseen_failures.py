@@ -50,7 +50,8 @@ def test_it_is_reported_once_with_file_and_line(me: str, caplog: pytest.LogCaptu
     wait_until(lambda: reports(caplog))
     (report,) = reports(caplog)
     assert f"{__file__}:{line}" in report
-    assert "ValueError: unseen words" in report
+    assert "ValueError" in report
+    assert "unseen words" in report
     assert "fail on alone" in report
     assert next(record for record in caplog.records if "nobody looked" in record.getMessage()).levelno == logging.ERROR
     gc.collect()

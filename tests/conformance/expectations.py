@@ -81,4 +81,5 @@ def gist(why: str) -> str:
 
 def _names_an_error(line: str) -> bool:
     kind = line.partition(":")[0].rpartition(".")[2]
-    return kind.isidentifier() and kind.endswith(("Error", "Exception", "Lost", "Died"))
+    is_relayed = "exited with error code" in line  # PyTorch's words around what a rank raised
+    return kind.isidentifier() and kind.endswith(("Error", "Exception", "Lost", "Died")) and not is_relayed

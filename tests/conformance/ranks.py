@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import signal
 import sys
@@ -12,6 +13,7 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = 5.0
+_log = logging.getLogger(MultiProcessTestCase.__module__)
 
 
 def die_with_parent() -> None:
@@ -27,6 +29,7 @@ class ForkedRanks(MultiProcessTestCase):
     """
 
     def setUp(self) -> None:
+        _log.setLevel(logging.WARNING)
         super().setUp()
         self._spawn_processes()
 
@@ -34,9 +37,14 @@ class ForkedRanks(MultiProcessTestCase):
         self._start_processes(multiprocessing.get_context("fork").Process)
 
     @classmethod
-    def _run(cls, *args: Any, **kwargs: Any) -> None:
+    def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
         die_with_parent()
-        super()._run(*args, **kwargs)
+        _log.setLevel(logging.CRITICAL)  # the traceback that it would log travels to the parent, and is shown there
+        try:
+            super()._run(rank, *args, **kwargs)
+        except SystemExit as leaving:
+            print(f"rank {rank} leaves with exit code {leaving.code}", flush=True)  # the first to fail is the cause
+            raise
 
     def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
         super()._check_return_codes(fn, elapsed_time)

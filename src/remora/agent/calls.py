@@ -114,7 +114,7 @@ class Call:
         if not channel.forget(self):
             return False
         self.future = None
-        channel.send_lazily(CANCEL, self.id, b"")
+        channel.send(CANCEL, self.id, b"")
         return True
 
     @property

@@ -45,7 +45,7 @@ class Large(NamedTuple):
     call: int
     parts: Sequence[Part]
     packed: Packed
-    fingerprint: tuple[int | None, ...]
+    fingerprint: memory.Fingerprint
 
     def intact(self) -> bool:
         return memory.unchanged(self.packed, self.fingerprint)
@@ -188,7 +188,7 @@ class Channel:
         body += lengths(buffers)
         data = HEADER.pack(len(body), kind, flags, len(buffers), call, number, session.telling(), timeout) + body
         size = len(data) + sum(map(len, buffers))
-        if size < LAZY_LIMIT:
+        if size < LAZY_LIMIT or self._port is None:  # small, or it has to wait: then the program's memory may change
             data = b"".join((data, *buffers))
             session.keep(number, size, data)
             self._put((data,), patience)

@@ -1,7 +1,7 @@
 """The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to account.
 
 torch's own `collect_all` and `wait_all` look at C++ state that Python cannot set (an error does not end them early), so
-`teach_torch` puts versions in their place that know our futures and leave all others to the originals.
+`teach_torch` puts a version under them that knows our futures and leaves all others to the original.
 """
 
 from __future__ import annotations
@@ -249,8 +249,7 @@ def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
     return None
 
 
-_collect_all = torch.futures.collect_all
-_wait_all = torch.futures.wait_all
+_collect_all = torch._C._collect_all
 
 
 class _Collection:
@@ -281,26 +280,16 @@ def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.F
     """A future of all of them; it fails as soon as one of them does."""
     collection = _Collection(list(futures))
     if not any(isinstance(future, Future) for future in collection.futures):
-        return _collect_all(collection.futures)
+        return cast("torch.futures.Future[Any]", _collect_all(cast("list[Any]", collection.futures)))
     watcher = collection.one_is_done
     for future in collection.futures:
         when_done(future, watcher)
     return collection.everything
 
 
-def wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
-    """The values of all of them, in order; raises the first error as soon as it is there."""
-    futures = list(futures)
-    if not any(isinstance(future, Future) for future in futures):
-        return _wait_all(futures)
-    collect_all(futures).wait()
-    return [future.wait() for future in futures]
-
-
 def teach_torch() -> None:
-    """Make `torch.futures.collect_all` and `wait_all` do right by our futures."""
-    torch.futures.collect_all = collect_all
-    torch.futures.wait_all = wait_all
+    """Make `torch.futures.collect_all` and `wait_all` do right by our futures: both rest on this one function."""
+    torch._C._collect_all = cast(Any, collect_all)
 
 
 def wait_until(ready: Callable[[], bool], deadline: float, pause: float = 0.005) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from remora.agent.crew import acting_worker
-from remora.agent.futures import Future, wait_all
+from remora.agent.futures import Future
 from remora.errors import NotInitialized
 from remora.rpc import gathering, outgoing
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
@@ -172,7 +172,7 @@ def _wait_all() -> Iterator[None]:
         yield
     finally:
         try:
-            wait_all(_thread_local_var.future_list)
+            torch.futures.wait_all(_thread_local_var.future_list)
         finally:
             del _thread_local_var.future_list
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from remora.wire.packed import Packed
 
+_SAMPLES, _SAMPLE = 16, 64  # how many samples of a buffer, of how many bytes
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ and PyBUF_WRITE
 
 # PYFUNCTYPE keeps the GIL: giving it up and getting it back costs more than these calls do.
@@ -102,17 +103,38 @@ def snapshot(packed: Packed) -> Packed:
     return Packed(packed.body, copies, list(copies), [])
 
 
-def fingerprint(packed: Packed) -> tuple[int | None, ...]:
-    """How often each tensor referenced in place had been written to by now; None where nobody counts."""
+class Fingerprint(NamedTuple):
+    """What tells whether memory referenced in place is still what it was."""
+
+    versions: tuple[int | None, ...]  # how often each tensor had been written to; None where nobody counts
+    samples: tuple[bytes, ...]  # a few bytes from here and there: writes through `.data` or numpy are counted nowhere
+
+
+def fingerprint(packed: Packed) -> Fingerprint:
+    """Take note of the state of the memory that `packed` references."""
     versions = tuple(_version(tensor) for tensor in packed.tensors)
-    return (*versions, None) if packed.untracked else versions
+    return Fingerprint((*versions, None) if packed.untracked else versions, _samples(packed))
 
 
-def unchanged(packed: Packed, fingerprint: tuple[int | None, ...]) -> bool:
-    """True when nothing that `packed` references was written to since `fingerprint` was taken; False when in doubt."""
-    if None in fingerprint:
+def unchanged(packed: Packed, before: Fingerprint) -> bool:
+    """False when anything that `packed` references is known to have been written to since, or when nobody counts.
+
+    Not seen: a write that goes round torch's counter (through `.data` or numpy) and misses every sample.
+    """
+    if None in before.versions:
         return False
-    return all(_version(tensor) == seen for tensor, seen in zip(packed.tensors, fingerprint, strict=True))
+    if any(_version(tensor) != seen for tensor, seen in zip(packed.tensors, before.versions, strict=True)):
+        return False
+    return _samples(packed) == before.samples
+
+
+def _samples(packed: Packed) -> tuple[bytes, ...]:
+    found: list[bytes] = []
+    for buffer in packed.buffers:
+        step = max(len(buffer) // _SAMPLES, _SAMPLE)
+        found.extend(bytes(buffer[at : at + _SAMPLE]) for at in range(0, len(buffer), step))
+        found.append(bytes(buffer[-_SAMPLE:]))
+    return tuple(found)
 
 
 def _version(tensor: torch.Tensor) -> int | None:
