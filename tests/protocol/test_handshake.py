@@ -275,6 +275,13 @@ def test_sealed_nonsense_is_malformed(body: bytes) -> None:
     assert b.why is Why.MALFORMED
 
 
+@pytest.mark.parametrize("kind", [Kind.PROOF, Kind.WELCOME, 77])
+def test_a_sealed_message_out_of_turn_is_malformed(kind: Kind) -> None:
+    a, b = caller(), listener()
+    with pytest.raises(ProtocolError, match=f"kind {int(kind)} instead of HELLO"):
+        b.receive(a._message(kind, {}))
+
+
 @pytest.mark.parametrize("change", [{"received": -1}, {"received": True}, {"id": 1 << 15}, {"session": "s" * 201}])
 def test_fields_out_of_range_are_malformed(change: dict[str, object]) -> None:
     a, b = caller(), listener()

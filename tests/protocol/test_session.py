@@ -113,14 +113,20 @@ def test_an_acknowledgement_of_what_was_never_sent_is_refused() -> None:
     assert session.kept_bytes == 1
 
 
-@pytest.mark.parametrize("claim", [-1, 0, 4])
-def test_a_peer_cannot_resume_what_it_cannot_have(claim: int) -> None:
+def test_a_peer_cannot_resume_what_it_cannot_have() -> None:
     session: Session[str] = Session()
     for _ in range(3):
         session.keep(session.number(), 1, "x")
-    session.acknowledged(1)
     with pytest.raises(ProtocolError, match="claims"):
-        session.resume(claim)
+        session.resume(4)
+
+
+def test_stale_news_of_what_arrived_is_no_lie() -> None:
+    session: Session[str] = Session()
+    for text in ("x", "y", "z"):
+        session.keep(session.number(), 1, text)
+    session.acknowledged(2)
+    assert session.resume(1) == [(3, "z")]
 
 
 def test_a_sender_is_told_to_wait_until_the_peer_has_taken_enough() -> None:

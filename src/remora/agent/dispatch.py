@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from remora.agent.peers import Peer
 
 EXCEPTION = int(MessageType.EXCEPTION)
+_ANSWERED_TO_CALLER_ALONE = (
+    MessageType.PYTHON_CALL,
+    MessageType.SCRIPT_CALL,
+)  # others may wait for what remote() makes
 LARGE = 1 << 17
 
 
@@ -106,6 +110,11 @@ class Request:
         if self.on_cancel is not None:
             self.on_cancel()
 
+    def abandon(self) -> None:
+        """Nobody will hear the answer."""
+        if self.on_cancel is not None:
+            self.on_cancel()
+
     def drop(self) -> None:
         """Do not run it, and answer nothing: nobody waits."""
         self._answered = True
@@ -156,6 +165,13 @@ class Dispatch:
         request = self.serving.get((channel.session_id, call))
         if request is not None:
             request.cancel()
+
+    def forget(self, channel: Channel) -> None:
+        """The caller on this channel is gone: nobody waits for its coroutines. What has begun or waits in the backlog
+        runs, as it would if the caller had gone a moment later."""
+        for key, request in list(self.serving.items()):
+            if key[0] == channel.session_id and request.frame.kind in _ANSWERED_TO_CALLER_ALONE:
+                request.abandon()
 
     def counts(self) -> int:
         """Requests queued or running."""

@@ -106,7 +106,7 @@ class Execution:
         kind, name, args, kwargs = target
         token = current_deadline.set(request.deadline)
         try:
-            result = find_script(kind, name)(*args, **kwargs)
+            result = call_script(kind, name, args, kwargs)
         except BaseException as error:
             finish(None, error)
             return
@@ -122,6 +122,22 @@ class Execution:
                 ))  # fmt: skip
         else:
             finish(result, None)
+
+
+def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a torch operator or a TorchScript function. An operator that does not take the arguments as its schema says
+    may still take them as Python does: `torch.zeros(5)`."""
+    function = find_script(kind, name)
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as mismatch:
+        in_python = getattr(torch, name.rpartition("::")[2], None) if kind == "operator" else None
+        if in_python is None or "schema" not in str(mismatch) and "Expected a value of type" not in str(mismatch):
+            raise
+        try:
+            return in_python(*args, **kwargs)
+        except TypeError:
+            raise mismatch from None
 
 
 def find_script(kind: str, name: str) -> Callable[..., Any]:

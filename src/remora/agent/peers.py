@@ -188,6 +188,7 @@ class Peers:
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         if channel.link is None and peer.incoming is channel:
             channel.close()
+            self._dispatch.forget(channel)
 
     # Connecting.
 
@@ -276,7 +277,8 @@ class Peers:
         peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
         peer.outgoing.close()
         if peer.incoming is not None:
-            peer.incoming.close()  # what it asked for before still runs; nobody hears the answer
+            peer.incoming.close()
+            self._dispatch.forget(peer.incoming)
         for obituary in self.obituaries:
             obituary(peer)
 

@@ -65,9 +65,12 @@ class Session(Generic[M]):
         return self.kept_total - self.acked_bytes > self.limit
 
     def resume(self, arrived: int) -> list[tuple[int, M]]:
-        """The peer is back and has everything up to `arrived`: what must be said again, in order."""
-        if not self.acked <= arrived <= self.sent:
-            raise ProtocolError(f"peer claims to have {arrived} messages of a session with {self.acked}..{self.sent}")
+        """The peer is back and has everything up to `arrived`: what must be said again, in order.
+
+        It may have more by now: an acknowledgement on the old link can overtake what it said on the new one.
+        """
+        if arrived > self.sent:
+            raise ProtocolError(f"peer claims to have {arrived} messages of a session with {self.sent}")
         self.acknowledged(arrived)
         return [(number, message) for number, _, message in self.kept]
 

@@ -155,7 +155,8 @@ def _tell(api: Any, worker: Worker, names: list[str], news: tuple[Any, ...], tim
         try:
             future.wait()
         except RuntimeError as error:
-            errors[name] = error
+            if worker.peer(name).state != "left":  # one that left has heard it: that is why it left
+                errors[name] = error
     return errors
 
 

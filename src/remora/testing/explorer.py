@@ -1,67 +1,188 @@
-"""Walks every interleaving of a small world, breadth first."""
+"""Walks every interleaving of small worlds of the reference protocol, breadth first, and shows the shortest counterexample.
+
+    python -m remora.testing.explorer            all scenarios, the large ones too: minutes
+    python -m remora.testing.explorer losses     those with "losses" in their name
+
+A world is a few workers with the real machines (`remora.protocol.owner` and `holder`); see `model_state` for what it is
+made of, `model_steps` for what may happen in it, `model_promises` for what must be true.
+"""
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
-from collections.abc import Callable, Hashable
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from remora.testing.model_promises import Move, check, check_rest, choices, describe, events, make
+from remora.testing.model_moves import Move, choices, describe, events, make
+from remora.testing.model_promises import check, check_rest
+from remora.testing.model_scenarios import LARGE, SMALL
 from remora.testing.model_state import Scenario, World, beginning, world_key
 from remora.testing.model_steps import BrokenPromise
 
+MOST_MOVES = 256  # out of one world
 
-@dataclass
+Progress = Callable[["Finding"], None]
+
+
+@dataclass(slots=True)
 class Finding:
+    """What an exploration found so far."""
+
     scenario: Scenario
-    states: int
-    seconds: float
-    broken: str = ""
-    trace: tuple[str, ...] = ()
-    complete: bool = True
-    depth: int = 0
+    states: int = 1
+    depth: int = 0  # moves to the farthest world seen
+    seconds: float = 0.0
+    broken: str = ""  # the promise that was broken first
+    trace: Sequence[str] = ()  # the moves that lead there; none are fewer
+
+    def __str__(self) -> str:
+        found = f"{self.scenario.name:58s} {self.states:8d} states, {self.depth:3d} deep, {self.seconds:6.1f} s"
+        if not self.broken:
+            return found
+        steps = "\n".join(f"    {number:2d}. {move}" for number, move in enumerate(self.trace, 1))
+        return f"{found}\n  BROKEN after {len(self.trace)} moves: {self.broken}\n{steps}"
 
 
-def explore(scenario: Scenario, limit: int = 10**9) -> Finding:
-    began = time.monotonic()
-    numbers: dict[Hashable, int] = {}
-    start = beginning(scenario)
-    seen = {world_key(start, numbers)}
-    came: list[tuple[int, Move | None]] = [(-1, None)]
-    frontier: list[tuple[int, World]] = [(0, start)]
-    depth = 0
+class Exploration:
+    """One scenario. The path to a world is kept as numbers of moves, and walked again when it must be shown."""
 
-    def finding(broken: str = "", trace: tuple[str, ...] = (), complete=True) -> Finding:
-        return Finding(scenario, len(seen), time.monotonic() - began, broken, trace, complete, depth)
+    def __init__(self, scenario: Scenario) -> None:
+        self.found = Finding(scenario)
+        self._numbers: dict[Hashable, int] = {}
+        self._start = beginning(scenario)
+        self._seen = {world_key(self._start, self._numbers)}
+        self._came = array("q", [0])  # for each world, the one it came from and the number of the move
+        self._began = time.monotonic()
 
-    def path(index: int) -> list[Move]:
-        moves = []
-        while index:
-            index, move = came[index]
-            moves.append(move)
-        return moves[::-1]
+    def run(self, progress: Progress | None = None) -> Finding:
+        """Walk until a promise is broken or everything was seen."""
+        frontier: list[tuple[int, World]] = [(0, self._start)]
+        with _no_garbage():
+            while frontier and not self.found.broken:
+                frontier = self._widen(frontier, progress)
+                self.found.depth += bool(frontier)
+        self._tell(None)
+        return self.found
 
-    while frontier:
-        nxt = []
+    def _widen(self, frontier: list[tuple[int, World]], progress: Progress | None) -> list[tuple[int, World]]:
+        """All worlds that are one move farther, and new."""
+        found: list[tuple[int, World]] = []
         for index, world in frontier:
-            due = list(events(world))
+            number = -1
             try:
-                if not due:
-                    check_rest(world)
-                move = None
-                for move in (*due, *choices(world)):
+                moves = _moves(world)
+                for number, move in enumerate(moves):
                     after = make(world, move)
-                    key = world_key(after, numbers)
-                    if key not in seen:
-                        seen.add(key)
+                    key = world_key(after, self._numbers)
+                    if key not in self._seen:
                         check(after)
-                        nxt.append((len(came), after))
-                        came.append((index, move))
+                        self._seen.add(key)
+                        found.append((len(self._came), after))
+                        self._came.append(index * MOST_MOVES + number)
+                        if len(self._came) % 4096 == 0:
+                            self._tell(progress)
             except (BrokenPromise, AssertionError) as error:
-                moves = path(index) + ([move] if move else [])
-                return finding(str(error), tuple(map(describe, moves)))
-            if len(seen) > limit:
-                return finding(complete=False)
-        frontier = nxt
-        depth += 1
-    return finding()
+                self._break(str(error), index, number)
+                return []
+        return found
+
+    def _tell(self, progress: Progress | None) -> None:
+        self.found.states = len(self._seen)
+        self.found.seconds = time.monotonic() - self._began
+        if progress is not None:
+            progress(self.found)
+
+    def _break(self, text: str, index: int, last: int) -> None:
+        numbers = [] if last < 0 else [last]
+        while index:
+            index, number = divmod(self._came[index], MOST_MOVES)
+            numbers.append(number)
+        trace, world = [], self._start
+        for number in reversed(numbers):
+            move = _moves(world, at_rest=False)[number]
+            trace.append(describe(world, move))
+            if len(trace) < len(numbers):
+                world = make(world, move)
+        self.found.broken, self.found.trace = text, trace
+
+
+def _moves(world: World, at_rest: bool = True) -> list[Move]:
+    """All moves out of a world; what must be true at rest is checked where nothing will happen by itself."""
+    due = list(events(world))
+    if not due and at_rest:
+        check_rest(world)
+    moves = [*due, *choices(world)]
+    assert len(moves) <= MOST_MOVES
+    return moves
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Worlds have no cycles, and there are many of them: looking for cycles takes half the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def explore(scenario: Scenario, progress: Progress | None = None) -> Finding:
+    """Every world that a scenario can lead to."""
+    return Exploration(scenario).run(progress)
+
+
+def wander(scenario: Scenario, picks: Sequence[int]) -> World:
+    """One long way through a scenario that is too large to explore: each pick chooses among the moves of its world. In the
+    end everything is dropped and comes to rest. Raises BrokenPromise with the way that led there."""
+    world, trace = beginning(scenario), []
+
+    def go(move: Move) -> World:
+        trace.append(describe(world, move))
+        after = make(world, move)
+        check(after)
+        return after
+
+    try:
+        for pick in picks:
+            moves = _moves(world)
+            if moves:
+                world = go(moves[pick % len(moves)])
+        while moves := [*events(world), *(move for move in choices(world) if move[0] in ("drop", "let_go"))]:
+            if not any(events(world)):
+                check_rest(world)
+            world = go(moves[0])
+        check_rest(world)
+    except (BrokenPromise, AssertionError) as error:
+        raise BrokenPromise("\n".join([str(error), *trace])) from error
+    return world
+
+
+def main(names: Sequence[str]) -> int:
+    """Explore the scenarios whose names contain one of `names`; all, if there are none."""
+    shown = [each for each in (*SMALL, *LARGE) if not names or any(name in each.name for name in names)]
+    total = broken = 0
+    for scenario in shown:
+        found = explore(scenario, _show_progress)
+        sys.stderr.write("\r\033[K" if sys.stderr.isatty() else "")
+        print(found, flush=True)
+        total += found.states
+        broken += bool(found.broken)
+    print(f"{len(shown)} scenarios, {total} states, {broken} broken")
+    return 1 if broken or not shown else 0
+
+
+def _show_progress(found: Finding) -> None:
+    if sys.stderr.isatty():
+        rate = found.states / max(found.seconds, 1e-9)
+        sys.stderr.write(f"\r\033[K{found.scenario.name}: {found.states} states, {found.depth} deep, {rate:.0f}/s")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What can happen next in a world, and what must be true in it. Nothing is changed here.
+"""What must be true in a world of workers that hold references. Nothing is changed here.
 
     S1  a value is there while a live worker holds a reference to it, or one is under way from a live worker
     S2  it is freed at most once
@@ -6,116 +6,17 @@
         dropped, all tables are empty
     L2  nobody waits for ever: at rest every reference held is confirmed, and its value is made or known to have failed
 
-A world is at rest when nothing is under way and every crash is known to all who live. S1 and L2 are checked for values
-whose owner lives; H1 and S2 where they could be broken, in `model_steps`.
+A world is at rest when nothing is under way and every crash is known to all who live. S1 and L2 are about values whose
+owner lives. S2, and the promises O and H of the machines, are checked where they could be broken, in `model_steps` and
+by the machines themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from remora.protocol.holder import Held
-from remora.testing.model_state import NAMES, Message, Site, World, first_fork, rref_of, show
-from remora.testing.model_steps import Step, promise
+from remora.testing.model_state import NAMES, Message, Site, World, show
+from remora.testing.model_steps import promise
 from remora.vocabulary.effects import ForkId, RRefId
-from remora.vocabulary.ids import GloballyUniqueId
-
-Move = tuple[str, *tuple[object, ...]]  # the name of a method of Step, and its arguments
-
-# What can happen next.
-
-
-def events(world: World) -> Iterator[Move]:
-    """Moves that will happen if nothing else does. When there are none, the world is at rest."""
-    size, sites = world.scenario.workers, world.sites
-    for lane, waiting in enumerate(world.lanes):
-        if waiting:
-            yield "deliver", *divmod(lane, size)
-    for loose in sorted(world.loose, key=_order):
-        if loose.kind != "serve fetch" or sites[loose.target].status.get(_value_of(loose)) != "waiting":
-            yield "take", loose
-    for worker in sorted(world.alive):
-        for lost in range(size):
-            if lost not in world.alive and lost not in sites[worker].lost:
-                yield "learn", worker, lost
-        for rref, child in sorted(sites[worker].unsent):
-            yield "undo", worker, rref, child
-    for value, made in enumerate(world.scenario.values):
-        if made.unsent and made.creator in world.alive and ("create", value) in world.used - {("give up", value)}:
-            if ("give up", value) not in world.used:
-                yield "give_up_creation", value
-
-
-def choices(world: World) -> Iterator[Move]:
-    """Moves that programs may make, or fate: they may also never happen."""
-    for worker in sorted(world.alive):
-        if world.losses and worker in world.scenario.mortal:
-            yield "crash", worker
-        site = world.sites[worker]
-        for rref in sorted(site.handles):
-            yield "let_go", worker, rref
-        for fork, held in sorted(site.holder.forks.items()):
-            if held.in_use and fork not in site.fetching:
-                yield "drop", worker, fork
-    yield from _creations(world)
-    yield from _shares(world)
-    yield from _fetches(world)
-
-
-def _creations(world: World) -> Iterator[Move]:
-    for value, made in enumerate(world.scenario.values):
-        if made.creator in world.alive and made.creator != made.owner:
-            if ("create", value) not in world.used:
-                yield "create", value
-            elif made.impatient and ("patience", value) not in world.used:
-                held = world.sites[made.creator].holder.forks.get(first_fork(world.scenario, value))
-                if held is not None and not held.confirmed:
-                    yield "lose_patience", value
-
-
-def _shares(world: World) -> Iterator[Move]:
-    offered = set()
-    for number, share in enumerate(world.scenario.shares):
-        # Of several shares that are alike, the first comes first: which is which makes no difference.
-        if ("share", number) in world.used or share.source not in world.alive or share in offered:
-            continue
-        offered.add(share)
-        site = world.sites[share.source]
-        for rref in sorted(site.handles):
-            yield "share", number, rref, None
-        for fork, held in sorted(site.holder.forks.items()):
-            if site.sees(fork, held):
-                yield "share", number, held.rref, fork
-
-
-def _fetches(world: World) -> Iterator[Move]:
-    for number, worker in enumerate(world.scenario.fetches):
-        if ("fetch", number) in world.used or worker not in world.alive:
-            continue
-        site = world.sites[worker]
-        for fork, held in sorted(site.holder.forks.items()):
-            if site.sees(fork, held) and fork not in site.fetching:
-                yield "fetch", number, fork
-
-
-def make(world: World, move: Move) -> World:
-    """The world after a move. Raises BrokenPromise, or the AssertionError of a machine's own check."""
-    step = Step(world)
-    name, *arguments = move
-    getattr(step, name)(*arguments)
-    return step.done()
-
-
-def _order(loose: Message) -> tuple[object, ...]:
-    return loose.kind, loose.source, loose.target, loose.about, str(loose)
-
-
-def _value_of(got: Message) -> RRefId:
-    assert got.rref is not None
-    return got.rref
-
-
-# What must be true.
 
 
 def check(world: World) -> None:
@@ -141,11 +42,10 @@ def _check_held(world: World, site: Site, fork: ForkId, held: Held) -> None:
 
 def _check_under_way(world: World, each: Message) -> None:
     if each.kind in ("reference", "reference in reply") and each.source in world.alive:
-        rref = _value_of(each)
-        owner = world.scenario.values[rref.local_id].owner
+        owner = world.scenario.values[each.rref.local_id].owner
         if owner in world.alive:
-            freed = is_freed(world.sites[owner], rref)
-            promise(not freed, f"S1: {show(rref)} was freed, but {show(each.fork)} is on its way")
+            freed = is_freed(world.sites[owner], each.rref)
+            promise(not freed, f"S1: {show(each.rref)} was freed, but {show(each.fork)} is on its way")
 
 
 def is_freed(owner: Site, rref: RRefId) -> bool:
@@ -172,26 +72,12 @@ def check_rest(world: World) -> None:
 def _check_owner_at_rest(site: Site, held: dict[RRefId, dict[ForkId, int]]) -> None:
     promise(not site.owner.mourning, "L1: a loss is never confirmed")
     for rref, owned in site.owner.values.items():
-        counted = {fork: holder.id for fork, holder in owned.forks.items()}
-        promise(counted == held.get(rref, {}), f"L1: {_list(counted)} of {show(rref)} counted, {_list(held.get(rref))} held")
+        counted, really = {fork: holder.id for fork, holder in owned.forks.items()}, held.get(rref, {})
+        promise(counted == really, f"L1: of {show(rref)} is counted: {_list(counted)}; is held: {_list(really)}")
     promise(site.table == site.owner.values.keys(), "L1: the table keeps what nobody holds")
     for rref in [*site.table, *site.handles]:
         promise(site.status.get(rref) != "waiting", f"L2: {show(rref)} is waited for and will never be made")
 
 
-def _list(forks: dict[ForkId, int] | None) -> str:
-    return ", ".join(f"{show(fork)} ({NAMES[worker]})" for fork, worker in sorted((forks or {}).items())) or "nothing"
-
-
-# What a move is called.
-
-
-def describe(move: Move) -> str:
-    """A move in words."""
-    name, *arguments = move
-    if name == "take":
-        (loose,) = arguments
-        assert isinstance(loose, Message)
-        return f"{NAMES[loose.source]} -> {NAMES[loose.target]}: {loose}"
-    shown = [show(each) if isinstance(each, GloballyUniqueId) else each for each in arguments]
-    return f"{name} {shown}"
+def _list(forks: dict[ForkId, int]) -> str:
+    return ", ".join(f"{show(fork)} by {NAMES[worker]}" for fork, worker in sorted(forks.items())) or "nothing"

@@ -22,6 +22,7 @@ from remora.vocabulary.ids import GloballyUniqueId, WorkerKey
 NAMES = "ABCDEFGH"
 KEYS = tuple(WorkerKey(id, "first start") for id in range(len(NAMES)))
 FIRST_FORK = 100  # numbers below are values'
+NOTHING = GloballyUniqueId(-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class Message:
     kind: Kind
     source: int
     target: int
-    rref: RRefId | None = None
-    fork: ForkId | None = None
+    rref: RRefId = NOTHING
+    fork: ForkId = NOTHING
     told: bool = True  # of a reference that comes home: whether its parent waits to be told
     about: int = -1  # who is lost
 
@@ -101,11 +102,11 @@ class Message:
 message = cache(Message)
 
 
-def show(id: GloballyUniqueId | None) -> str:
-    """How a value or a fork is called in a counterexample."""
-    if id is None:
-        return ""
-    return f"v{id.local_id}" if id.local_id < FIRST_FORK else f"{NAMES[id.created_on].lower()}{id.local_id - FIRST_FORK}"
+def show(id: GloballyUniqueId) -> str:
+    """How a value or a fork is called in a counterexample: v0; b1, the fork that worker B numbered 1."""
+    if id.local_id >= FIRST_FORK:
+        return f"{NAMES[id.created_on].lower()}{id.local_id - FIRST_FORK}"
+    return "" if id is NOTHING else f"v{id.local_id}"
 
 
 Status = Literal["waiting", "made", "failed"]
@@ -124,7 +125,7 @@ class Site:
     spoilt: frozenset[ForkId] = frozenset()  # references that its program cannot use: their creation failed
     unsent: frozenset[tuple[RRefId, ForkId]] = frozenset()  # shared in messages that were not sent, not yet taken back
     fetching: frozenset[ForkId] = frozenset()
-    key: Hashable = None  # of this state, once it was asked for
+    number: int = -1  # of this state, once it was asked for
 
     def clone(self) -> Site:
         """One that may be changed."""
@@ -184,13 +185,14 @@ def beginning(scenario: Scenario) -> World:
 
 
 def world_key(world: World, numbers: dict[Hashable, int]) -> Hashable:
-    """What tells worlds apart. `numbers` gives each state of a worker a number, so that keys are small."""
+    """What tells worlds apart. `numbers` gives each part of a world a number, so that keys are small."""
     sites = []
     for site in world.sites:
-        if site.key is None:
-            site.key = numbers.setdefault(_site_key(site), len(numbers))
-        sites.append(site.key)
-    return tuple(sites), world.lanes, world.loose, world.alive, world.used, world.losses
+        if site.number < 0:
+            site.number = numbers.setdefault(_site_key(site), len(numbers))
+        sites.append(site.number)
+    rest = (world.lanes, world.loose, (world.alive, world.used, world.losses))
+    return *sites, *(numbers.setdefault(part, len(numbers)) for part in rest)
 
 
 def _site_key(site: Site) -> Hashable:

@@ -23,6 +23,9 @@ from remora.vocabulary.effects import (
 )
 
 
+GONE = Site()  # what is left of a worker that crashed
+
+
 class BrokenPromise(Exception):
     """A promise is broken in a world that can be reached."""
 
@@ -63,16 +66,22 @@ class Step:
 
     # What travels.
 
-    def send(self, kind: Kind, source: int, target: int, **content: object) -> None:
+    def send(
+        self, kind: Kind, source: int, target: int,
+        rref: RRefId = NOTHING, fork: ForkId = NOTHING, told: bool = True, about: int = -1,
+    ) -> None:  # fmt: skip
         """Put a request into its lane. To a worker known to be lost nothing is sent; one that crashed reads nothing."""
         if target in self.alive and target not in self.sites[source].lost:
             lane = source * self.scenario.workers + target
-            self.lanes[lane] += (message(kind, source, target, **content),)
+            self.lanes[lane] += (message(kind, source, target, rref, fork, told, about),)
 
-    def let_loose(self, kind: Kind, source: int, target: int, **content: object) -> None:
+    def let_loose(
+        self, kind: Kind, source: int, target: int,
+        rref: RRefId = NOTHING, fork: ForkId = NOTHING, told: bool = True, about: int = -1,
+    ) -> None:  # fmt: skip
         """Send something that is not ordered with anything else."""
         if target in self.alive and target not in self.sites[source].lost:
-            self.loose |= {message(kind, source, target, **content)}
+            self.loose |= {message(kind, source, target, rref, fork, told, about)}
 
     def perform(self, worker: int, effects: Iterable[Effect]) -> None:
         """Carry out what the machines of a worker asked for."""
@@ -88,7 +97,7 @@ class Step:
                 case Goodbye(owner, rref, fork):
                     self.send("user delete", worker, owner.id, rref=rref, fork=fork)
                 case Free(rref):
-                    promise(rref in site.table, f"S2: {rref} is freed twice")
+                    promise(rref in site.table, f"S2: {show(rref)} is freed twice")
                     self._free(site, rref)
                 case NeverMade(rref):
                     if rref in site.table and site.status.get(rref, "waiting") == "waiting":
@@ -104,7 +113,7 @@ class Step:
             return  # shared again meanwhile
         site.table -= {rref}
         if site.status[rref] == "waiting":
-            promise(rref not in site.handles, f"L2: {rref} is forgotten while its owner's program waits for it")
+            promise(rref not in site.handles, f"L2: {show(rref)} is forgotten while its owner's program waits for it")
         if site.status[rref] != "made" and rref not in site.handles:
             del site.status[rref]  # it was only a placeholder
 
@@ -133,7 +142,6 @@ class Step:
         site = self.site(me)
         match got.kind:
             case "create":
-                assert rref is not None and fork is not None
                 self.perform(me, site.owner.create(rref, fork, KEYS[source]))
                 self.keep(site, rref)
                 if site.status[rref] == "waiting":
@@ -142,23 +150,18 @@ class Step:
             case "reference" | "reference in reply":
                 self._arrive(site, got)
             case "fork request":
-                assert rref is not None and fork is not None
                 self.keep(site, rref)
                 self.perform(me, site.owner.request(rref, fork, KEYS[source]))
                 self.let_loose("confirm", me, source, fork=fork)
             case "user delete":
-                assert rref is not None and fork is not None
                 owned = site.owner.values.get(rref)
-                promise(owned is not None and fork in owned.forks, f"H1: goodbye of {fork}, which is not counted")
+                promise(owned is not None and fork in owned.forks, f"H1: goodbye of {show(fork)}, which is not counted")
                 self.perform(me, site.owner.delete(rref, fork))
             case "never made":
-                assert rref is not None and fork is not None
                 self.perform(me, site.owner.never_made(rref, fork))
             case "child accept":
-                assert fork is not None
                 self.perform(me, site.holder.accepted(fork))
             case "confirm":
-                assert fork is not None
                 self.perform(me, site.holder.confirm(fork))
             case "gone":
                 self.asked_about(me, source, got.about)
@@ -166,9 +169,9 @@ class Step:
                 self.perform(me, site.owner.heard(KEYS[source], KEYS[got.about]))
             case "fetch":
                 # Served by a thread of the crew, some time later.
-                self.loose |= {message("serve fetch", source, me, rref=rref, fork=fork)}
+                self.loose |= {message("serve fetch", source, me, rref, fork, True, -1)}
             case "serve fetch":
-                promise(rref in site.table, f"S1: {rref} is fetched and not there")
+                promise(rref in site.table, f"S1: {show(rref)} is fetched and not there")
                 self.let_loose("fetched", me, source, fork=fork)
             case "fetched":
                 site.fetching -= {fork}
@@ -177,7 +180,6 @@ class Step:
 
     def _arrive(self, site: Site, got: Message) -> None:
         me, source, rref, fork = got.target, got.source, got.rref, got.fork
-        assert rref is not None and fork is not None
         owner = self.scenario.values[rref.local_id].owner
         if owner == me:
             self.come_home(site, got)
@@ -187,9 +189,8 @@ class Step:
     def come_home(self, site: Site, got: Message) -> None:
         """A reference arrived on the owner of its value, whose program has the value in hand now."""
         me, source, rref, fork = got.target, got.source, got.rref, got.fork
-        assert rref is not None and fork is not None
         fresh = site.status.get(rref, "waiting") == "waiting"
-        promise(rref in site.table or (fresh and rref.created_on == source), f"S1: {rref} came home and is not there")
+        promise(rref in site.table or (fresh and rref.created_on == source), f"S1: {show(rref)} came home and is not there")
         site.handles[rref] = site.handles.get(rref, 0) + 1
         self.keep(site, rref)
         self.perform(me, site.owner.come_home(rref, KEYS[source]))
@@ -281,11 +282,12 @@ class Step:
     # Crashes.
 
     def crash(self, worker: int) -> None:
-        """A worker is gone. Nobody knows yet; what was sent to it is lost."""
+        """A worker is gone. Nobody knows yet; what was sent to it is lost, and what its program did does not matter."""
         self.alive -= {worker}
         self.losses -= 1
-        self.sites[worker] = Site()
-        self._touched.add(worker)
+        self.sites[worker] = GONE
+        shares = self.scenario.shares
+        self.used = frozenset(each for each in self.used if each[0] != "share" or shares[each[1]].source != worker)
         for source in range(self.scenario.workers):
             self.lanes[source * self.scenario.workers + worker] = ()
         self.loose = frozenset(each for each in self.loose if each.target != worker)

@@ -1,0 +1,287 @@
+"""Peers that do not keep up: they slow their callers, memory stays bounded, deadlines hold, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from remora import rpc
+from tests.processes import targets
+from tests.workers import Workers
+
+MIB = 1 << 20
+BOUND = 300 * MIB  # what the buffers of one worker may take, with copies, pickles and the allocator's slack
+
+
+class Watch(threading.Thread):
+    """Notes the most memory this process has had meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.start_bytes = self.peak = targets.resident_bytes()
+        self.stopped = False
+
+    def run(self) -> None:
+        while not self.stopped:
+            self.peak = max(self.peak, targets.resident_bytes())
+            time.sleep(0.005)
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped = True
+        self.join()
+
+    @property
+    def growth(self) -> int:
+        return self.peak - self.start_bytes
+
+
+def send_to_a_stopped_worker(to: str, pid: int, n: int, timeout: float) -> tuple[int, float, dict[str, int]]:
+    """A megabyte in each of `n` calls; (growth of memory, the longest a call outlived its deadline, kinds of errors)."""
+    rpc.rpc_sync(to, targets.double, args=(1,))
+    kinds: Counter[str] = Counter()
+    futures: list[tuple[float, Any]] = []
+    worst = 0.0
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with Watch() as watch:
+            end = time.monotonic() + timeout
+            for _ in range(n):
+                start = time.monotonic()
+                try:
+                    left = max(end - start, 0.001)
+                    futures.append((start + left, rpc.rpc_async(to, targets.sum_of, args=(torch.zeros(MIB // 4),), timeout=left)))
+                except RuntimeError as error:
+                    kinds[f"{type(error).__name__} at once"] += 1
+                worst = max(worst, time.monotonic() - start - left)
+            for deadline, future in futures:
+                try:
+                    future.wait()
+                    kinds["answered"] += 1
+                except RuntimeError as error:
+                    kinds[type(error).__name__] += 1
+                worst = max(worst, time.monotonic() - deadline)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return watch.growth, worst, dict(kinds)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_gigabyte_for_a_worker_that_does_not_read(transport: str) -> None:
+    with Workers(2, options={"transports": [transport]}) as workers:
+        growth, worst, kinds = workers.run(0, send_to_a_stopped_worker, "worker1", workers.pid(1), 1024, 3.0)
+        assert growth < BOUND
+        assert worst < 1.5, "every call ends at its deadline"
+        assert sum(kinds.values()) == 1024
+        assert set(kinds) <= {"CallTimeout", "CallNotSent", "CallNotSent at once", "CallTimeout at once"}
+        # It goes on, and so do they.
+        assert workers.run(0, targets.timed_call, "worker1", targets.double, 4, timeout=10.0)[1:] == ("", "8")
+
+
+def send_small_calls(to: str, pid: int, n: int) -> tuple[int, int]:
+    """Many small calls to a worker that is stopped for a while; (growth of memory, how many were answered)."""
+    rpc.rpc_sync(to, targets.double, args=(1,))
+    body = b"x" * 4096
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
+    with Watch() as watch:
+        futures = [rpc.rpc_async(to, len, args=(body,), timeout=30) for _ in range(n)]
+        answered = sum(value == 4096 for value in torch.futures.wait_all(futures))
+    return watch.growth, answered
+
+
+def test_two_hundred_megabytes_of_small_calls() -> None:
+    with Workers(2) as workers:
+        growth, answered = workers.run(0, send_small_calls, "worker1", workers.pid(1), 50_000)
+        assert answered == 50_000
+        assert growth < BOUND + 50_000 * 3000, "bounded buffers, and what 50,000 futures take"
+
+
+def ask_for_much_and_do_not_read(to: str, n: int, seconds: float) -> int:
+    """Ask for `n` megabytes, read nothing for a while, then read it all; how many answers were right."""
+    rpc.rpc_sync(to, targets.double, args=(1,))
+    channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
+    with channel._reading:  # nobody here reads
+        futures = [rpc.rpc_async(to, torch.full, args=((MIB // 4,), float(i)), timeout=60) for i in range(n)]
+        time.sleep(seconds)
+    channel.watch()
+    return sum(float(future.wait()[-1]) == i for i, future in enumerate(futures))
+
+
+def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee() -> None:
+    with Workers(2) as workers:
+        workers.run(1, start_watch)
+        asking = workers.start(0, ask_for_much_and_do_not_read, "worker1", 1000, 3.0)
+        assert asking.result(timeout=30.0) == 1000
+        assert workers.run(1, stop_watch) < BOUND
+
+
+def test_other_callers_are_served_while_one_does_not_read() -> None:
+    with Workers(3, options={"num_worker_threads": 2}) as workers:
+        workers.run(0, targets.call, "worker1", targets.double, 1)
+        asking = workers.start(0, ask_for_much_and_do_not_read, "worker1", 100, 2.0)
+        targets.wait_until(lambda: workers.run(1, serving) > 0)
+        seconds, kind, value = workers.run(2, targets.timed_call, "worker1", targets.double, 4)
+        assert (kind, value) == ("", "8")
+        assert seconds < 1.5
+        assert asking.result(timeout=30.0) == 100
+
+
+def serving() -> int:
+    return rpc._get_current_rpc_agent().agent.dispatch.counts()
+
+
+_watch: list[Watch] = []
+
+
+def start_watch() -> None:
+    _watch.append(Watch())
+    _watch[0].start()
+
+
+def stop_watch() -> int:
+    watch = _watch.pop()
+    watch.__exit__()
+    return watch.growth
+
+
+def block_the_way(to: str, pid: int) -> dict[str, tuple[float, str]]:
+    """While a huge message without a deadline cannot leave, others to the same worker have deadlines to keep."""
+    rpc.rpc_sync(to, targets.double, args=(1,))
+    os.kill(pid, signal.SIGSTOP)
+    huge = threading.Thread(target=lambda: rpc.rpc_sync(to, targets.sum_of, args=(torch.zeros(8 * MIB),), timeout=0))
+    huge.start()
+    channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
+    try:
+        targets.wait_until(lambda: channel.pending)
+        time.sleep(0.2)  # it has filled what the kernel takes by now
+        found = {}
+        for name, way in {
+            "sync": lambda: rpc.rpc_sync(to, targets.double, args=(1,), timeout=0.5),
+            "async": lambda: rpc.rpc_async(to, targets.double, args=(1,), timeout=0.5).wait(),
+            "async with a tensor": lambda: rpc.rpc_async(
+                to, targets.sum_of, args=(torch.zeros(MIB),), timeout=0.5
+            ).wait(),
+        }.items():
+            waited: list[tuple[float, Any]] = []
+            thread = threading.Thread(target=lambda w=way, into=waited: into.append(targets.timed(w)), daemon=True)  # type: ignore[misc]
+            thread.start()
+            thread.join(2.5)
+            seconds, outcome = waited[0] if waited else (2.5, "still waiting")
+            found[name] = (seconds, type(outcome).__name__)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    huge.join(20.0)
+    assert not huge.is_alive()
+    return found
+
+
+def test_a_huge_message_that_cannot_leave_does_not_hold_up_the_deadlines_of_others() -> None:
+    with Workers(2) as workers:
+        found = workers.run(0, block_the_way, "worker1", workers.pid(1))
+        assert all(seconds < 1.5 for seconds, _ in found.values()), found
+        assert {kind for _, kind in found.values()} <= {"CallTimeout", "CallNotSent"}, found
+
+
+def test_a_stopped_worker_does_not_hold_up_calls_to_others() -> None:
+    with Workers(3) as workers:
+        workers.run(0, targets.call, "worker1", targets.double, 1)
+        workers.stop(1)
+        sending = workers.start(2, targets.timed_call, "worker1", targets.sum_of, torch.zeros(32 * MIB // 4))
+        seconds, kind, value = workers.run(0, call_both, "worker1", "worker2")
+        assert (kind, value) == ("", "8")
+        assert seconds < 1.0
+        workers.cont(1)
+        assert sending.result(timeout=10.0)[1:] == ("", "0.0")
+
+
+def call_both(stopped: str, well: str) -> tuple[float, str, str]:
+    """A large message to one that does not read, on another thread; meanwhile a call to one that does."""
+    large = threading.Thread(
+        target=lambda: rpc.rpc_sync(stopped, targets.sum_of, args=(torch.zeros(8 * MIB),), timeout=20), daemon=True
+    )
+    large.start()
+    time.sleep(0.1)
+    return targets.timed_call(well, targets.double, 4)
+
+
+# What does not fit into memory fails by itself.
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have only so much address space more than now."""
+    with open("/proc/self/statm") as statm:
+        now = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, resource.RLIM_INFINITY))
+
+
+def unlimited() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def make_bytes(n: int) -> bytes:
+    return b"x" * n
+
+
+def make_list(n: int) -> list[float]:
+    return [0.5 + i for i in range(n)]
+
+
+def ask_for_more_than_fits(to: str, function: Any, argument: Any) -> list[tuple[str, str]]:
+    """With little memory left, ask for much; before and after it for little. By both ways."""
+    rpc.rpc_sync(to, targets.double, args=(1,))
+    other = rpc.rpc_async(to, targets.nap, args=(1.0,), timeout=20)
+    limit_memory(200 * MIB)
+    try:
+        found = [targets.timed_call(to, function, argument, timeout=15.0)]
+        seconds, outcome = targets.timed(lambda: rpc.rpc_async(to, function, args=(argument,), timeout=15.0).wait())
+        found.append((seconds, type(outcome).__name__, str(outcome)))
+        found.append(targets.timed_call(to, targets.double, 4))
+    finally:
+        unlimited()
+    assert other.wait() == 1.0, "a call that was under way meanwhile is not harmed"
+    return [(kind, words[:300]) for _, kind, words in found]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [(torch.zeros, (400 * MIB // 4,)), (make_bytes, 400 * MIB)],
+    ids=["tensor", "bytes"],
+)
+def test_a_result_too_large_for_memory_fails_that_call_only(function: Any, argument: Any) -> None:
+    with Workers(2) as workers:
+        first, second, third = workers.run(0, ask_for_more_than_fits, "worker1", function, argument)
+        for kind, words in (first, second):
+            assert kind in ("SerializationError", "MemoryError")
+            assert "memory" in words.lower()
+        assert third == ("", "8")
+        assert workers.run(0, targets.call, "worker1", targets.double, 4) == 8
+
+
+def test_an_argument_too_large_for_the_callee_fails_that_call_only() -> None:
+    with Workers(2) as workers:
+        workers.run(0, targets.call, "worker1", targets.double, 1)
+        workers.run(1, limit_memory, 200 * MIB)
+        for argument in (torch.zeros(400 * MIB // 4), b"x" * (400 * MIB)):
+            seconds, kind, words = workers.run(0, send_large, "worker1", argument.__class__.__name__)
+            assert kind in ("SerializationError", "MemoryError"), words
+            assert "memory" in words.lower()
+        assert workers.run(0, targets.call, "worker1", targets.double, 4) == 8
+        workers.run(1, unlimited)
+
+
+def send_large(to: str, kind: str) -> tuple[float, str, str]:
+    value: Any = torch.zeros(400 * MIB // 4) if kind == "Tensor" else b"x" * (400 * MIB)
+    seconds, error, words = targets.timed_call(to, len, value, timeout=15.0)
+    return seconds, error, words[:300]
