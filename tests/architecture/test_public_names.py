@@ -28,11 +28,8 @@ NAMES = {
 
 # What is not there yet, and what it comes with.
 LATER = {
-    "remote": "remote references",
-    "RRef": "remote references",
-    "PyRRef": "remote references",
-    "method_factory": "remote references",
-    "new_method": "remote references",
+    "method_factory": "left over from how PyTorch builds its proxies; no program uses it",
+    "new_method": "left over from how PyTorch builds its proxies; no program uses it",
 }
 
 

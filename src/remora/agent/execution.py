@@ -132,7 +132,7 @@ def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, A
         return function(*args, **kwargs)
     except RuntimeError as mismatch:
         in_python = getattr(torch, name.rpartition("::")[2], None) if kind == "operator" else None
-        if in_python is None or "schema" not in str(mismatch) and "Expected a value of type" not in str(mismatch):
+        if in_python is None or ("schema" not in str(mismatch) and "Expected a value of type" not in str(mismatch)):
             raise
         try:
             return in_python(*args, **kwargs)

@@ -4,7 +4,7 @@
     python -m remora.testing.explorer losses     those with "losses" in their name
 
 A world is a few workers with the real machines (`remora.protocol.owner` and `holder`); see `model_state` for what it is
-made of, `model_steps` for what may happen in it, `model_promises` for what must be true.
+made of, `model_moves` for what may happen in it, `model_promises` for what must be true.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remora.testing.model_moves import Move, choices, describe, events, make
 from remora.testing.model_promises import check, check_rest
 from remora.testing.model_scenarios import LARGE, SMALL
 from remora.testing.model_state import Scenario, World, beginning, world_key
-from remora.testing.model_steps import BrokenPromise
+from remora.testing.model_driver import BrokenPromise
 
 MOST_MOVES = 256  # out of one world
 

@@ -7,7 +7,7 @@
     L2  nobody waits for ever: at rest every reference held is confirmed, and its value is made or known to have failed
 
 A world is at rest when nothing is under way and every crash is known to all who live. S1 and L2 are about values whose
-owner lives. S2, and the promises O and H of the machines, are checked where they could be broken, in `model_steps` and
+owner lives. S2, and the promises O and H of the machines, are checked where they could be broken, in `model_driver` and
 by the machines themselves.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from remora.protocol.holder import Held
 from remora.testing.model_state import NAMES, Message, Site, World, show
-from remora.testing.model_steps import promise
+from remora.testing.model_driver import promise
 from remora.vocabulary.effects import ForkId, RRefId
 
 
