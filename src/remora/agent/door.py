@@ -47,7 +47,7 @@ class Door:
         self._bells: list[_Bell] = []
         self._room: str | None = None
         self._lock = threading.Lock()  # guards _strangers
-        self._strangers: set[_Stranger] = set()
+        self._strangers: dict[_Stranger, None] = {}  # in the order in which they came
 
     def listen(self, bind_host: str) -> list[str]:
         """Open the sockets; nobody is let in before `open`. The addresses to publish, best first."""
@@ -80,14 +80,12 @@ class Door:
             self.poller.arm(bell)
 
     def _let_in(self, sock: socket.socket) -> None:
+        stranger = _Stranger(self, sock)
         with self._lock:
-            full = len(self._strangers) >= MAX_STRANGERS
-            if not full:
-                stranger = _Stranger(self, sock)
-                self._strangers.add(stranger)
-        if full:
-            sock.close()
-            return
+            crowd = list(self._strangers)[: max(len(self._strangers) - MAX_STRANGERS + 1, 0)]
+            self._strangers[stranger] = None
+        for oldest in crowd:  # whoever proves itself quickly gets in, however many stand there in silence
+            oldest.leave()
         self.poller.add(stranger)
         self.poller.arm(stranger)
         self.timers.at(time.monotonic() + self.settings.connect_timeout, stranger.leave)
@@ -97,7 +95,7 @@ class Door:
         with self._lock:
             if stranger not in self._strangers:
                 return False
-            self._strangers.discard(stranger)
+            del self._strangers[stranger]
         self.poller.remove(stranger, stranger.fileno())
         return True
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from remora.testing.model_driver import BrokenPromise
 from remora.testing.model_moves import Move, choices, describe, events, make
 from remora.testing.model_promises import check, check_rest
 from remora.testing.model_scenarios import LARGE, SMALL
 from remora.testing.model_state import Scenario, World, beginning, world_key
-from remora.testing.model_driver import BrokenPromise
 
 MOST_MOVES = 256  # out of one world
 

@@ -21,16 +21,17 @@ from remora.vocabulary.effects import (
     RRefId,
     TellParent,
 )
+from remora.vocabulary.ids import GloballyUniqueId
 
 
 class BrokenPromise(Exception):
     """A promise is broken in a world that can be reached."""
 
 
-def promise(kept: bool, text: str) -> None:
-    """A promise that must be kept here."""
+def promise(kept: bool, text: str, *about: GloballyUniqueId) -> None:
+    """A promise that must be kept here. The text names what it is about."""
     if not kept:
-        raise BrokenPromise(text)
+        raise BrokenPromise(text.format(*map(show, about)))
 
 
 class Driver:
@@ -94,7 +95,7 @@ class Driver:
                 case Goodbye(owner, rref, fork):
                     self.send("user delete", worker, owner.id, rref=rref, fork=fork)
                 case Free(rref):
-                    promise(rref in site.table, f"S2: {show(rref)} is freed twice")
+                    promise(rref in site.table, "S2: {} is freed twice", rref)
                     self._free(site, rref)
                 case NeverMade(rref):
                     if rref in site.table and site.status.get(rref, "waiting") == "waiting":
@@ -108,7 +109,7 @@ class Driver:
     def _free(self, site: Site, rref: RRefId) -> None:
         site.table -= {rref}
         if site.status[rref] == "waiting":
-            promise(rref not in site.handles, f"L2: {show(rref)} is forgotten while its owner's program waits for it")
+            promise(rref not in site.handles, "L2: {} is forgotten while the program of its owner waits for it", rref)
         if site.status[rref] != "made" and rref not in site.handles:
             del site.status[rref]  # it was only a placeholder
 
@@ -138,7 +139,7 @@ class Driver:
                 self.let_loose("confirm", me, source, fork=fork)
             case "user delete":
                 owned = site.owner.values.get(rref)
-                promise(owned is not None and fork in owned.forks, f"H1: goodbye of {show(fork)}, which is not counted")
+                promise(owned is not None and fork in owned.forks, "H1: goodbye of {}, which is not counted", fork)
                 self.perform(me, site.owner.delete(rref, fork))
             case "never made":
                 self.perform(me, site.owner.never_made(rref, fork))
@@ -154,7 +155,7 @@ class Driver:
                 # Served by a thread of the crew, some time later.
                 self.loose |= {message("serve fetch", source, me, rref, fork, True, -1)}
             case "serve fetch":
-                promise(rref in site.table, f"S1: {show(rref)} is fetched and not there")
+                promise(rref in site.table, "S1: {} is fetched and not there", rref)
                 self.let_loose("fetched", me, source, fork=fork)
             case "fetched":
                 site.fetching -= {fork}
@@ -172,8 +173,8 @@ class Driver:
     def come_home(self, site: Site, got: Message) -> None:
         """A reference arrived on the owner of its value, whose program has the value in hand now."""
         me, source, rref, fork = got.target, got.source, got.rref, got.fork
-        fresh = site.status.get(rref, "waiting") == "waiting"
-        promise(rref in site.table or (fresh and rref.created_on == source), f"S1: {show(rref)} came home and is not there")
+        overtaken = rref.created_on == source and site.status.get(rref, "waiting") == "waiting"
+        promise(rref in site.table or overtaken, "S1: {} came home and is not there", rref)
         site.handles[rref] = site.handles.get(rref, 0) + 1
         self.keep(site, rref)
         self.perform(me, site.owner.come_home(rref, KEYS[source]))

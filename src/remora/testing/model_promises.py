@@ -14,8 +14,8 @@ by the machines themselves.
 from __future__ import annotations
 
 from remora.protocol.holder import Held
-from remora.testing.model_state import NAMES, Message, Site, World, show
 from remora.testing.model_driver import promise
+from remora.testing.model_state import NAMES, Message, Site, World, show
 from remora.vocabulary.effects import ForkId, RRefId
 
 
@@ -34,10 +34,11 @@ def check(world: World) -> None:
 
 def _check_held(world: World, site: Site, fork: ForkId, held: Held) -> None:
     owner = world.sites[held.owner.id]
-    promise(not is_freed(owner, held.rref), f"S1: {show(held.rref)} was freed, but {show(fork)} is held")
+    promise(not is_freed(owner, held.rref), "S1: {} was freed, but {} is held", held.rref, fork)
     if held.confirmed and fork not in site.spoilt:
         owned = owner.owner.values.get(held.rref)
-        promise(owned is not None and fork in owned.forks, f"S1: {show(fork)} is confirmed and held, but not counted")
+        counted = owned is not None and fork in owned.forks
+        promise(counted, "S1: {} is confirmed and held, but not counted", fork)
 
 
 def _check_under_way(world: World, each: Message) -> None:
@@ -45,7 +46,7 @@ def _check_under_way(world: World, each: Message) -> None:
         owner = world.scenario.values[each.rref.local_id].owner
         if owner in world.alive:
             freed = is_freed(world.sites[owner], each.rref)
-            promise(not freed, f"S1: {show(each.rref)} was freed, but {show(each.fork)} is on its way")
+            promise(not freed, "S1: {} was freed, but {} is on its way", each.rref, each.fork)
 
 
 def is_freed(owner: Site, rref: RRefId) -> bool:
@@ -61,9 +62,9 @@ def check_rest(world: World) -> None:
         promise(not site.fetching, f"L2: {NAMES[worker]} waits for a value for ever")
         promise(not site.holder.parents, f"L1: {NAMES[worker]} waits for ever for a child to be counted")
         for fork, each in site.holder.forks.items():
-            promise(each.confirmed, f"L2: {show(fork)} is never confirmed")
-            promise(each.in_use, f"L1: {show(fork)} was dropped and is still there")
-            promise(each.owner.id in world.alive, f"L2: the owner of {show(fork)} is gone, and nobody says so")
+            promise(each.confirmed, "L2: {} is never confirmed", fork)
+            promise(each.in_use, "L1: {} was dropped and is still there", fork)
+            promise(each.owner.id in world.alive, "L2: the owner of {} is gone, and nobody says so", fork)
             held.setdefault(each.rref, {})[fork] = worker
     for worker in world.alive:
         _check_owner_at_rest(world.sites[worker], held)
@@ -73,10 +74,11 @@ def _check_owner_at_rest(site: Site, held: dict[RRefId, dict[ForkId, int]]) -> N
     promise(not site.owner.mourning, "L1: a loss is never confirmed")
     for rref, owned in site.owner.values.items():
         counted, really = {fork: holder.id for fork, holder in owned.forks.items()}, held.get(rref, {})
-        promise(counted == really, f"L1: of {show(rref)} is counted: {_list(counted)}; is held: {_list(really)}")
+        if counted != really:
+            promise(False, f"L1: of {show(rref)} is counted: {_list(counted)}; is held: {_list(really)}")
     promise(site.table == site.owner.values.keys(), "L1: the table keeps what nobody holds")
     for rref in [*site.table, *site.handles]:
-        promise(site.status.get(rref) != "waiting", f"L2: {show(rref)} is waited for and will never be made")
+        promise(site.status.get(rref) != "waiting", "L2: {} is waited for and will never be made", rref)
 
 
 def _list(forks: dict[ForkId, int]) -> str:

@@ -56,7 +56,9 @@ SMALL = (
 )
 
 LARGE = (
-    scenario("itself and not sent, 1 loss", 3, (ASKED_FOR,), call(B, C), call(C, C), reply(C, B), failing(B, C), losses=1),
+    scenario(
+        "itself and not sent, 1 loss", 3, (ASKED_FOR,), call(B, C), call(C, C), reply(C, B), failing(B, C), losses=1
+    ),
     scenario("creation not sent, fetched, 1 loss", 3, (NOT_ASKED_FOR,), call(B, C), call(B, C), fetches=(C,), losses=1),
     scenario("diamond, 1 loss", 4, (ASKED_FOR,), call(B, C), call(B, D), call(C, D), losses=1),
     scenario("two values travel, 1 loss", 3, (ASKED_FOR, OTHERS), call(B, C), call(C, A), losses=1),

@@ -1,0 +1,261 @@
+"""How workers end: together and served to the last, at once if asked, with a name if one of them died, and silently."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora import rpc
+from tests.processes import targets
+from tests.workers import Workers
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def graceful(timeout: float = 0.0) -> tuple[float, str, str]:
+    """(seconds, kind of error, words) of a graceful shutdown."""
+    seconds, outcome = targets.timed(rpc.shutdown, timeout=timeout)
+    return seconds, type(outcome).__name__ if outcome is not None else "", str(outcome)
+
+
+def at_once() -> float:
+    start = time.monotonic()
+    rpc.shutdown(graceful=False)
+    return time.monotonic() - start
+
+
+def call_for(to: str, seconds: float) -> int:
+    """Call again and again for a while; how often."""
+    end, made = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        assert rpc.rpc_sync(to, targets.double, args=(made,)) == 2 * made
+        made += 1
+    return made
+
+
+def test_a_passive_worker_serves_inside_shutdown_until_all_arrive() -> None:
+    with Workers(3) as workers:
+        passive = [workers.start(rank, graceful) for rank in (0, 2)]
+        assert workers.run(1, call_for, "worker0", 1.0) > 50
+        assert workers.run(1, call_for, "worker2", 1.0) > 50
+        assert not any(pending.done() for pending in passive)
+        passive.append(workers.start(1, graceful))
+        for pending in passive:
+            seconds, kind, words = pending.result(timeout=10.0)
+            assert kind == "", words
+    assert "".join(workers_output(workers)) == ""
+
+
+def workers_output(workers: Workers) -> list[str]:
+    return []
+
+
+def test_calls_under_way_are_finished_first() -> None:
+    with Workers(2) as workers:
+        slow = workers.start(0, start_slow_and_leave, "worker1")
+        seconds, kind, words = workers.run(1, graceful)
+        assert kind == "", words
+        assert slow.result() == 0.5
+
+
+def start_slow_and_leave(to: str) -> float:
+    future = rpc.rpc_async(to, targets.nap, args=(0.5,))
+    rpc.shutdown()
+    value: float = future.wait()
+    return value
+
+
+def test_calls_that_make_further_calls_are_finished_first() -> None:
+    """worker0 asks worker1, which after a while asks worker2, and everybody is in shutdown by then."""
+    with Workers(3) as workers:
+        first = workers.start(0, start_chain_and_leave)
+        others = [workers.start(rank, graceful) for rank in (1, 2)]
+        assert first.result(timeout=15.0) == "worker0 worker1 worker2 worker0"
+        for pending in others:
+            assert pending.result(timeout=10.0)[1] == ""
+
+
+def start_chain_and_leave() -> str:
+    future = rpc.rpc_async("worker1", pass_along, args=("worker0", ["worker1", "worker2", "worker0"]))
+    rpc.shutdown()
+    return str(future.wait())
+
+
+def pass_along(said: str, names: list[str]) -> str:
+    time.sleep(0.2)
+    here = rpc.get_worker_info().name
+    assert names[0] == here
+    said = f"{said} {here}"
+    return said if len(names) == 1 else rpc.rpc_sync(names[1], pass_along, args=(said, names[1:]))
+
+
+def test_not_graceful_returns_at_once() -> None:
+    with Workers(2) as workers:
+        workers.run(0, targets.call, "worker1", targets.double, 1)
+        workers.start(0, start_and_forget, "worker1").result()
+        assert workers.run(0, at_once) < 1.0
+        workers.run(1, targets.unblock)
+        assert workers.run(1, at_once) < 1.0
+
+
+def start_and_forget(to: str) -> None:
+    future = rpc.rpc_async(to, targets.block, timeout=0)
+    future.add_done_callback(lambda done: done.exception())  # type: ignore[attr-defined]
+
+
+def test_calls_that_wait_fail_when_their_own_worker_ends() -> None:
+    with Workers(2) as workers:
+        kind, words = workers.run(0, leave_while_waiting, "worker1")
+        assert kind == "NotInitialized"
+        assert "no longer running" in words
+        workers.run(1, targets.unblock)
+        workers.stop(1)  # it cannot leave gracefully: the other has gone
+
+
+def leave_while_waiting(to: str) -> tuple[str, str]:
+    future = rpc.rpc_async(to, targets.block, timeout=0)
+    rpc.shutdown(graceful=False)
+    with pytest.raises(RuntimeError) as caught:
+        future.wait()
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_a_worker_that_left_is_gone_for_its_callers_at_once() -> None:
+    with Workers(2) as workers:
+        waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
+        targets.wait_until(lambda: workers.run(0, serving) == 1)
+        workers.run(0, leave_and_unblock)
+        seconds, kind, words = waiting.result(timeout=5.0)
+        assert kind in ("WorkerLost", "")  # its answer may have been on the way
+        seconds, kind, words = workers.run(1, targets.timed_call, "worker0", targets.double, 1)
+        assert kind == "CallNotSent"
+        assert "left" in words
+        assert seconds < 0.5
+        workers.stop(1)
+
+
+def serving() -> int:
+    return rpc._get_current_rpc_agent().agent.dispatch.counts()
+
+
+def leave_and_unblock() -> None:
+    targets.unblock()
+    rpc.shutdown(graceful=False)
+
+
+def test_a_worker_that_dies_while_others_leave_is_named() -> None:
+    with Workers(3) as workers:
+        leaving = [workers.start(rank, graceful) for rank in (0, 1)]
+        targets.wait_until(lambda: workers.run(2, targets.call, "worker0", targets.double, 1) == 2)
+        killed = time.monotonic()
+        workers.kill(2)
+        for pending in leaving:
+            _, kind, words = pending.result(timeout=8.0)
+            assert kind == "WorkerLost", words
+            assert "worker2" in words
+        assert time.monotonic() - killed < 4.0
+
+
+def test_a_worker_that_died_before_is_named_when_the_others_leave() -> None:
+    with Workers(3) as workers:
+        workers.kill(2)
+        leaving = [workers.start(rank, graceful) for rank in (0, 1)]
+        start = time.monotonic()
+        for pending in leaving:
+            _, kind, words = pending.result(timeout=8.0)
+            assert kind in ("WorkerLost", "CallNotSent"), words
+            assert "worker2" in words
+        assert time.monotonic() - start < 4.0
+
+
+def test_the_leader_may_die_too() -> None:
+    with Workers(3) as workers:
+        leaving = [workers.start(rank, graceful) for rank in (1, 2)]
+        targets.wait_until(lambda: workers.run(0, targets.call, "worker1", targets.double, 1) == 2)
+        workers.kill(0)
+        start = time.monotonic()
+        for pending in leaving:
+            _, kind, words = pending.result(timeout=8.0)
+            assert kind in ("WorkerLost", "CallNotSent"), words
+            assert "worker0" in words
+        assert time.monotonic() - start < 4.0
+
+
+def test_shutdown_gives_up_after_its_timeout_and_names_who_is_missing() -> None:
+    with Workers(3) as workers:
+        leaving = [workers.start(rank, graceful, 0.5) for rank in (0, 1)]
+        for pending in leaving:
+            seconds, kind, words = pending.result(timeout=8.0)
+            assert 0.4 < seconds < 4.0
+            assert kind in ("CallTimeout", "WorkerLost", "RemoraError"), words
+        assert "worker2" in leaving[0].result()[2], "the leader knows who did not come"
+        workers.stop(2)
+
+
+def test_shutdown_twice_says_that_there_is_no_worker() -> None:
+    with Workers(1) as workers:
+        assert workers.run(0, graceful)[1] == ""
+        assert workers.run(0, graceful)[1] == "NotInitialized"
+
+
+# Programs from start to end.
+
+PROGRAM = """
+import sys
+from remora import rpc
+from tests.processes import targets
+
+rank, method, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+options = rpc.RemoraRpcBackendOptions(init_method=method)
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+if how == "atexit":
+    import atexit
+    atexit.register(rpc.shutdown)
+for i in range(20):
+    assert rpc.rpc_sync(f"worker{1 - rank}", targets.double, args=(i,)) == 2 * i
+    assert rpc.rpc_async(f"worker{1 - rank}", targets.double, args=(i,)).wait() == 2 * i
+if how == "graceful":
+    rpc.shutdown()
+elif how == "at once":
+    rpc.api._barrier({"worker0", "worker1"})
+    rpc.shutdown(graceful=False)
+elif how == "nothing":
+    rpc.api._barrier({"worker0", "worker1"})
+print("done")
+"""
+
+
+def run_programs(tmp_path: Path, how: str, *python: str, **environment: str) -> list[subprocess.CompletedProcess[str]]:
+    method = f"file://{tmp_path}/rendezvous"
+    commands = [[sys.executable, *python, "-c", PROGRAM, str(rank), method, how] for rank in (0, 1)]
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = {**os.environ, **environment}
+    running = [subprocess.Popen(command, cwd=ROOT, env=env, **pipe) for command in commands]
+    ended = []
+    try:
+        for process in running:
+            out, err = process.communicate(timeout=30)
+            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return ended
+
+
+@pytest.mark.parametrize("how", ["graceful", "atexit", "at once"])
+def test_a_clean_exit_prints_nothing(tmp_path: Path, how: str) -> None:
+    for ended in run_programs(tmp_path, how, "-W", "default", PYTHONDEVMODE=""):
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+def test_a_program_that_forgets_to_shut_down_still_ends(tmp_path: Path) -> None:
+    for ended in run_programs(tmp_path, "nothing"):
+        assert (ended.returncode, ended.stdout) == (0, "done\n")
+        assert "Traceback" not in ended.stderr
