@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from remora import rpc
 from tests.processes import targets
 from tests.workers import Workers
-
-ROOT = Path(__file__).parent.parent.parent
-
 
 def graceful(timeout: float = 0.0) -> tuple[float, str, str]:
     """(seconds, kind of error, words) of a graceful shutdown."""
@@ -49,11 +41,6 @@ def test_a_passive_worker_serves_inside_shutdown_until_all_arrive() -> None:
         for pending in passive:
             seconds, kind, words = pending.result(timeout=10.0)
             assert kind == "", words
-    assert "".join(workers_output(workers)) == ""
-
-
-def workers_output(workers: Workers) -> list[str]:
-    return []
 
 
 def test_calls_under_way_are_finished_first() -> None:
@@ -202,60 +189,3 @@ def test_shutdown_twice_says_that_there_is_no_worker() -> None:
     with Workers(1) as workers:
         assert workers.run(0, graceful)[1] == ""
         assert workers.run(0, graceful)[1] == "NotInitialized"
-
-
-# Programs from start to end.
-
-PROGRAM = """
-import sys
-from remora import rpc
-from tests.processes import targets
-
-rank, method, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-options = rpc.RemoraRpcBackendOptions(init_method=method)
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
-if how == "atexit":
-    import atexit
-    atexit.register(rpc.shutdown)
-for i in range(20):
-    assert rpc.rpc_sync(f"worker{1 - rank}", targets.double, args=(i,)) == 2 * i
-    assert rpc.rpc_async(f"worker{1 - rank}", targets.double, args=(i,)).wait() == 2 * i
-if how == "graceful":
-    rpc.shutdown()
-elif how == "at once":
-    rpc.api._barrier({"worker0", "worker1"})
-    rpc.shutdown(graceful=False)
-elif how == "nothing":
-    rpc.api._barrier({"worker0", "worker1"})
-print("done")
-"""
-
-
-def run_programs(tmp_path: Path, how: str, *python: str, **environment: str) -> list[subprocess.CompletedProcess[str]]:
-    method = f"file://{tmp_path}/rendezvous"
-    commands = [[sys.executable, *python, "-c", PROGRAM, str(rank), method, how] for rank in (0, 1)]
-    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    env = {**os.environ, **environment}
-    running = [subprocess.Popen(command, cwd=ROOT, env=env, **pipe) for command in commands]
-    ended = []
-    try:
-        for process in running:
-            out, err = process.communicate(timeout=30)
-            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return ended
-
-
-@pytest.mark.parametrize("how", ["graceful", "atexit", "at once"])
-def test_a_clean_exit_prints_nothing(tmp_path: Path, how: str) -> None:
-    for ended in run_programs(tmp_path, how, "-W", "default", PYTHONDEVMODE=""):
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
-
-
-def test_a_program_that_forgets_to_shut_down_still_ends(tmp_path: Path) -> None:
-    for ended in run_programs(tmp_path, "nothing"):
-        assert (ended.returncode, ended.stdout) == (0, "done\n")
-        assert "Traceback" not in ended.stderr

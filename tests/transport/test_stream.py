@@ -74,7 +74,7 @@ def test_with_patience_a_large_message_leaves_from_its_own_memory(links: tuple[S
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert a.write([frame(1, body)], patience=5.0)
+    assert a.write([frame(1, body)], patience=5.0, until=float("inf"))
     reader.join(10)
     assert a.outbox_bytes == 0
     assert got == [body]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.errors import ProtocolError
-from remora.wire import memory
+from remora.wire import frames, memory
 from remora.wire.frames import HEADER, HEADER_SIZE, Frame, FrameReader, lengths
 
 
@@ -21,17 +21,17 @@ def encode(call: int, body: bytes, buffers: list[bytes]) -> bytes:
 
 def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[Frame]:
     """Give the bytes to the reader in pieces of these sizes, again and again."""
-    frames: list[Frame] = []
+    found: list[Frame] = []
     at = turn = 0
     while at < len(data):
         space = reader.space()
         assert len(space) > 0
         n = min(len(space), max(1, sizes[turn % len(sizes)]), len(data) - at)
         space[:n] = data[at : at + n]
-        frames += reader.received(n)
+        found += reader.received(n)
         at += n
         turn += 1
-    return frames
+    return found
 
 
 def contents(frame: Frame) -> tuple[int, bytes, list[bytes]]:
@@ -52,12 +52,10 @@ messages = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(messages, st.lists(st.integers(1, 5000), min_size=1, max_size=5), st.sampled_from([64, 256, 4096]))
-def test_frames_survive_any_cutting(
-    plan: list[tuple[bytes, list[bytes]]], sizes: list[int], capacity: int
-) -> None:
+def test_frames_survive_any_cutting(plan: list[tuple[bytes, list[bytes]]], sizes: list[int], capacity: int) -> None:
     data = b"".join(encode(i, body, buffers) for i, (body, buffers) in enumerate(plan))
-    frames = feed(FrameReader(capacity), data, sizes)
-    assert [contents(frame) for frame in frames] == [(i, body, buffers) for i, (body, buffers) in enumerate(plan)]
+    found = feed(FrameReader(capacity), data, sizes)
+    assert [contents(frame) for frame in found] == [(i, body, buffers) for i, (body, buffers) in enumerate(plan)]
 
 
 def test_the_header_arrives_as_it_was_sent() -> None:
@@ -78,6 +76,25 @@ def test_a_frame_that_does_not_fit_into_memory_is_skipped_and_the_next_one_arriv
     assert large.buffers is None
     assert large.size > 300_000
     assert contents(small) == (2, b"b", [])
+
+
+@pytest.mark.parametrize("buffers", [[], [b"q" * 10], [b"q" * 90_000, b"r" * 5]])
+@pytest.mark.parametrize("piece", [7, 5000, 1 << 20])
+def test_a_body_that_does_not_fit_into_memory_is_skipped_with_its_buffers(
+    monkeypatch: pytest.MonkeyPatch, buffers: list[bytes], piece: int
+) -> None:
+    def refuse(length: int) -> bytearray:
+        raise MemoryError
+
+    reader = FrameReader(1 << 12)
+    monkeypatch.setattr(frames, "bytearray", refuse, raising=False)
+    first, large, last = feed(
+        reader, encode(1, b"a", []) + encode(2, b"z" * 30_000, buffers) + encode(3, b"c", [b"d"]), [piece]
+    )
+    assert contents(first) == (1, b"a", [])
+    assert large.call == 2
+    assert large.buffers is None
+    assert contents(last) == (3, b"c", [b"d"])
 
 
 def test_a_nonsensical_number_of_buffers_is_refused() -> None:

@@ -17,7 +17,7 @@ from remora.agent.futures import Future, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.timers import Timers
-from remora.errors import CallError, NotInitialized
+from remora.errors import CallError, CallNotSent, NotInitialized
 from remora.options import Settings
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
@@ -26,7 +26,6 @@ from remora.wire.packed import Packed
 log = logging.getLogger("remora")
 
 TICK = 0.5
-PATIENCE = 3600.0  # how long a call without a deadline may push a large message before it is copied aside
 GOODBYE_PATIENCE = 0.5
 
 
@@ -66,12 +65,16 @@ class Agent:
         channel = peer.outgoing
         self._check(peer, call)
         with waiting():
-            if channel.session.full:
+            if channel.full:
                 channel.wait_for_room(call)
             channel.unwatch()
             channel.pending[call.id] = call
             left = 0.0 if call.deadline == NEVER else max(call.deadline - time.monotonic(), 1e-9)
-            channel.send(kind, call.id, packed.body, packed, flags, left, left or PATIENCE)
+            try:
+                channel.send_packed(kind, call, packed, flags, left, call.deadline)
+            except CallNotSent:
+                channel.forget(call)
+                raise
             if peer.state != "alive":
                 self._recheck(peer, call)
             channel.await_reply(call)
@@ -103,7 +106,7 @@ class Agent:
         self._check(peer, call)
         call.limit(timeout, self.timeout)
         channel = peer.outgoing
-        if channel.session.full:
+        if channel.full:
             with waiting():
                 channel.wait_for_room(call)
         channel.pending[call.id] = call
@@ -115,7 +118,7 @@ class Agent:
             if left < 2 * TICK:
                 self._expire_at(channel, call)
         if packed.buffers:
-            channel.send(kind, call.id, packed.body, packed, flags, left, left or PATIENCE)
+            channel.send_packed(kind, call, packed, flags, left, call.deadline)
         else:
             channel.send_lazily(kind, call.id, packed.body, flags, left)
         if peer.state != "alive":

@@ -16,44 +16,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
-from remora.errors import CallNotSent, ProtocolError
-from remora.protocol.session import Session
+from remora.agent.sending import Large, Sending
+from remora.errors import CallNotSent
 from remora.transport.poller import READ, WRITE, Poller
-from remora.transport.stream import Part, StreamLink
+from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
-from remora.wire import memory
-from remora.wire.frames import HEADER, REFERENCES, Frame, lengths
-from remora.wire.packed import Packed
+from remora.wire.frames import HEADER, REFERENCES, Frame
 
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
 VOID = int(MessageType.VOID)
-
-BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
-LAZY_LIMIT = 1 << 17
 OUTBOX_LIMIT = 64 << 20
 BACKLOG_LIMIT = 1 << 16
-REPLY_PATIENCE = 1.0
-
-
-class Large(NamedTuple):
-    """How to say a large message again after a reconnect: it lies in memory that the program may have changed since."""
-
-    call: int
-    parts: Sequence[Part]
-    packed: Packed
-    fingerprint: memory.Fingerprint
-
-    def intact(self) -> bool:
-        return memory.unchanged(self.packed, self.fingerprint)
-
-
-Kept = (
-    bytes | Large
-)  # what a session keeps of a message: most are one piece of bytes, which the garbage collector ignores
 
 
 class Owner(Protocol):
@@ -82,14 +59,13 @@ class _Port:
         self.channel.ready(self, writable)
 
 
-class Channel:
+class Channel(Sending):
     """See the head of this file."""
 
     def __init__(self, peer: str, session_id: str, dialled: bool, owner: Owner, crew: Crew, poller: Poller) -> None:
-        self.peer = peer
+        super().__init__(peer)
         self.session_id = session_id
         self.dialled = dialled
-        self.session: Session[Kept] = Session()
         self.pending: dict[int, Call] = {}
         self._jobs_in = 0  # requests taken from this channel (written by the reader alone)
         self._jobs_out = 0  # requests answered
@@ -99,135 +75,32 @@ class Channel:
         self._poller = poller
         self._port: _Port | None = None
         self._reading = threading.Lock()
-        self._writing = threading.Lock()
         self._arming = threading.Lock()  # guards what is armed in the poller
         self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
         self._paused = False  # this peer gets more replies than it reads: its requests must wait
-        self._lazy: deque[tuple[int, int, int, float, bytes]] = deque()
-        self._lazy_bytes = 0
-        self._last_send = 0.0
-        self._room = threading.Condition(threading.Lock())
-        self._room_wanted = 0
-        self.closed = False
+        self._parked: deque[Callable[[], None]] = deque()  # requests that wait until their answers can leave
+
+    # What the sending half needs to know.
 
     @property
     def link(self) -> StreamLink | None:
         port = self._port
         return None if port is None else port.link
 
-    # Sending.
-
-    def send(
-        self,
-        kind: int,
-        call: int,
-        body: bytes,
-        packed: Packed | None = None,
-        flags: int = 0,
-        timeout: float = 0.0,
-        patience: float = 0.0,
-    ) -> None:
-        """Number a message and hand it to the kernel; without a link it is kept until there is one."""
-        if self.closed:
-            return
-        with self._writing:
-            self._write(kind, flags, call, timeout, body, packed, patience)
-        if self._port is None and self.dialled and not self.closed:
+    def _want_link(self) -> None:
+        if self.dialled and not self.closed:
             self._owner.connect(self)
 
-    def send_lazily(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
-        """Like `send`, but messages in quick succession share one write, done by the crew (or by the next `send`)."""
-        now = time.monotonic()
-        burst = now - self._last_send < BURST_GAP
-        self._last_send = now
-        if not burst and not self._lazy:
-            self.send(kind, call, body, None, flags, timeout)
-            return
-        self._lazy.append((kind, flags, call, timeout, body))
-        self._lazy_bytes += len(body)
-        if len(self._lazy) == 1:
-            self._crew.serve(self.flush)
-        elif self._lazy_bytes > LAZY_LIMIT:
-            self.flush()
+    def _want_flush(self) -> None:
+        self._crew.serve(self.flush)
 
-    def flush(self) -> None:
-        """Write the messages that wait for company."""
-        with self._writing:
-            self._write_lazy()
-        if self._port is None and self.dialled and not self.closed:
-            self._owner.connect(self)
+    def _has_outbox(self) -> None:
+        if self._port is not None:
+            self._rearm(self._port)
 
-    def _write_lazy(self) -> None:
-        lazy, session = self._lazy, self.session
-        if not lazy:
-            return
-        ack = session.telling()
-        batch: list[bytes] = []
-        while lazy:
-            kind, flags, call, timeout, body = lazy.popleft()
-            number = session.number()
-            data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
-            session.keep(number, len(data), data)
-            batch.append(data)
-        self._lazy_bytes = 0
-        self._put((b"".join(batch),), 0.0)
-
-    def _write(
-        self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed | None, patience: float
-    ) -> None:
-        if self._lazy:
-            self._write_lazy()
-        session = self.session
-        number = session.number()
-        if packed is None or not packed.buffers:
-            data = HEADER.pack(len(body), kind, flags, 0, call, number, session.telling(), timeout) + body
-            session.keep(number, len(data), data)
-            self._put((data,), patience)
-            return
-        buffers = packed.buffers
-        body += lengths(buffers)
-        data = HEADER.pack(len(body), kind, flags, len(buffers), call, number, session.telling(), timeout) + body
-        size = len(data) + sum(map(len, buffers))
-        if size < LAZY_LIMIT or self._port is None:  # small, or it has to wait: then the program's memory may change
-            data = b"".join((data, *buffers))
-            session.keep(number, size, data)
-            self._put((data,), patience)
-            return
-        parts: tuple[Part, ...] = (data, *buffers)
-        session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
-        self._put(parts, patience)
-
-    def _put(self, parts: Sequence[Part], patience: float) -> None:
-        port = self._port
-        if port is None:
-            return
-        try:
-            if not port.link.write(parts, patience):
-                self._rearm(port)
-        except OSError as error:
-            self._broken(port, error)
-
-    def say(self, kind: int) -> None:
-        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated."""
-        with self._writing:
-            if self._port is not None:
-                self._put((HEADER.pack(0, kind, 0, 0, 0, 0, self.session.telling(), 0.0),), 0.0)
-
-    def wait_for_room(self, call: Call) -> None:
-        """Back-pressure: return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
-        with self._room:
-            self._room_wanted += 1
-            try:
-                while self.session.full and not self.closed:
-                    left = call.remaining()
-                    if left is not None and left <= 0:
-                        raise CallNotSent(
-                            f"{call.what} was not sent before its deadline: {self.peer} has not taken "
-                            f"{self.session.kept_bytes} bytes sent before (RPC ran for more than set timeout)"
-                        )
-                    self._room.wait(left)
-            finally:
-                self._room_wanted -= 1
+    def _link_failed(self, link: StreamLink, error: OSError) -> None:
+        if self._port is not None and self._port.link is link:
+            self._broken(self._port, error)
 
     # Receiving.
 
@@ -251,16 +124,15 @@ class Channel:
 
     def _receive(self, port: _Port, read: Callable[[], list[Frame]]) -> list[Call]:
         """Read and sort what came in; the asynchronous calls that were answered. The caller holds `_reading`."""
-        try:
-            frames = read()
-            return self._sort(frames)
-        except (OSError, ProtocolError) as error:
-            self._broken(port, error)
-            return []
-
-    def _sort(self, frames: list[Frame]) -> list[Call]:
-        session, pending = self.session, self.pending
         answered: list[Call] = []
+        try:
+            self._sort(read(), answered)
+        except Exception as error:  # whatever it is: the stream is of no use from here on, a new link begins afresh
+            self._broken(port, error)
+        return answered
+
+    def _sort(self, frames: list[Frame], answered: list[Call]) -> None:
+        session, pending = self.session, self.pending
         for frame in frames:
             if frame.ack > session.acked:
                 session.acknowledged(frame.ack)
@@ -296,7 +168,6 @@ class Channel:
             self._crew.serve(self._acknowledge)
         if self._jobs_in - self._jobs_out > BACKLOG_LIMIT:
             self._consider_pause()
-        return answered
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
         """The references in a reply are confirmed now: whoever waits for it may have it."""
@@ -312,10 +183,6 @@ class Channel:
 
     def _acknowledge(self) -> None:
         self.say(ACK)
-
-    def _tell_room(self) -> None:
-        with self._room:
-            self._room.notify_all()
 
     def await_reply(self, call: Call) -> None:
         """Wait until a synchronous call is settled, reading the link if nobody else does."""
@@ -376,7 +243,28 @@ class Channel:
                 port.link.flush()
             except OSError as error:
                 self._broken(port, error)
-        self._consider_pause()
+        self._unpark()
+
+    # A peer that does not read its replies must not fill our memory: its requests wait.
+
+    @property
+    def congested(self) -> bool:
+        """Whether more waits to be written to this peer than is healthy."""
+        link = self.link
+        return not self.closed and (self.session.kept_bytes if link is None else link.outbox_bytes) > OUTBOX_LIMIT
+
+    def park(self, job: Callable[[], None]) -> None:
+        """Run `job` when the peer has taken what it was sent."""
+        self._parked.append(job)
+        if not self.congested:
+            self._unpark()
+
+    def _unpark(self) -> None:
+        while self._parked and not self.congested:
+            try:
+                self._crew.submit(self._parked.popleft())
+            except IndexError:
+                return
 
     def job_done(self) -> None:
         """A request from this channel has been answered."""
@@ -386,11 +274,11 @@ class Channel:
             self._consider_pause()
 
     def _consider_pause(self) -> None:
-        """Stop or go on reading requests, by how much waits to be run and to be written."""
+        """Stop or go on reading requests, by how many wait to be run."""
         port = self._port
         if port is None or self.dialled:
             return
-        paused = port.link.outbox_bytes > OUTBOX_LIMIT or self._jobs_in - self._jobs_out > BACKLOG_LIMIT
+        paused = self._jobs_in - self._jobs_out > BACKLOG_LIMIT
         if paused != self._paused:
             self._paused = paused
             self._rearm(port)
@@ -428,14 +316,14 @@ class Channel:
                 if isinstance(kept, Large) and not kept.intact():
                     voided.append(kept.call)
                     kept = HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0)
-                self._put((kept,) if isinstance(kept, bytes) else kept.parts, 0.0)
+                self._put((kept,) if isinstance(kept, bytes) else kept.parts)
             replies = self._receive(port, lambda: link.feed(leftover)) if leftover else []
         for call_id in voided:
             self._void(call_id)
         self._rearm(port)
         _settle(replies)
-        if self._lazy:
-            self.flush()
+        self.flush()
+        self._unpark()
 
     def _void(self, call_id: int) -> None:
         """A request could not be repeated faithfully: its tensors changed since. The peer never had it."""
@@ -492,6 +380,7 @@ class Channel:
         with self._reading:
             pass  # whatever came in before has been dealt with
         self._tell_room()
+        self._unpark()
 
 
 def _settle(calls: Sequence[Call]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from remora.agent.calls import NEVER
-from remora.agent.channel import REPLY_PATIENCE, Channel
+from remora.agent.channel import Channel
 from remora.agent.crew import Crew, waiting
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
@@ -60,6 +60,9 @@ class Request:
         if self.cancelled:
             self.drop()
             return
+        if self.channel.congested:
+            self.channel.park(self)
+            return
         try:
             self._handler(self)
         except BaseException as error:
@@ -98,10 +101,10 @@ class Request:
             if dispatch.crew.backlog:
                 channel.send_lazily(kind, self.frame.call, packed.body, flags)
             else:
-                channel.send(kind, self.frame.call, packed.body, None, flags)
+                channel.send(kind, self.frame.call, packed.body, flags)
         else:
             with waiting():  # a slow reader must not cost us a place in the crew
-                channel.send(kind, self.frame.call, packed.body, packed, flags, 0.0, REPLY_PATIENCE)
+                channel.send_packed(kind, self.frame.call, packed, flags, 0.0, NEVER)
         channel.job_done()
 
     def cancel(self) -> None:

@@ -115,5 +115,5 @@ class Holder:
         """Assert what must hold between any two steps."""
         for fork, held in self.forks.items():
             assert held.in_use or not held.confirmed or held.children, f"H1: {fork} should have left"
-            assert all(self.parents.get(child) == fork for child in held.children)
+            assert all(self.parents.get(child) == fork for child in held.children), f"H3: {fork} has lost a child"
         assert set(self.parents.values()) <= set(self.forks), "a child of a fork that is gone"

@@ -86,7 +86,7 @@ class Exploration:
                         if len(self._came) % 4096 == 0:
                             self._tell(progress)
             except (BrokenPromise, AssertionError) as error:
-                self._break(str(error), index, number)
+                self._break(str(error) or repr(error), index, number)
                 return []
         return found
 

@@ -155,7 +155,9 @@ class Driver:
                 # Served by a thread of the crew, some time later.
                 self.loose |= {message("serve fetch", source, me, rref, fork, True, -1)}
             case "serve fetch":
-                promise(rref in site.table, "S1: {} is fetched and not there", rref)
+                # What was never asked for may be fetched by its creator: the answer is an error.
+                never = self.scenario.values[rref.local_id].unsent and source == rref.created_on
+                promise(rref in site.table or never, "S1: {} is fetched and not there", rref)
                 self.let_loose("fetched", me, source, fork=fork)
             case "fetched":
                 site.fetching -= {fork}

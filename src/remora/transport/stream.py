@@ -103,11 +103,11 @@ class StreamLink:
 
     # Writing.
 
-    def write(self, parts: Sequence[Part], patience: float = 0.0) -> bool:
+    def write(self, parts: Sequence[Part], patience: float = 0.0, until: float = 0.0) -> bool:
         """Write all parts, or put what the kernel does not take into the outbox, copied. True if all was taken.
 
-        With patience, wait up to that long *without progress* before copying: large tensors then leave from their own
-        memory even if the peer is a little slower than we are.
+        With patience, wait up to that long *without progress*, and no longer than `until`, before copying: large tensors
+        then leave from their own memory even if the peer is a little slower than we are.
         """
         if self._outbox:
             return self._store(_views(parts))
@@ -122,14 +122,15 @@ class StreamLink:
             rest = [memoryview(data)[n:]]
         else:
             rest = _views(parts)
-        return self._push(rest, patience)
+        return self._push(rest, patience, until)
 
-    def _push(self, rest: list[memoryview], patience: float) -> bool:
+    def _push(self, rest: list[memoryview], patience: float, until: float) -> bool:
         while rest:
             try:
                 n = self._send_some(rest)
             except (BlockingIOError, InterruptedError):
-                if not wait_for(self._fd, True, patience):
+                seconds = min(patience, until - time.monotonic())
+                if seconds <= 0 or not wait_for(self._fd, True, seconds):
                     return self._store(rest)
                 continue
             rest = _without(rest, n)

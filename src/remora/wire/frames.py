@@ -84,6 +84,7 @@ class FrameReader:
         self._count = 0  # how many
         self._parts: list[memoryview] = []  # memory still to be filled, in order
         self._skip = 0  # bytes to throw away: they did not fit into memory
+        self._sizes_of: tuple[Frame, int] | None = None  # whose body did not: the sizes of its buffers come next
 
     def space(self) -> memoryview:
         """Where to put the next bytes; never empty."""
@@ -119,8 +120,10 @@ class FrameReader:
     def _parse(self, frames: list[Frame]) -> None:
         buffer, view, end = self._buffer, self._view, self._end
         start = self._start
-        if self._skip:
-            start = self._start = self._drop()
+        if self._skip or self._sizes_of is not None:
+            if not self._pass_over(frames):
+                return
+            start = self._start
         unpack = HEADER.unpack_from
         while end - start >= HEADER_SIZE:
             length, kind, flags, count, call, number, ack, timeout = unpack(buffer, start)
@@ -132,7 +135,7 @@ class FrameReader:
                 if length + HEADER_SIZE <= self._capacity:
                     break  # it fits: wait until it is all there
                 self._start = body_at
-                self._fill_body(Frame(kind, flags, call, number, ack, timeout, b"", length), length, count)
+                self._fill_body(Frame(kind, flags, call, number, ack, timeout, b"", length), length, count, frames)
                 return
             frame = Frame(kind, flags, call, number, ack, timeout, bytes(view[body_at:body_end]), length)
             if count:
@@ -150,8 +153,13 @@ class FrameReader:
             frames.append(frame)
         self._start = start
 
-    def _fill_body(self, frame: Frame, length: int, count: int) -> None:
-        frame.body = bytearray(length)
+    def _fill_body(self, frame: Frame, length: int, count: int, frames: list[Frame]) -> None:
+        try:
+            frame.body = bytearray(length)
+        except MemoryError:
+            self._give_up_body(frame, length, count)
+            self._pass_over(frames)
+            return
         self._frame = frame
         self._body_missing = count > 0
         self._count = count
@@ -213,6 +221,32 @@ class FrameReader:
             if not self._take_buffers(frame, sizes, total):
                 return
         frames.append(frame)
+
+    def _give_up_body(self, frame: Frame, length: int, count: int) -> None:
+        """The body does not fit into memory: throw it away, but for the sizes at its end, if buffers follow it."""
+        if count * 8 > self._capacity:
+            raise ProtocolError(f"a message of {length} bytes with {count} buffers does not fit into memory")
+        frame.buffers = None
+        self._skip = length - 8 * count
+        self._sizes_of = (frame, count)
+
+    def _pass_over(self, frames: list[Frame]) -> bool:
+        """Throw away what is to be thrown away. True if frames come next."""
+        self._start = self._drop()
+        if self._skip:
+            return False
+        if self._sizes_of is not None:
+            frame, count = self._sizes_of
+            if self._end - self._start < 8 * count:
+                return False
+            sizes = struct.unpack_from(f"<{count}Q", self._buffer, self._start)
+            self._start += 8 * count
+            self._skip = sum(sizes)
+            frame.size += self._skip
+            self._sizes_of = None
+            frames.append(frame)
+            self._start = self._drop()
+        return not self._skip
 
     def _drop(self) -> int:
         n = min(self._skip, self._end - self._start)

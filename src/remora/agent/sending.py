@@ -1,0 +1,226 @@
+"""The sending half of a channel: numbers messages, keeps them until they arrived, and gets them to the kernel in order.
+
+One lock, `_writing`, is held by whoever writes. A thread with a small message never waits for it: it leaves the message
+with the others that wait for company (`_lazy`), and whoever holds the lock writes them before it is done. Only a large
+message waits, because it leaves from the program's own memory; no longer than its call may.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from remora.agent.calls import Call
+from remora.errors import CallNotSent
+from remora.protocol.session import Session
+from remora.transport.stream import Part, StreamLink
+from remora.vocabulary.messages import RESPONSE
+from remora.wire import memory
+from remora.wire.frames import HEADER, lengths
+from remora.wire.packed import Packed
+
+BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
+LAZY_LIMIT = 1 << 17
+LARGE = 1 << 17
+STALL = 1.0  # how long a large message may make no progress before the rest of it is copied aside
+
+
+class Large(NamedTuple):
+    """How to say a large message again after a reconnect: it lies in memory that the program may have changed since."""
+
+    call: int
+    parts: Sequence[Part]
+    packed: Packed
+    fingerprint: memory.Fingerprint
+
+    def intact(self) -> bool:
+        return memory.unchanged(self.packed, self.fingerprint)
+
+
+Kept = (
+    bytes | Large
+)  # what a session keeps of a message: most are one piece of bytes, which the garbage collector ignores
+Lazy = tuple[
+    int, int, int, float, int, int, bytes
+]  # type, flags, call, timeout, buffers, length of the body, all the rest
+
+
+class Sending(ABC):
+    """See the head of this file."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.session: Session[Kept] = Session()
+        self.closed = False
+        self._writing = threading.Lock()
+        self._lazy: deque[Lazy] = deque()
+        self._lazy_bytes = 0
+        self._last_send = 0.0
+        self._room = threading.Condition(threading.Lock())
+        self._room_wanted = 0
+
+    @property
+    @abstractmethod
+    def link(self) -> StreamLink | None:
+        """What carries the session now."""
+
+    @abstractmethod
+    def _want_link(self) -> None:
+        """There is something to say, and no link."""
+
+    @abstractmethod
+    def _want_flush(self) -> None:
+        """Have somebody call `flush` soon."""
+
+    @abstractmethod
+    def _has_outbox(self) -> None:
+        """The kernel did not take everything: see to it that the rest is written when there is room."""
+
+    @abstractmethod
+    def _link_failed(self, link: StreamLink, error: OSError) -> None:
+        """Writing failed."""
+
+    # Small messages.
+
+    def send(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
+        """Number a message and hand it to the kernel; without a link it is kept until there is one. Does not block."""
+        self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
+        self.flush()
+
+    def send_lazily(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
+        """Like `send`, but messages in quick succession share one write, done by the crew (or by the next `send`)."""
+        now = time.monotonic()
+        burst = now - self._last_send < BURST_GAP
+        self._last_send = now
+        self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
+        if not burst:
+            self.flush()
+            return
+        self._lazy_bytes += len(body)
+        if len(self._lazy) == 1:
+            self._want_flush()
+        elif self._lazy_bytes > LAZY_LIMIT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; if somebody else is writing, that thread does it."""
+        while self._lazy and not self.closed and self._writing.acquire(False):
+            try:
+                self._write_lazy()
+            finally:
+                self._writing.release()
+        if self.link is None:
+            self._want_link()
+
+    def _write_lazy(self) -> None:
+        lazy, session = self._lazy, self.session
+        ack = session.telling()
+        batch: list[bytes] = []
+        while lazy:
+            kind, flags, call, timeout, count, length, rest = lazy.popleft()
+            number = session.number()
+            data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
+            session.keep(number, len(data), data)
+            batch.append(data)
+        self._lazy_bytes = 0
+        if batch:
+            self._put((batch[0] if len(batch) == 1 else b"".join(batch),))
+
+    def say(self, kind: int) -> None:
+        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. If somebody is writing,
+        it is not needed: what is being written says as much."""
+        if self._writing.acquire(False):
+            try:
+                self._put((HEADER.pack(0, kind, 0, 0, 0, 0, self.session.telling(), 0.0),))
+            finally:
+                self._writing.release()
+            self.flush()
+
+    # Messages with buffers.
+
+    def send_packed(
+        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
+    ) -> None:
+        """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
+        what the kernel has not taken by then is copied, so that the message is a value in any case."""
+        number = call if isinstance(call, int) else call.id
+        if not packed.buffers:
+            self.send(kind, number, packed.body, flags, timeout)
+            return
+        body = packed.body + lengths(packed.buffers)
+        size = len(body) + sum(map(len, packed.buffers))
+        if size < LARGE or self.link is None:  # small, or it has to wait, and the program's memory may change meanwhile
+            self._postpone(kind, flags, number, timeout, body, packed)
+        elif self._writing.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0.0)):
+            try:
+                self._write_large(kind, flags, number, timeout, body, packed, until)
+            finally:
+                self._writing.release()
+        elif kind & RESPONSE or isinstance(call, int):
+            self._postpone(kind, flags, number, timeout, body, packed)
+        else:
+            raise self._not_sent(call)
+        self.flush()
+
+    def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
+        """Copy a message and let whoever writes next write it."""
+        data = b"".join((body, *packed.buffers))
+        self._lazy_bytes += len(data)
+        self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
+
+    def _write_large(
+        self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed, until: float
+    ) -> None:
+        if self._lazy:
+            self._write_lazy()
+        session = self.session
+        number = session.number()
+        head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, session.telling(), timeout) + body
+        parts: tuple[Part, ...] = (head, *packed.buffers)
+        size = len(head) + sum(map(len, packed.buffers))
+        session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
+        self._put(parts, until)
+
+    def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
+        link = self.link
+        if link is None:
+            return
+        try:
+            if not link.write(parts, STALL, until):
+                self._has_outbox()
+        except OSError as error:
+            self._link_failed(link, error)
+
+    # Back-pressure.
+
+    @property
+    def full(self) -> bool:
+        """Whether the peer should take something before more is sent."""
+        return self.session.full or self._lazy_bytes > self.session.limit
+
+    def wait_for_room(self, call: Call) -> None:
+        """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
+        with self._room:
+            self._room_wanted += 1
+            try:
+                while self.full and not self.closed:
+                    left = call.remaining()
+                    if left is not None and left <= 0:
+                        raise self._not_sent(call)
+                    self._room.wait(left)
+            finally:
+                self._room_wanted -= 1
+
+    def _not_sent(self, call: Call) -> CallNotSent:
+        return CallNotSent(
+            f"{call.what} was not sent before its deadline: {self.peer} has not taken {self.session.kept_bytes} bytes sent "
+            f"before (RPC ran for more than set timeout, {call.timeout:g} s)"
+        )
+
+    def _tell_room(self) -> None:
+        with self._room:
+            self._room.notify_all()

@@ -1,0 +1,1 @@
+"""Models of protocols, walked exhaustively and at random."""
