@@ -61,7 +61,7 @@ class Worker:
         self.agent.peers.me = self.agent.peers.add(self.record)
         self.static_names = [record.name for record in members] if world_size else []
         self._greet = [record for record in members if record.name != name] if not world_size else []
-        self.references = References(self.agent, 0 if world_size else time.time_ns() // 1000 % 2**46)
+        self.references = References(self.agent, 0 if world_size else time.time_ns() // 1000 % 2**46, not world_size)
         self.agent.dispatch.on(MessageType.MEMBERSHIP, self._membership, inline=True)
         _workers.add(self)
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
-import signal
-import sys
 from typing import Any
 
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-_PR_SET_PDEATHSIG = 1
+from tests.conformance.trial import die_with_parent
+
 _PATIENCE = 5.0
 _log = logging.getLogger(MultiProcessTestCase.__module__)
-
-
-def die_with_parent() -> None:
-    """However the parent ends, this process ends with it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class ForkedRanks(MultiProcessTestCase):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import time
 import unittest
@@ -17,11 +19,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Literal
 
-from tests.conformance.ranks import die_with_parent
-
 Status = Literal["passed", "failed", "skipped"]
 Case = Callable[[], unittest.TestCase]
 
+_PR_SET_PDEATHSIG = 1
 _fork = multiprocessing.get_context("fork")
 
 
@@ -124,6 +125,12 @@ def _play(case: Case, folder: Path) -> None:
     unfinished = folder / "unfinished"
     unfinished.write_text(json.dumps(verdict))
     unfinished.rename(folder / "verdict")
+
+
+def die_with_parent() -> None:
+    """However the parent of this process ends, it ends with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _redirect_output(path: Path) -> None:

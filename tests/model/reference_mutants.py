@@ -196,7 +196,7 @@ def drops_while_fetching(world: World) -> Iterator[Move]:
     yield from choices(world)
     for worker in world.alive:
         for fork, held in world.sites[worker].holder.forks.items():
-            if held.in_use and fork in world.sites[worker].fetching:
+            if held.in_use and (held.rref, fork) in world.sites[worker].fetching:
                 yield "drop", worker, fork
 
 

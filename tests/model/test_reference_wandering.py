@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from random import Random
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remora.protocol.holder import Holder
 from remora.testing.explorer import wander
+from remora.testing.model_driver import BrokenPromise, Driver
 from remora.testing.model_state import Made, Scenario, Share
+from tests.model.reference_mutants import hears_out_of_order, leaves_before_its_children
 
-WALK = 400
+LENGTH = 600
 
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """4 to 6 workers, some values, many shares between any two, up to three crashes."""
+    """4 to 6 workers, some values, many shares between any two of them, up to three crashes."""
     size = draw(st.integers(4, 6))
     worker = st.integers(0, size - 1)
-    values = draw(st.lists(st.builds(Made, worker, worker, unsent=st.just(False), impatient=st.booleans()),
-                           min_size=1, max_size=3))  # fmt: skip
-    unsent = draw(st.lists(st.builds(Made, st.just(0), st.just(1), unsent=st.just(True)), max_size=1))
+    asked_for = st.builds(Made, worker, worker, st.just(False), st.booleans())
+    not_asked_for = st.builds(Made, st.just(0), worker.filter(bool), st.just(True))
+    values = draw(st.lists(st.one_of(asked_for, asked_for, not_asked_for), min_size=1, max_size=5))
     rarely = st.sampled_from((False, False, False, True))
-    shares = draw(st.lists(st.builds(Share, worker, worker, st.booleans(), rarely), min_size=5, max_size=40))
-    fetches = draw(st.lists(worker, max_size=6))
+    shares = draw(st.lists(st.builds(Share, worker, worker, st.booleans(), rarely), min_size=30, max_size=80))
+    fetches = draw(st.lists(worker, min_size=5, max_size=15))
     losses = draw(st.integers(0, 3))
-    return Scenario("random", size, (*values, *unsent), tuple(shares), tuple(fetches), tuple(range(size)), losses)
+    return Scenario("random", size, tuple(values), tuple(shares), tuple(fetches), tuple(range(size)), losses)
 
 
-walks = st.lists(st.integers(0, 255), min_size=WALK // 2, max_size=WALK)
-thoroughly = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
-    derandomize=True,
-)  # fmt: skip
-
-
-@thoroughly
-@given(scenarios(), walks)
-def test_promises_are_kept_on_long_walks_and_in_the_end_nothing_is_left(scenario: Scenario, picks: list[int]) -> None:
-    world = wander(scenario, picks)
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(scenarios(), st.integers(0, 2**32))
+def test_promises_are_kept_on_long_walks_and_in_the_end_nothing_is_left(scenario: Scenario, seed: int) -> None:
+    world, _ = wander(scenario, Random(seed), LENGTH)
     for worker in world.alive:
         site = world.sites[worker]
         assert not site.owner.values
@@ -44,3 +43,38 @@ def test_promises_are_kept_on_long_walks_and_in_the_end_nothing_is_left(scenario
         assert not site.holder.forks
         assert not site.holder.parents
         assert not site.table
+        assert not site.handles
+
+
+def wide(size: int, losses: int) -> Scenario:
+    """Everybody may share with everybody, in calls and replies, and dies if fate will have it."""
+    everybody = range(size)
+    shares = [Share(a, b, how) for how in (False, True) for a in everybody for b in everybody] * 2
+    values = tuple(Made(owner, (owner + step) % size) for owner, step in [(0, 0), (1, 1), (2, 3)])
+    return Scenario("wide", size, values, tuple(shares), tuple(everybody), tuple(everybody), losses)
+
+
+def test_walks_are_long_and_crash() -> None:
+    walks = [wander(wide(6, 3), Random(seed), LENGTH)[1] for seed in range(12)]
+    lengths = sorted(len(walk) for walk in walks)
+    print(f"walks of {lengths[0]} to {lengths[-1]} moves")
+    assert lengths[6] > 200
+    assert sum("crashes" in move for walk in walks for move in walk) > 12
+
+
+def walk_often() -> None:
+    for seed in range(100):
+        wander(wide(5, 3), Random(seed), LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("where", "attribute", "mutant"),
+    [(Holder, "_leave", leaves_before_its_children), (Driver, "asked_about", hears_out_of_order)],
+    ids=["H3", "O2"],
+)
+def test_walks_find_a_broken_promise(
+    where: object, attribute: str, mutant: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, attribute, mutant)
+    with pytest.raises(BrokenPromise, match=r"^S1"):
+        walk_often()

@@ -61,6 +61,15 @@ class Agent:
     def call(self, peer: Peer, kind: int, packed: Packed, flags: int, timeout: float, target: object) -> Any:
         """Call and wait for the value."""
         call = Call(peer, target)
+        call.undo = packed.undo
+        try:
+            self._exchange(peer, call, kind, packed, flags, timeout)
+        except (CallNotSent, NotInitialized):
+            call.take_back()
+            raise
+        return call.value()
+
+    def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
         call.limit(timeout, self.timeout)
         channel = peer.outgoing
         self._check(peer, call)
@@ -78,7 +87,6 @@ class Agent:
             if peer.state != "alive":
                 self._recheck(peer, call)
             channel.await_reply(call)
-        return call.value()
 
     def call_async(
         self,
@@ -98,15 +106,22 @@ class Agent:
         except CallError as error:  # as with any other failure of the call: who waits for it gets it
             peer.outgoing.forget(call)
             call.future = None
+            call.take_back()
             future._fail(error)
+        except BaseException:
+            call.take_back()
+            raise
         return future
 
-    def start_call(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
-        """Send a call whose outcome goes to `call.on_settled`, on a thread of the crew."""
+    def start_call(
+        self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float, control: bool = False
+    ) -> None:
+        """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody."""
+        call.undo = packed.undo
         self._check(peer, call)
         call.limit(timeout, self.timeout)
         channel = peer.outgoing
-        if channel.full:
+        if channel.full and not control:
             with waiting():
                 channel.wait_for_room(call)
         channel.pending[call.id] = call
@@ -136,7 +151,7 @@ class Agent:
     def _recheck(self, peer: Peer, call: Call) -> None:
         """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
         if peer.outgoing.forget(call):
-            call.failure = self.peers.epitaph(peer, call.what)
+            call.fail(self.peers.epitaph(peer, call.what))
             call.settle(self.crew.serve)
 
     # Time passes.
@@ -153,7 +168,7 @@ class Agent:
     def _expire_at(self, channel: Channel, call: Call) -> None:
         def expire() -> None:
             if channel.forget(call):
-                call.failure = call.timed_out()
+                call.fail(call.timed_out())
                 call.settle(self.crew.serve)
 
         self.timers.at(call.deadline, expire)
@@ -198,6 +213,7 @@ class Agent:
     def abandon(self) -> None:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.running = False
+        self.crew.abandon()
         for sock in (*self.door.descriptors(), *self.peers.descriptors()):
             sock.close()
         self.poller.abandon()

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from remora.agent.futures import Future
-from remora.errors import CallTimeout, SerializationError
+from remora.errors import CallNotSent, CallTimeout, SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import FAILED, Frame
@@ -46,6 +46,7 @@ class Call:
 
     __slots__ = (
         "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "reply", "target", "timeout",
+        "undo",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -59,6 +60,7 @@ class Call:
         self.asynchronous = on_settled is not None  # no thread waits: the crew passes the outcome on
         self.on_settled = on_settled
         self.future: Future[Any] | None = None  # in the place of on_settled
+        self.undo: list[Callable[[], None]] | None = None  # takes back what packing did, if the call is never sent
         self._signal: threading.Lock | None = None  # synchronous calls: released when settled
 
     def promise(self, origin: tuple[str, int] | None) -> Future[Any]:
@@ -67,6 +69,17 @@ class Call:
         self.future = future
         self.asynchronous = True
         return future
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no reply."""
+        self.failure = error
+        if isinstance(error, CallNotSent):
+            self.take_back()
+
+    def take_back(self) -> None:
+        """It was never sent: what packing its arguments did (references handed on) did not happen."""
+        while self.undo:
+            self.undo.pop()()
 
     @property
     def what(self) -> str:

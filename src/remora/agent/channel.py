@@ -11,6 +11,7 @@ held while user code runs.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -27,6 +28,8 @@ from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire.frames import HEADER, REFERENCES, Frame
 
+log = logging.getLogger("remora")
+
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
 VOID = int(MessageType.VOID)
 OUTBOX_LIMIT = 64 << 20
@@ -39,7 +42,7 @@ class Owner(Protocol):
     def arrive(self, channel: Channel, frame: Frame) -> Any: ...
     def request(self, channel: Channel, frame: Frame) -> None: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
-    def lost(self, channel: Channel, error: Exception) -> None: ...
+    def lost(self, channel: Channel, error: BaseException) -> None: ...
     def connect(self, channel: Channel) -> None: ...
 
 
@@ -98,7 +101,7 @@ class Channel(Sending):
         if self._port is not None:
             self._rearm(self._port)
 
-    def _link_failed(self, link: StreamLink, error: OSError) -> None:
+    def _link_failed(self, link: StreamLink, error: BaseException) -> None:
         if self._port is not None and self._port.link is link:
             self._broken(self._port, error)
 
@@ -115,6 +118,8 @@ class Channel(Sending):
                 replies = self._receive(port, port.link.read)
             finally:
                 self._reading.release()
+            if self.pending:  # a thread that found us reading sleeps now: nobody else looks for its reply
+                self._unwatched = False
             self._rearm(port)
             if replies:
                 self._crew.keep_watch()
@@ -127,8 +132,10 @@ class Channel(Sending):
         answered: list[Call] = []
         try:
             self._sort(read(), answered)
-        except Exception as error:  # whatever it is: the stream is of no use from here on, a new link begins afresh
+        except BaseException as error:  # whatever it is, the stream is of no use from here on: a new link begins afresh
             self._broken(port, error)
+            if not isinstance(error, Exception):
+                raise
         return answered
 
     def _sort(self, frames: list[Frame], answered: list[Call]) -> None:
@@ -296,7 +303,7 @@ class Channel(Sending):
                 _, call = self.pending.popitem()
             except KeyError:
                 break
-            call.failure = make_error(call)
+            call.fail(make_error(call))
             call.settle(self._crew.serve)
 
     # Links come and go.
@@ -330,13 +337,15 @@ class Channel(Sending):
         call = self.pending.pop(call_id, None)
         if call is None:
             return
-        call.failure = CallNotSent(
-            f"{call.what}: the connection broke while the call was being sent, and its tensors were changed before it "
-            f"could be sent again. It did not run."
+        call.fail(
+            CallNotSent(
+                f"{call.what}: the connection broke while the call was being sent, and its tensors were changed before it "
+                f"could be sent again. It did not run."
+            )
         )
         call.settle(self._crew.serve)
 
-    def _broken(self, port: _Port, error: Exception) -> None:
+    def _broken(self, port: _Port, error: BaseException) -> None:
         if port is not self._port:
             return
         self._port = None
@@ -385,4 +394,7 @@ class Channel(Sending):
 
 def _settle(calls: Sequence[Call]) -> None:
     for call in calls:
-        call.finish()
+        try:
+            call.finish()
+        except BaseException:
+            log.exception("the outcome of the %s could not be passed on", call.what)

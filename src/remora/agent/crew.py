@@ -27,6 +27,7 @@ from remora.transport.poller import Poller
 log = logging.getLogger("remora")
 
 Job = Callable[[], None]
+SPARE = 4  # threads on watch beyond which one that comes back goes home
 
 
 class _Here(threading.local):
@@ -117,6 +118,7 @@ class Crew:
                 with lock:
                     self._watching -= 1
                     self._kicked = False
+                self.keep_watch()
                 for source, writable in events:
                     _shielded(source.ready, writable)
                 while services:
@@ -125,6 +127,9 @@ class Crew:
                     if not self._run_one():
                         break
                 with lock:
+                    if self._watching >= SPARE and self._backlog_empty():
+                        self._watching += 1  # taken back below
+                        break
                     self._watching += 1
         finally:
             with lock:
@@ -133,18 +138,25 @@ class Crew:
                 last = not self._threads
             if last and self._left_behind:
                 poller.close()
-            elif not last:
+            elif not last and self._stopped:
                 poller.wake()  # pass the news on
 
     def keep_watch(self) -> None:
         """C1: call before running anything that may block, on a thread of the crew."""
         if self._watching < 1:
             self._hire()
+        if self._backlog:
+            self._kick()
+
+    def _backlog_empty(self) -> bool:
+        return not self._backlog and not self._services
 
     # Jobs: user code, limited in number.
 
     def submit(self, job: Job, hurry: bool = True) -> None:
         """Queue a job. A member of the crew that is about to look at the backlog itself passes hurry=False."""
+        if self._stopped:
+            return
         self._backlog.append(job)
         if hurry:
             self._kick()
@@ -160,10 +172,7 @@ class Crew:
                 return False
             self._active += 1
             job = self._backlog.popleft()
-        if self._watching < 1:
-            self._hire()
-        if self._backlog:
-            self._kick()  # if this job blocks, somebody takes the next one
+        self.keep_watch()  # and if this job blocks, somebody takes the next one
         _here.in_job = True
         try:
             job()
@@ -197,7 +206,9 @@ class Crew:
     # Services: our own work, unlimited (C3).
 
     def serve(self, service: Job) -> None:
-        """Have a thread of the crew run `service` soon, whatever the load."""
+        """Have a thread of the crew run `service` soon, whatever the load. Safe in destructors: it takes no lock."""
+        if self._stopped:
+            return
         self._services.append(service)
         self._poller.wake()
 
@@ -206,6 +217,8 @@ class Crew:
             service = self._services.popleft()
         except IndexError:
             return
+        if self._services:
+            self._poller.wake()  # if this one blocks, somebody else sees to the next
         self.keep_watch()
         _shielded(service)
 
@@ -216,12 +229,15 @@ class Crew:
         with self._lock:
             return len(self._threads), max(self._watching, 0), self._active
 
+    def abandon(self) -> None:
+        """In a forked child: there are no threads, and nothing is to be done."""
+        self._stopped = True
+
     def stop(self, patience: float) -> int:
         """Let the threads go home. How many still run a function after `patience` seconds; the last one locks up."""
         with self._lock:
             self._stopped = True
             threads = self._threads - {threading.current_thread()}
-        self._backlog.clear()
         end = time.monotonic() + patience
         for thread in threads:
             while thread.is_alive() and time.monotonic() < end:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from remora.agent.calls import NEVER
 from remora.agent.channel import Channel
-from remora.agent.crew import Crew, waiting
+from remora.agent.crew import Crew
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures, preamble
@@ -78,6 +78,9 @@ class Request:
 
     def reply(self, kind: int, value: object) -> None:
         """Answer with a value; if it cannot be packed, with that error."""
+        if self.channel.closed:
+            self.drop()  # nobody hears it: do not hand out references in it
+            return
         scope = PackScope(self.caller)
         try:
             packed = pack(value, scope)
@@ -96,15 +99,14 @@ class Request:
             return
         self._answered = True
         channel, dispatch = self.channel, self._dispatch
-        dispatch.serving.pop((channel.session_id, self.frame.call), None)
         if not packed.buffers and len(packed.body) < LARGE:
             if dispatch.crew.backlog:
                 channel.send_lazily(kind, self.frame.call, packed.body, flags)
             else:
                 channel.send(kind, self.frame.call, packed.body, flags)
         else:
-            with waiting():  # a slow reader must not cost us a place in the crew
-                channel.send_packed(kind, self.frame.call, packed, flags, 0.0, NEVER)
+            channel.send_packed(kind, self.frame.call, packed, flags, 0.0, NEVER)
+        dispatch.serving.pop((channel.session_id, self.frame.call), None)
         channel.job_done()
 
     def cancel(self) -> None:

@@ -114,6 +114,11 @@ class Peers:
             self.give_up(known, "another worker of the same name took its place")
         return peer
 
+    def add_unless_known(self, record: WorkerRecord) -> None:
+        """Know a worker that somebody mentions; what we know of its name already is not changed by hearsay."""
+        if record.name not in self._by_name:
+            self.add(record)
+
     def find(self, key: str | int) -> Peer:
         """The peer of that name or id."""
         peer = self._by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
@@ -159,13 +164,15 @@ class Peers:
         elif frame.kind == MessageType.VOID and channel.dialled:
             call = channel.pending.pop(frame.call, None)
             if call is not None:
-                call.failure = CallOutcomeUnknown(
-                    f"{call.what}: the result was changed on {peer.name} before it could be sent again after a broken "
-                    f"connection"
+                call.fail(
+                    CallOutcomeUnknown(
+                        f"{call.what}: the result was changed on {peer.name} before it could be sent again after a broken "
+                        f"connection"
+                    )
                 )
                 call.settle(self._crew.serve)
 
-    def lost(self, channel: Channel, error: Exception) -> None:
+    def lost(self, channel: Channel, error: BaseException) -> None:
         """The link of a channel broke."""
         peer = self._of_channel.get(channel.session_id)
         if peer is None or peer.state != "alive" or self._stopping.is_set():
@@ -191,6 +198,13 @@ class Peers:
             self._dispatch.forget(channel)
 
     # Connecting.
+
+    def probe(self, names: Iterable[str]) -> None:
+        """Connect to those of these peers that we have no link with: whoever is gone is found out."""
+        for name in names:
+            peer = self._by_name.get(name)
+            if peer is not None and peer.state == "alive" and peer.outgoing.link is None:
+                self.connect(peer.outgoing)
 
     def connect(self, channel: Channel) -> None:
         """Give a dialled channel a link, soon."""

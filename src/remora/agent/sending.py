@@ -26,7 +26,7 @@ from remora.wire.packed import Packed
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
 LAZY_LIMIT = 1 << 17
 LARGE = 1 << 17
-STALL = 1.0  # how long a large message may make no progress before the rest of it is copied aside
+STALL = 0.25  # how long a large message may make no progress before the rest of it is copied aside
 
 
 class Large(NamedTuple):
@@ -59,6 +59,7 @@ class Sending(ABC):
         self._writing = threading.Lock()
         self._lazy: deque[Lazy] = deque()
         self._lazy_bytes = 0
+        self._flush_due = False  # somebody was asked to flush and has not begun
         self._last_send = 0.0
         self._room = threading.Condition(threading.Lock())
         self._room_wanted = 0
@@ -81,7 +82,7 @@ class Sending(ABC):
         """The kernel did not take everything: see to it that the rest is written when there is room."""
 
     @abstractmethod
-    def _link_failed(self, link: StreamLink, error: OSError) -> None:
+    def _link_failed(self, link: StreamLink, error: BaseException) -> None:
         """Writing failed."""
 
     # Small messages.
@@ -101,13 +102,15 @@ class Sending(ABC):
             self.flush()
             return
         self._lazy_bytes += len(body)
-        if len(self._lazy) == 1:
+        if not self._flush_due:
+            self._flush_due = True
             self._want_flush()
         elif self._lazy_bytes > LAZY_LIMIT:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits; if somebody else is writing, that thread does it."""
+        self._flush_due = False
         while self._lazy and not self.closed and self._writing.acquire(False):
             try:
                 self._write_lazy()
@@ -192,8 +195,10 @@ class Sending(ABC):
         try:
             if not link.write(parts, STALL, until):
                 self._has_outbox()
-        except OSError as error:
+        except BaseException as error:  # half a frame may be on the link: the session says it again on another one
             self._link_failed(link, error)
+            if not isinstance(error, OSError):
+                raise
 
     # Back-pressure.
 

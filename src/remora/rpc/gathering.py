@@ -20,6 +20,8 @@ from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.outgoing import pack_call
 from remora.worker import Worker
 
+LOOK_AGAIN = 1.0  # seconds
+
 
 class AllGatherStates:
     """One gathering, on one worker."""
@@ -104,8 +106,15 @@ def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, ti
             states.pop(sequence_id, None)
 
 
-def _limit(timeout: float) -> float | None:
-    return None if timeout in (0, UNSET_RPC_TIMEOUT) else timeout
+def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float) -> bool:
+    """Wait for the end of a gathering. Whoever we have no link with is looked for, so that nobody waits for the dead."""
+    end = float("inf") if timeout in (0, UNSET_RPC_TIMEOUT) else time.monotonic() + timeout
+    with waiting():
+        while not state.proceed_signal.wait(min(LOOK_AGAIN, max(end - time.monotonic(), 0.0))):
+            if time.monotonic() >= end:
+                return False
+            worker.agent.peers.probe(names - set(state.gathered_objects))
+    return True
 
 
 def _ask(worker: Worker, name: str, func: Any, args: tuple[Any, ...], timeout: float) -> Future[Any]:
@@ -122,8 +131,7 @@ def _lead(
     with _lock:
         state.expected = names
     report(sequence_id, me, obj)
-    with waiting():
-        in_time = state.proceed_signal.wait(_limit(timeout))
+    in_time = _await(state, worker, names - {me}, timeout)
     failure = state.failure
     if not in_time:
         missing = sorted(names - set(state.gathered_objects))
@@ -164,9 +172,12 @@ def _follow(
     api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, obj: object, leader: str, timeout: float
 ) -> dict[str, Any]:
     me = worker.get_worker_info().name
-    _ask(worker, leader, api._gather_to_leader, (sequence_id, me, obj), timeout).wait()
-    with waiting():
-        in_time = state.proceed_signal.wait(_limit(timeout))
+    try:
+        _ask(worker, leader, api._gather_to_leader, (sequence_id, me, obj), timeout).wait()
+    except RuntimeError:
+        if not state.proceed_signal.is_set():  # else the leader has told us the end, and its answer does not matter
+            raise
+    in_time = _await(state, worker, {leader}, timeout)
     if state.failure is not None:
         raise state.failure
     if not in_time:

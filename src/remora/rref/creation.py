@@ -88,10 +88,11 @@ def _ask(
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
     flags |= preamble.attach(packed, scope, creates)
+    call = Call(peer, what, settled)
     try:
-        references.agent.start_call(peer, Call(peer, what, settled), int(kind), packed, flags, timeout)
+        references.agent.start_call(peer, call, int(kind), packed, flags, timeout)
     except BaseException:
-        scope.roll_back()
+        call.take_back()
         raise
 
 

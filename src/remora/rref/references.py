@@ -7,6 +7,7 @@ the rest can be unpickled, or whether anybody still waits for it: every fork tha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -17,7 +18,8 @@ from remora.agent.agent import Agent
 from remora.agent.dispatch import Request
 from remora.agent.execution import Execution
 from remora.agent.peers import Peer
-from remora.errors import RemoraError
+from remora.errors import OwnerDied, RemoraError
+from remora.rendezvous.record import WorkerRecord
 from remora.rref.creation import create
 from remora.rref.handle import RRef
 from remora.rref.proxy import Proxy, type_of
@@ -53,25 +55,28 @@ class Arrival:
 
     def when_confirmed(self, ready: Callable[[], None]) -> None:
         """Call `ready` when the owners count all of them."""
-        waiting = list(self.pending)
-        if not waiting:
-            ready()
-            return
+        missing = len(self.pending) + 1
+        counting = threading.Lock()
 
         def one_more() -> None:
-            if waiting:
-                self._references.table.when_confirmed(waiting.pop(), one_more)
-            else:
+            nonlocal missing
+            with counting:
+                missing -= 1
+                done = missing == 0
+            if done:
                 ready()
 
+        for fork in self.pending:
+            self._references.table.when_confirmed(fork, one_more)
         one_more()
 
 
 class References:
     """Everything about references on one worker."""
 
-    def __init__(self, agent: Agent, first_id: int = 0) -> None:
+    def __init__(self, agent: Agent, first_id: int = 0, dynamic: bool = False) -> None:
         self.agent = agent
+        self.dynamic = dynamic  # workers come and go: who sends a reference says who its owner is
         self.table = Table(agent, first_id)
         self.execution: Execution = agent.execution
         agent.peers.arrivals = self.arrive
@@ -114,7 +119,8 @@ class References:
         rid, kind = rref._rref_id, "script" if rref._script else "PyObject"
         data = (rref._owner.id, rid.created_on, rid.local_id, child.created_on, child.local_id, parent, kind)
         if scope is not None:
-            scope.attachments.append(data)
+            owner = rref._owner
+            scope.attachments.append((data, owner.record.incarnation, owner.record if self.dynamic else None))
             if undo is not None:
                 scope.undo.append(undo)
         return data
@@ -128,17 +134,30 @@ class References:
         if creates is not None:
             rref, fork = GloballyUniqueId(*creates[:2]), GloballyUniqueId(*creates[2:4])
             arrival.created = self.table.create(rref, fork, sender.key, creates[4])
-        for data in forks:
+        for data, incarnation, record in forks:
             fork = GloballyUniqueId(data[3], data[4])
-            arrival.handles[fork] = self._adopt(data, sender, arrival)
+            arrival.handles[fork] = self._adopt(data, sender, arrival, incarnation, record)
         return arrival
 
-    def _adopt(self, data: ForkData, sender: Peer, arrival: Arrival | None) -> RRef[Any]:
+    def _adopt(
+        self,
+        data: ForkData,
+        sender: Peer,
+        arrival: Arrival | None,
+        incarnation: str | None = None,
+        record: WorkerRecord | None = None,
+    ) -> RRef[Any]:
         rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
         script = data[6] == "script"
         if data[0] == self.me.id:
             return self._come_home(rref, fork, sender, told=data[5] != NOBODY)
+        if record is not None:
+            self.agent.peers.add_unless_known(record)  # in a dynamic group, news of it may be on its way
         owner = self.agent.peers.find(data[0])
+        if owner.state != "alive" or (incarnation is not None and owner.record.incarnation != incarnation):
+            gone = OwnerDied(f"the worker {owner.name} that owned {rref} is gone")
+            self.table.ruin(fork, gone)
+            return RRef._to_fork(self, owner, rref, fork, script)
         confirmed = self.table.adopt(rref, fork, owner.key, sender.key)
         handle: RRef[Any] = RRef._to_fork(self, owner, rref, fork, script)
         if not confirmed and arrival is not None:

@@ -59,6 +59,7 @@ class Table:
         self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}
         self._held_since: dict[ForkId, float] = {}
         self._dropped: deque[ForkId] = deque()
+        self._drop_due = False  # a thread of the crew was asked to look at them
         self._in_flight = 0
         agent.peers.obituaries.append(self.lost)
 
@@ -171,11 +172,13 @@ class Table:
     def drop_soon(self, fork: ForkId) -> None:
         """For destructors: takes no lock and sends nothing."""
         self._dropped.append(fork)
-        if len(self._dropped) == 1:
+        if not self._drop_due:
+            self._drop_due = True
             self.agent.crew.serve(self.drop_dropped)
 
     def drop_dropped(self) -> None:
         """Let go of what destructors put on the list."""
+        self._drop_due = False
         effects: list[Effect] = []
         while self._dropped:
             batch = []
@@ -267,7 +270,7 @@ class Table:
         try:
             if peer is None:
                 raise OwnerDied(f"worker {to} is gone")
-            self.agent.start_call(peer, Call(peer, kind.name, settled), int(kind), pack(body), 0, 0.0)
+            self.agent.start_call(peer, Call(peer, kind.name, settled), int(kind), pack(body), 0, 0.0, control=True)
         except RemoraError as error:
             self._finish(done, error)
 

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from random import Random
 
 from remora.testing.model_driver import BrokenPromise
 from remora.testing.model_moves import Move, choices, describe, events, make
@@ -75,6 +76,8 @@ class Exploration:
             number = -1
             try:
                 moves = _moves(world)
+                if len(moves) > MOST_MOVES:
+                    raise ValueError(f"{self.found.scenario.name} is too large to be explored")
                 for number, move in enumerate(moves):
                     after = make(world, move)
                     key = world_key(after, self._numbers)
@@ -115,9 +118,7 @@ def _moves(world: World, at_rest: bool = True) -> list[Move]:
     due = list(events(world))
     if not due and at_rest:
         check_rest(world)
-    moves = [*due, *choices(world)]
-    assert len(moves) <= MOST_MOVES
-    return moves
+    return [*due, *choices(world)]
 
 
 @contextmanager
@@ -137,30 +138,27 @@ def explore(scenario: Scenario, progress: Progress | None = None) -> Finding:
     return Exploration(scenario).run(progress)
 
 
-def wander(scenario: Scenario, picks: Sequence[int]) -> World:
-    """One long way through a scenario that is too large to explore: each pick chooses among the moves of its world. In the
-    end everything is dropped and comes to rest. Raises BrokenPromise with the way that led there."""
-    world, trace = beginning(scenario), []
+# How often a move is taken on a random walk, beside one of weight 1: else all is dropped before anything happened.
+WEIGHTS = {"drop": 0.1, "let_go": 0.05, "crash": 0.03, "learn": 0.3, "lose_patience": 0.2}
 
-    def go(move: Move) -> World:
-        trace.append(describe(world, move))
-        after = make(world, move)
-        check(after)
-        return after
 
+def wander(scenario: Scenario, random: Random, length: int) -> tuple[World, Sequence[str]]:
+    """A random walk through a scenario that is too large to explore. In the end everything is dropped and comes to rest.
+    Returns the last world and the moves that led there; raises BrokenPromise with them."""
+    world, trace = beginning(scenario), list[str]()
     try:
-        for pick in picks:
-            moves = _moves(world)
-            if moves:
-                world = go(moves[pick % len(moves)])
-        while moves := [*events(world), *(move for move in choices(world) if move[0] in ("drop", "let_go"))]:
-            if not any(events(world)):
-                check_rest(world)
-            world = go(moves[0])
-        check_rest(world)
+        while moves := _moves(world):
+            if len(trace) >= length:
+                moves = [*events(world), *(move for move in choices(world) if move[0] in ("drop", "let_go"))][:1]
+                if not moves:
+                    break
+            (move,) = random.choices(moves, [WEIGHTS.get(move[0], 1.0) for move in moves])
+            trace.append(describe(world, move))
+            world = make(world, move)
+            check(world)
     except (BrokenPromise, AssertionError) as error:
-        raise BrokenPromise("\n".join([str(error), *trace])) from error
-    return world
+        raise BrokenPromise("\n".join([str(error) or repr(error), *trace])) from error
+    return world, trace
 
 
 def main(names: Sequence[str]) -> int:

@@ -158,9 +158,9 @@ class Driver:
                 # What was never asked for may be fetched by its creator: the answer is an error.
                 never = self.scenario.values[rref.local_id].unsent and source == rref.created_on
                 promise(rref in site.table or never, "S1: {} is fetched and not there", rref)
-                self.let_loose("fetched", me, source, fork=fork)
+                self.let_loose("fetched", me, source, rref, fork)
             case "fetched":
-                site.fetching -= {fork}
+                site.fetching -= {(rref, fork)}
             case _:
                 assert_never(got.kind)
 
@@ -175,8 +175,8 @@ class Driver:
     def come_home(self, site: Site, got: Message) -> None:
         """A reference arrived on the owner of its value, whose program has the value in hand now."""
         me, source, rref, fork = got.target, got.source, got.rref, got.fork
-        overtaken = rref.created_on == source and site.status.get(rref, "waiting") == "waiting"
-        promise(rref in site.table or overtaken, "S1: {} came home and is not there", rref)
+        unmade = rref.created_on == source and site.status.get(rref) != "made"  # its making was overtaken, or is not sent
+        promise(rref in site.table or unmade, "S1: {} came home and is not there", rref)
         site.handles[rref] = site.handles.get(rref, 0) + 1
         self.keep(site, rref)
         self.perform(me, site.owner.come_home(rref, KEYS[source]))
@@ -194,8 +194,9 @@ class Driver:
         self.lanes[lost * self.scenario.workers + worker] = ()
         self.loose = frozenset(each for each in self.loose if (each.source, each.target) != (lost, worker))
         survivors = {KEYS[other] for other in range(self.scenario.workers) if other not in site.lost} - {KEYS[worker]}
-        worthless, effects = site.holder.lost(KEYS[lost])
-        site.fetching -= set(worthless)
+        values = self.scenario.values
+        site.fetching = frozenset(each for each in site.fetching if values[each[0].local_id].owner != lost)
+        _, effects = site.holder.lost(KEYS[lost])
         self.perform(worker, [*effects, *site.owner.lost(KEYS[lost], survivors)])
 
     def asked_about(self, worker: int, owner: int, lost: int) -> None:

@@ -54,7 +54,7 @@ def choices(world: World) -> Iterator[Move]:
         for rref in sorted(site.handles):
             yield "let_go", worker, rref
         for fork, held in sorted(site.holder.forks.items()):
-            if held.in_use and fork not in site.fetching:
+            if held.in_use and (held.rref, fork) not in site.fetching:
                 yield "drop", worker, fork
     yield from _creations(world)
     yield from _shares(world)
@@ -90,8 +90,8 @@ def _fetches(world: World) -> Iterator[Move]:
     for number, worker in enumerate(world.scenario.fetches):
         if ("fetch", number) not in world.used and worker in world.alive:
             site = world.sites[worker]
-            for fork, _ in _visible(site):
-                if fork not in site.fetching:
+            for fork, rref in _visible(site):
+                if (rref, fork) not in site.fetching:
                     yield "fetch", number, fork
 
 

@@ -124,7 +124,7 @@ class Site:
     handles: dict[RRefId, int] = field(default_factory=dict)  # those its own program has in hand
     spoilt: frozenset[ForkId] = frozenset()  # references that its program cannot use: their creation failed
     unsent: frozenset[tuple[RRefId, ForkId]] = frozenset()  # shared in messages that were not sent, not yet taken back
-    fetching: frozenset[ForkId] = frozenset()
+    fetching: frozenset[tuple[RRefId, ForkId]] = frozenset()  # the program waits for these values
     number: int = -1  # of this state, once it was asked for
 
     def clone(self) -> Site:

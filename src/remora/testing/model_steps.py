@@ -100,8 +100,8 @@ class Step(Driver):
         worker = self.scenario.fetches[number]
         self.used |= {("fetch", number)}
         site = self.site(worker)
-        site.fetching |= {fork}
         held = site.holder.forks[fork]
+        site.fetching |= {(held.rref, fork)}
         self.send("fetch", worker, held.owner.id, rref=held.rref, fork=fork)
 
     # Crashes.

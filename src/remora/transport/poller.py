@@ -104,8 +104,9 @@ class _Wake:
             pass
 
     def close(self) -> None:
+        reader, self._reader, self._writer = self._reader, -1, -1  # its number may soon be that of a stranger's file
         if self._pair is None:
-            os.close(self._reader)
+            os.close(reader)
         else:
             for end in self._pair:
                 end.close()

@@ -17,6 +17,7 @@ def attach(packed: Packed, scope: PackScope, creates: tuple[Any, ...] | None = N
     """Put the preamble in front of a packed message, if it needs one. The flags that say so."""
     if creates is None and not scope.attachments:
         return 0
+    packed.undo = scope.undo
     preamble = pickle.dumps((creates, scope.attachments), 5)
     packed.body = _LENGTH.pack(len(preamble)) + preamble + packed.body
     return REFERENCES
