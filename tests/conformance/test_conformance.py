@@ -16,9 +16,7 @@ TIMEOUT = 600
 def test_the_suites_of_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     """In a process of its own, since torch cannot be itself again after Remora was put into it."""
     command = [sys.executable, "-m", "tests.conformance", "--quiet"]
-    run = subprocess.run(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT, check=False
-    )
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     with capsys.disabled():
-        print(f"\n\n{run.stdout}")
+        print(f"\n\n{run.stdout}{run.stderr}")
     assert run.returncode == 0, "see the table above, and the lines under it that begin with PROBLEM"

@@ -125,6 +125,7 @@ def _play(case: Case, folder: Path) -> None:
     unfinished = folder / "unfinished"
     unfinished.write_text(json.dumps(verdict))
     unfinished.rename(folder / "verdict")
+    os.killpg(0, signal.SIGKILL)  # itself, and whatever the test left running
 
 
 def die_with_parent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from remora.agent.calls import NEVER, Call
@@ -27,6 +28,10 @@ log = logging.getLogger("remora")
 
 TICK = 0.5
 GOODBYE_PATIENCE = 0.5
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 class Agent:
@@ -84,7 +89,7 @@ class Agent:
             except CallNotSent:
                 channel.forget(call)
                 raise
-            if peer.state != "alive":
+            if peer.state != "alive" or channel.closed:
                 self._recheck(peer, call)
             channel.await_reply(call)
 
@@ -136,7 +141,7 @@ class Agent:
             channel.send_packed(kind, call, packed, flags, left, call.deadline)
         else:
             channel.send_lazily(kind, call.id, packed.body, flags, left)
-        if peer.state != "alive":
+        if peer.state != "alive" or channel.closed:
             self._recheck(peer, call)
 
     def _check(self, peer: Peer, call: Call) -> None:
@@ -151,8 +156,8 @@ class Agent:
     def _recheck(self, peer: Peer, call: Call) -> None:
         """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
         if peer.outgoing.forget(call):
-            call.fail(self.peers.epitaph(peer, call.what))
-            call.settle(self.crew.serve)
+            call.fail(self.peers.epitaph(peer, call.what) if self.running else self._stopped(call))
+            call.settle(self.crew.serve if self.running else _at_once)
 
     # Time passes.
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
-from remora.agent.sending import Large, Sending
+from remora.agent.sending import Kept, Large, Sending
 from remora.errors import CallNotSent
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
@@ -32,7 +32,7 @@ log = logging.getLogger("remora")
 
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
 VOID = int(MessageType.VOID)
-OUTBOX_LIMIT = 64 << 20
+OUTBOX_LIMIT = 32 << 20
 BACKLOG_LIMIT = 1 << 16
 
 
@@ -260,6 +260,11 @@ class Channel(Sending):
         link = self.link
         return not self.closed and (self.session.kept_bytes if link is None else link.outbox_bytes) > OUTBOX_LIMIT
 
+    @property
+    def paused(self) -> bool:
+        """Whether we do not read from this peer for now: what it says meanwhile is not heard."""
+        return self._paused
+
     def park(self, job: Callable[[], None]) -> None:
         """Run `job` when the peer has taken what it was sent."""
         self._parked.append(job)
@@ -312,25 +317,31 @@ class Channel(Sending):
         """Carry on over a new link; the peer has `arrived` of our messages."""
         port = _Port(self, link)
         voided: list[int] = []
-        with self._reading, self._writing:
-            self._retire(self._port)
-            again = self.session.resume(arrived)
-            self._port = port
-            self._unwatched = False
-            self.ever_connected = True
-            self._poller.add(port)
-            for number, kept in again:
-                if isinstance(kept, Large) and not kept.intact():
-                    voided.append(kept.call)
-                    kept = HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0)
-                self._put((kept,) if isinstance(kept, bytes) else kept.parts)
-            replies = self._receive(port, lambda: link.feed(leftover)) if leftover else []
+        with self._reading:
+            with self._writing:
+                self._retire(self._port)
+                again = self.session.resume(arrived)
+                self._port = port
+                self._unwatched = False
+                self.ever_connected = True
+                self._poller.add(port)
+                self._repeat(again, voided)
+            replies = self._receive(port, partial(link.feed, leftover))  # before anybody reads on
         for call_id in voided:
             self._void(call_id)
         self._rearm(port)
-        _settle(replies)
+        if replies:
+            self._crew.serve(partial(_settle, replies))
         self.flush()
         self._unpark()
+
+    def _repeat(self, again: list[tuple[int, Kept]], voided: list[int]) -> None:
+        """Say again what the peer does not have; what cannot be repeated faithfully is void. Holds `_writing`."""
+        for number, kept in again:
+            if isinstance(kept, Large) and not kept.intact():
+                voided.append(kept.call)
+                kept = HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0)
+            self._put((kept,) if isinstance(kept, bytes) else kept.parts)
 
     def _void(self, call_id: int) -> None:
         """A request could not be repeated faithfully: its tensors changed since. The peer never had it."""

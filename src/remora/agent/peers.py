@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 from remora.agent.calls import NEVER, Call
@@ -40,7 +41,7 @@ from remora.wire.frames import Frame
 
 log = logging.getLogger("remora")
 
-PING = int(MessageType.PING)
+ACK, PING = int(MessageType.ACK), int(MessageType.PING)
 GRACE = 0.25  # how long a caller may take to come back before we look whether it lives
 
 State = Literal["alive", "left", "dead"]
@@ -317,7 +318,9 @@ class Peers:
                     continue
                 channel.watch()
                 silence = now - link.last_heard
-                if silence > self._settings.silence_limit:
+                if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
+                    self._crew.serve(partial(channel.say, ACK))
+                elif silence > self._settings.silence_limit:
                     reason = f"it has been silent for {silence:.0f} s"
                     self._crew.serve(lambda peer=peer, reason=reason: self.give_up(peer, reason))  # type: ignore[misc]
                 elif channel.dialled and silence > self._settings.heartbeat:

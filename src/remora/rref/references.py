@@ -7,7 +7,6 @@ the rest can be unpickled, or whether anybody still waits for it: every fork tha
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -55,20 +54,7 @@ class Arrival:
 
     def when_confirmed(self, ready: Callable[[], None]) -> None:
         """Call `ready` when the owners count all of them."""
-        missing = len(self.pending) + 1
-        counting = threading.Lock()
-
-        def one_more() -> None:
-            nonlocal missing
-            with counting:
-                missing -= 1
-                done = missing == 0
-            if done:
-                ready()
-
-        for fork in self.pending:
-            self._references.table.when_confirmed(fork, one_more)
-        one_more()
+        self._references.table.when_all_confirmed(self.pending, ready)
 
 
 class References:

@@ -164,6 +164,23 @@ class Table:
                 return
         tell()
 
+    def when_all_confirmed(self, forks: list[ForkId], ready: Callable[[], None]) -> None:
+        """Call `ready` when that holds for all of them."""
+        missing = len(forks) + 1
+        counting = threading.Lock()
+
+        def one_more() -> None:
+            nonlocal missing
+            with counting:
+                missing -= 1
+                done = missing == 0
+            if done:
+                ready()
+
+        for fork in forks:
+            self.when_confirmed(fork, one_more)
+        one_more()
+
     def is_confirmed(self, fork: ForkId) -> bool:
         """Whether the owner counts a reference of ours."""
         held = self.holder.forks.get(fork)

@@ -134,6 +134,7 @@ class StreamLink:
                     return self._store(rest)
                 continue
             rest = _without(rest, n)
+            self.last_heard = time.monotonic()  # room in the kernel is a sign of life: the peer reads
         return True
 
     def _send_some(self, parts: list[memoryview]) -> int:
@@ -159,6 +160,7 @@ class StreamLink:
             except (BlockingIOError, InterruptedError):
                 return False
             self.outbox_bytes -= n
+            self.last_heard = time.monotonic()
             while n:
                 head = self._outbox[0]
                 if n < len(head):
