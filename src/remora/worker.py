@@ -16,7 +16,7 @@ from remora.agent.dispatch import Request
 from remora.agent.futures import teach_torch
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer
-from remora.errors import RemoraError, WorkerNotFound
+from remora.errors import RemoraError, RendezvousError, WorkerNotFound
 from remora.options import Settings
 from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
@@ -43,7 +43,7 @@ class Worker:
         self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
         settings = settings.with_environment()
         bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
-        introduction = Introduction(self._me, secrets.token_hex(8), settings)
+        introduction = self.introduction = Introduction(self._me, secrets.token_hex(8), settings)
         self.agent = Agent(self._me, threads, timeout, settings, introduction)
         self.agent.crew.worker = self.agent.coroutines.worker = self
         self.group: Group = StaticGroup(store, world_size, bringup) if world_size else DynamicGroup(store, bringup)
@@ -51,7 +51,7 @@ class Worker:
             introduction.secret, bind_host = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)
             self.record = WorkerRecord(name, rank, introduction.incarnation, addresses.host_identity(), tuple(found))
-            members = self.group.join(self.record)
+            members = self._join()
             introduction.group = self.group.group_id
         except BaseException:
             self.agent.discard()
@@ -64,6 +64,25 @@ class Worker:
         self.references = References(self.agent, 0 if world_size else time.time_ns() // 1000 % 2**46, not world_size)
         self.agent.dispatch.on(MessageType.MEMBERSHIP, self._membership, inline=True)
         _workers.add(self)
+
+    def _join(self) -> list[WorkerRecord]:
+        """Join the group. In a dynamic one the place of a worker that is no longer there may be taken."""
+        try:
+            return self.group.join(self.record)
+        except RendezvousError:
+            if self.is_static_group or not self._bury_predecessors():
+                raise
+            return self.group.join(self.record)
+
+    def _bury_predecessors(self) -> bool:
+        """Whether somebody has our name or id in the store and does not listen any more; it is removed."""
+        rivals = [each for each in self.group.members() if each.name == self.record.name or each.id == self.record.id]
+        dead = [
+            each for each in rivals if each.incarnation != self.record.incarnation and self.introduction.is_gone(each)
+        ]
+        for each in dead:
+            self.group.leave(each)
+        return bool(dead) and len(dead) == len(rivals)
 
     def start(self) -> None:
         """Begin to serve, and in a dynamic group tell the others that we are here."""
@@ -136,7 +155,9 @@ class Worker:
         if event == "joined":
             peers.add(about)
         elif event == "left":
+            request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
             peers.remove(about.name, "left", "it left the group")
+            return
         elif event == "gone":
             peer = peers.by_key(about)
             if peer is not None and peer is not peers.me:

@@ -124,6 +124,13 @@ def waits_for_answers_of_the_dead(self: Owner, worker: Worker, survivors: set[Wo
     return asked + self._bury_when_confirmed(worker)
 
 
+def asks_the_dead(self: Owner, worker: Worker, survivors: set[Worker], lost: Any = Owner.lost) -> list[Effect]:
+    effects: list[Effect] = lost(self, worker, survivors)
+    if worker in self.mourning:
+        self.mourning[worker] = set(survivors)
+    return effects
+
+
 def counts_the_buried(self: Owner, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
     return []
 
@@ -220,6 +227,7 @@ MUTANTS = [
            own_chain_with_loss),
     Mutant("O2: the answer of a survivor that died is waited for", "L1", Owner, "lost", waits_for_answers_of_the_dead,
            own_chain_2_losses),
+    Mutant("O2: or of one that was dead already", "L1", Owner, "lost", asks_the_dead, own_chain_2_losses),
     Mutant("O2: a buried worker is counted", "O2", Owner, "_bury_if_lost", counts_the_buried, out_in_reply),
     Mutant("O2: the loss is confirmed out of order", "S1", Driver, "asked_about", hears_out_of_order,
            own_chain_with_loss),

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.protocol.holder import Holder
+from remora.protocol.owner import Owner
 from remora.testing.explorer import wander
-from remora.testing.model_driver import BrokenPromise, Driver
+from remora.testing.model_driver import BrokenPromise
 from remora.testing.model_state import Made, Scenario, Share
-from tests.model.reference_mutants import hears_out_of_order, leaves_before_its_children
+from tests.model.reference_mutants import buries_without_asking, leaves_before_its_children
 
 LENGTH = 600
 
@@ -62,19 +63,32 @@ def test_walks_are_long_and_crash() -> None:
     assert sum("crashes" in move for walk in walks for move in walk) > 12
 
 
-def walk_often() -> None:
-    for seed in range(100):
-        wander(wide(5, 3), Random(seed), LENGTH)
+def narrow() -> Scenario:
+    """A chain that somebody falls out of."""
+    shares = [Share(a, a + 1, how) for how in (False, True) for a in range(4)]
+    return Scenario("narrow", 5, (Made(0, 0), Made(0, 1)), tuple(shares), (), tuple(range(1, 5)), 2)
+
+
+def walk_often(scenario: Scenario) -> None:
+    for seed in range(400):
+        wander(scenario, Random(seed), LENGTH)
 
 
 @pytest.mark.parametrize(
-    ("where", "attribute", "mutant"),
-    [(Holder, "_leave", leaves_before_its_children), (Driver, "asked_about", hears_out_of_order)],
+    ("mutant", "scenario"),
+    [
+        ((Holder, "_leave", leaves_before_its_children), wide(5, 3)),
+        ((Owner, "lost", buries_without_asking), narrow()),
+    ],
     ids=["H3", "O2"],
 )
 def test_walks_find_a_broken_promise(
-    where: object, attribute: str, mutant: object, monkeypatch: pytest.MonkeyPatch
+    mutant: tuple[object, str, object], scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(where, attribute, mutant)
+    monkeypatch.setattr(*mutant)
     with pytest.raises(BrokenPromise, match=r"^S1"):
-        walk_often()
+        walk_often(scenario)
+
+
+def test_walks_of_the_narrow_keep_their_promises() -> None:
+    walk_often(narrow())

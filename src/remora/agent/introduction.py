@@ -54,6 +54,18 @@ class Introduction:
         text = f"cannot connect to {record.name} at " + "; ".join(problems or ["any address: it has none we can use"])
         raise ConnectionRefusedError(text) if gone else OSError(text)
 
+    def is_gone(self, record: WorkerRecord) -> bool:
+        """Whether nobody listens at any address of that worker. A worker that cannot be reached may still be there."""
+        for address in self._reachable(record):
+            try:
+                dial.connect(address, self._settings.connect_timeout).close()
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
+            except OSError:
+                pass
+            return False
+        return True
+
     def _reachable(self, record: WorkerRecord) -> list[Address]:
         """The peer's addresses that may work from here, best first."""
         same_host = record.host == host_identity()

@@ -93,9 +93,11 @@ class Owner:
         effects: list[Effect] = []
         for waiting in self.mourning.values():
             waiting.discard(worker)
-        self.mourning[worker] = set(survivors) if self._concerns(worker) else set()
-        if self.mourning[worker]:
-            effects.append(AskSurvivors(worker, frozenset(survivors)))
+        # Whoever says who survives may not know yet of all the losses that we know of.
+        asked = survivors - self.buried - self.mourning.keys() - {worker} if self._concerns(worker) else set()
+        self.mourning[worker] = asked
+        if asked:
+            effects.append(AskSurvivors(worker, frozenset(asked)))
         for other in list(self.mourning):
             effects += self._bury_when_confirmed(other)
         return effects

@@ -175,7 +175,8 @@ class Driver:
     def come_home(self, site: Site, got: Message) -> None:
         """A reference arrived on the owner of its value, whose program has the value in hand now."""
         me, source, rref, fork = got.target, got.source, got.rref, got.fork
-        unmade = rref.created_on == source and site.status.get(rref) != "made"  # its making was overtaken, or is not sent
+        # The answer of a creator may overtake the call that makes a value, or that call is not sent.
+        unmade = rref.created_on == source and site.status.get(rref) != "made"
         promise(rref in site.table or unmade, "S1: {} came home and is not there", rref)
         site.handles[rref] = site.handles.get(rref, 0) + 1
         self.keep(site, rref)
@@ -193,7 +194,8 @@ class Driver:
         site.lost |= {lost}
         self.lanes[lost * self.scenario.workers + worker] = ()
         self.loose = frozenset(each for each in self.loose if (each.source, each.target) != (lost, worker))
-        survivors = {KEYS[other] for other in range(self.scenario.workers) if other not in site.lost} - {KEYS[worker]}
+        # Who is lost is noticed by several threads: it may be told here that somebody survived who is known not to.
+        survivors = {KEYS[other] for other in range(self.scenario.workers) if other not in (worker, lost)}
         values = self.scenario.values
         site.fetching = frozenset(each for each in site.fetching if values[each[0].local_id].owner != lost)
         _, effects = site.holder.lost(KEYS[lost])
