@@ -233,7 +233,7 @@ def wait_at_first_gate() -> int:
 
 def wait_at_first_gate_and_a_little_longer() -> int:
     assert first_gate.wait(5.0)
-    time.sleep(0.1)  # so that the answer to the other call comes first and is read by the thread that waits for this one
+    time.sleep(0.1)  # the answer to the other call comes first, and is read by the thread that waits for this one
     return 2
 
 

@@ -310,7 +310,7 @@ def test_a_result_that_cannot_be_rebuilt_here(call: Call) -> None:
 
 def test_a_future_is_not_an_argument(call: Call, me: str) -> None:
     future = rpc.rpc_async(me, double, args=(1,))
-    with pytest.raises((TypeError, RuntimeError), match="pickle|Future"):
+    with pytest.raises((TypeError, RuntimeError), match=r"pickle|Future"):
         call(double, future)
     future.wait()
 
@@ -382,5 +382,5 @@ def test_after_shutdown_every_call_says_so(me: str) -> None:
     rpc.shutdown()
     with pytest.raises(RuntimeError, match="RPC has not been initialized"):
         rpc.rpc_sync(me, double, args=(1,))
-    with pytest.raises(RuntimeError, match="not set|not been initialized"):
+    with pytest.raises(RuntimeError, match=r"not set|not been initialized"):
         rpc.shutdown()

@@ -106,7 +106,13 @@ def test_a_function_runs_on_a_thread_of_the_callee(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("function", "args", "expected"),
-    [(len, ([1, 2],), 2), (operator.add, (1, 2), 3), (str.upper, ("é",), "É"), (int.__add__, (1, 2), 3), (print, (), None)],
+    [
+        (len, ([1, 2],), 2),
+        (operator.add, (1, 2), 3),
+        (str.upper, ("é",), "É"),
+        (int.__add__, (1, 2), 3),
+        (print, (), None),
+    ],
 )
 def test_builtin_functions_and_methods(call: Call, function: Any, args: tuple[Any, ...], expected: object) -> None:
     assert call(function, *args) == expected

@@ -106,12 +106,12 @@ def test_parameters_and_modules_keep_their_type(me: str) -> None:
 
 
 def test_a_meta_tensor_arrives_or_is_refused_in_words(me: str) -> None:
+    words = ""
     try:
         back = rpc.rpc_sync(me, echo, args=(torch.empty(3, device="meta"),))
-        assert back.device.type == "meta"
-        assert back.shape == (3,)
     except RuntimeError as error:
-        assert "meta" in str(error)
+        words = str(error)
+    assert "meta" in words or (back.device.type, back.shape) == ("meta", (3,))
 
 
 def test_tensors_that_share_memory_still_share_it(me: str) -> None:

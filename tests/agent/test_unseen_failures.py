@@ -16,7 +16,6 @@ import torch
 from remora import rpc
 from tests.agent.alone import wait_until
 
-
 release = threading.Event()
 
 
@@ -117,7 +116,9 @@ def _await(future: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "look", [_wait, _value, _exception, _then, _wait_all, _wait_all_of_many, _collect_all, _await], ids=lambda f: f.__name__
+    "look",
+    [_wait, _value, _exception, _then, _wait_all, _wait_all_of_many, _collect_all, _await],
+    ids=lambda f: f.__name__,
 )
 def test_it_is_not_reported_when_somebody_looked(
     me: str, caplog: pytest.LogCaptureFixture, look: Callable[[Any], None]

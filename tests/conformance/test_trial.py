@@ -102,6 +102,7 @@ def test_one_that_hangs_is_ended_with_its_children() -> None:
 def test_a_child_does_not_outlive_the_trial() -> None:
     outcome = run("leaves_a_child")
     assert outcome.status == "passed"
+    assert outcome.seconds < DEADLINE / 2, "nobody waited for the child"
     assert_gone(int(outcome.output))
 
 

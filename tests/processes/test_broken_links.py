@@ -34,9 +34,13 @@ def count_while_the_callee_cuts(to: str, n: int, cuts: int) -> tuple[list[int], 
     for i in range(n):
         futures.append(rpc.rpc_async(to, targets.count, args=(i,), timeout=30))
         if i % (n // cuts) == 0 and not cutting.done():
-            link = channel.link
-            targets.wait_until(lambda: channel.link is not link or cutting.done())
+            wait_for_another_link(channel, cutting)
     return list(torch.futures.wait_all(futures)), cutting.wait()
+
+
+def wait_for_another_link(channel: Any, cutting: Any) -> None:
+    link = channel.link
+    targets.wait_until(lambda: channel.link is not link or cutting.done())
 
 
 def cut_often(peer: str, cuts: int) -> int:
@@ -86,8 +90,7 @@ def count_in_sync_while_cutting(to: str, direction: str, n: int) -> list[int]:
     values: list[int] = []
 
     def caller(first: int) -> None:
-        for i in range(first, first + n):
-            values.append(rpc.rpc_sync(to, targets.count, args=(i,), timeout=30))
+        values.extend(rpc.rpc_sync(to, targets.count, args=(i,), timeout=30) for i in range(first, first + n))
 
     threads = [threading.Thread(target=caller, args=(first,)) for first in (0, n, 2 * n)]
     with Cutter(to, direction, 0.003):

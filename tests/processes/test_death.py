@@ -254,7 +254,7 @@ def test_a_worker_that_stays_silent_is_given_up() -> None:
         assert workers.run(0, targets.call, "worker1", targets.double, 1) == 2
         workers.stop(1)
         stopped = time.monotonic()
-        seconds, kind, words = workers.run(0, targets.timed_call, "worker1", targets.double, 1, timeout=20.0)
+        _, kind, words = workers.run(0, targets.timed_call, "worker1", targets.double, 1, timeout=20.0)
         assert 1.0 < time.monotonic() - stopped < 5.0
         assert kind == "WorkerLost"
         assert "silent" in words
@@ -283,3 +283,27 @@ def spin(seconds: float) -> int:
     while time.monotonic() < end:
         n += 1
     return n
+
+
+def call_twice_in_vain(to: str) -> list[tuple[float, str]]:
+    found = []
+    for way in (
+        lambda: rpc.rpc_sync(to, targets.double, args=(1,), timeout=0.4),
+        lambda: rpc.rpc_async(to, targets.double, args=(1,), timeout=0.4).wait(),
+        lambda: rpc.rpc_async(to, targets.sum_of, args=(torch.zeros(1 << 20),), timeout=0.4).wait(),
+    ):
+        seconds, outcome = targets.timed(way)
+        found.append((seconds, type(outcome).__name__))
+    return found
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_deadlines_hold_while_the_first_connection_is_being_made(transport: str) -> None:
+    """The callee is stopped before anybody has ever talked to it: its kernel takes the connection, and nobody answers."""
+    with Workers(2, options={"transports": [transport]}) as workers:
+        workers.stop(1)
+        found = workers.run(0, call_twice_in_vain, "worker1")
+        assert all(0.3 < seconds < 1.5 for seconds, _ in found), found
+        assert {kind for _, kind in found} <= {"CallTimeout", "CallNotSent"}
+        workers.cont(1)
+        assert workers.run(0, targets.call, "worker1", targets.double, 4) == 8

@@ -102,7 +102,7 @@ def test_the_end_of_a_parent_is_noticed_though_a_child_lives_on() -> None:
             waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
             targets.wait_until(lambda: workers.run(0, serving) == 1)
             workers.kill(0)
-            seconds, kind, words = waiting.result(timeout=5.0)
+            _, kind, words = waiting.result(timeout=5.0)
             assert kind == "WorkerLost", words
             assert "worker0" in words
         finally:
@@ -125,8 +125,7 @@ def fork_while_calling(to: str, method: str) -> int:
     answered: list[int] = []
 
     def caller() -> None:
-        for i in range(1000):
-            answered.append(rpc.rpc_sync(to, targets.double, args=(i,), timeout=20))
+        answered.extend(rpc.rpc_sync(to, targets.double, args=(i,), timeout=20) for i in range(1000))
 
     threads = [threading.Thread(target=caller) for _ in range(2)]
     for thread in threads:

@@ -160,7 +160,7 @@ def test_the_store_of_a_process_group_is_shared(first: str) -> None:
 
 def test_a_second_worker_in_one_process_is_refused(pair: Workers) -> None:
     pair.run(0, start, "worker0", 0, 1, pair.init_method)
-    seconds, kind, words = pair.run(0, timed_start, "again", 0, 1, pair.init_method)
+    _, kind, words = pair.run(0, timed_start, "again", 0, 1, pair.init_method)
     assert kind == "RuntimeError"
     assert "RPC is already initialized" in words
     assert pair.run(0, targets.call, "worker0", targets.double, 2) == 4
@@ -199,7 +199,7 @@ def test_a_worker_that_comes_late_is_waited_for(pair: Workers) -> None:
 def test_two_workers_of_one_name_are_refused(pair: Workers) -> None:
     pending = [pair.start(rank, timed_start, "twin", rank, 2, pair.init_method, bringup_timeout=3.0) for rank in (0, 1)]
     for each in pending:
-        seconds, kind, words = each.result(timeout=10.0)
+        _, kind, words = each.result(timeout=10.0)
         assert kind == "RendezvousError"
         assert "is not unique" in words
         assert "twin" in words
@@ -208,7 +208,7 @@ def test_two_workers_of_one_name_are_refused(pair: Workers) -> None:
 def test_two_workers_of_one_rank_are_refused(pair: Workers) -> None:
     pending = [pair.start(i, timed_start, f"worker{i}", 0, 2, pair.init_method, bringup_timeout=2.0) for i in (0, 1)]
     for each in pending:
-        seconds, kind, words = each.result(timeout=10.0)
+        seconds, kind, _ = each.result(timeout=10.0)
         assert kind == "RendezvousError"
         assert seconds < 6.0
     assert any("not unique" in each.result()[2] for each in pending)
@@ -216,7 +216,7 @@ def test_two_workers_of_one_rank_are_refused(pair: Workers) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "ü", "x" * 128, "a\n", "worker/1"])
 def test_a_name_against_the_rules_is_refused(name: str) -> None:
-    with pytest.raises((RuntimeError, ValueError), match="must match|must be non-empty and shorter than 128"):
+    with pytest.raises((RuntimeError, ValueError), match=r"must match|must be non-empty and shorter than 128"):
         start(name, 0, 1, "file:///nowhere/at/all")
 
 
@@ -296,7 +296,7 @@ def test_workers_join_and_leave_at_any_time(processes: Workers) -> None:
     processes.run(1, leave)
     targets.wait_until(lambda: processes.run(0, names) == ["a", "c"])
     targets.wait_until(lambda: processes.run(2, names) == ["a", "c"])
-    seconds, kind, words = processes.run(0, targets.timed_call, "b", targets.double, 1)
+    seconds, kind, _ = processes.run(0, targets.timed_call, "b", targets.double, 1)
     assert kind in ("CallNotSent", "WorkerNotFound")
     assert seconds < 1.0
     assert processes.run(0, call_all, ["c"]) == [0]
@@ -398,7 +398,7 @@ def serving() -> int:
 
 def test_static_and_dynamic_members_do_not_mix(pair: Workers) -> None:
     pair.run(0, start, "a", 0, None, pair.init_method)
-    seconds, kind, words = pair.run(1, timed_start, "b", 1, 2, pair.init_method, bringup_timeout=2.0)
+    _, kind, words = pair.run(1, timed_start, "b", 1, 2, pair.init_method, bringup_timeout=2.0)
     assert kind == "RendezvousError"
     assert "mixes statically and dynamically" in words
     pair.run(0, leave)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
@@ -134,3 +135,30 @@ def test_gathering_and_barriers() -> None:
 
 def gather_my_rank(names: set[str] | None = None) -> dict[str, int]:
     return rpc._all_gather(rpc.get_worker_info().id * 10, names)
+
+
+def call_from_threads(to: str, threads: int, n: int) -> int:
+    """Threads of one worker call another at the same time, each in several ways; how many answers were right."""
+    right: list[bool] = []
+
+    def caller(k: int) -> None:
+        for i in range(n):
+            x = k * n + i
+            futures = [rpc.rpc_async(to, targets.double, args=(x + j,), timeout=30) for j in range(3)]
+            tensor = torch.full((1000 * (i % 5) + 1,), float(x))
+            right.append(rpc.rpc_sync(to, targets.double, args=(x,), timeout=30) == 2 * x)
+            right.append(torch.equal(rpc.rpc_sync(to, targets.echo, args=(tensor,), timeout=30), tensor))
+            right.append(torch.futures.wait_all(futures) == [2 * (x + j) for j in range(3)])
+
+    running = [threading.Thread(target=caller, args=(k,)) for k in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return sum(right)
+
+
+def test_many_threads_of_one_worker_call_at_the_same_time() -> None:
+    with Workers(2) as workers:
+        pending = [workers.start(rank, call_from_threads, f"worker{1 - rank}", 12, 50) for rank in (0, 1)]
+        assert [each.result(timeout=25.0) for each in pending] == [3 * 12 * 50] * 2

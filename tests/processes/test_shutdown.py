@@ -10,6 +10,7 @@ from remora import rpc
 from tests.processes import targets
 from tests.workers import Workers
 
+
 def graceful(timeout: float = 0.0) -> tuple[float, str, str]:
     """(seconds, kind of error, words) of a graceful shutdown."""
     seconds, outcome = targets.timed(rpc.shutdown, timeout=timeout)
@@ -39,14 +40,14 @@ def test_a_passive_worker_serves_inside_shutdown_until_all_arrive() -> None:
         assert not any(pending.done() for pending in passive)
         passive.append(workers.start(1, graceful))
         for pending in passive:
-            seconds, kind, words = pending.result(timeout=10.0)
+            _, kind, words = pending.result(timeout=10.0)
             assert kind == "", words
 
 
 def test_calls_under_way_are_finished_first() -> None:
     with Workers(2) as workers:
         slow = workers.start(0, start_slow_and_leave, "worker1")
-        seconds, kind, words = workers.run(1, graceful)
+        _, kind, words = workers.run(1, graceful)
         assert kind == "", words
         assert slow.result() == 0.5
 

@@ -216,5 +216,3 @@ def try_to_listen_everywhere(init_method: str) -> None:
 
     options = rpc.RemoraRpcBackendOptions(init_method=init_method, host="0.0.0.0")
     rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
-
-

@@ -65,9 +65,7 @@ def free_port() -> int:
 
 
 def start(workers: Workers, settings: dict[str, Any], env: dict[str, str] | None = None) -> list[list[str]]:
-    pending = [
-        workers.start(rank, join_with, workers.init_method, rank, 2, settings, env or {}) for rank in (0, 1)
-    ]
+    pending = [workers.start(rank, join_with, workers.init_method, rank, 2, settings, env or {}) for rank in (0, 1)]
     return [each.result(timeout=20.0) for each in pending]
 
 
@@ -192,14 +190,14 @@ def test_a_host_name_that_does_not_exist_is_named(alone: Workers) -> None:
 
 @pytest.mark.parametrize("port", ["many", "5-2", 70000, "1-99999999"])
 def test_a_port_that_is_none_is_refused(port: Any) -> None:
-    with Workers(1, join=False) as workers, pytest.raises(ValueError, match="[Nn]ot a port"):
+    with Workers(1, join=False) as workers, pytest.raises(ValueError, match=r"[Nn]ot a port"):
         workers.run(0, join_with, workers.init_method, 0, 1, {"port": port}, {})
 
 
 def test_an_unknown_transport_and_an_unknown_option_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown transport 'pigeon'.*unix"):
+    with pytest.raises(ValueError, match=r"unknown transport 'pigeon'.*unix"):
         rpc.RemoraRpcBackendOptions(transports=["pigeon"])
-    with pytest.raises(TypeError, match="unknown option 'colour'.*secret"):
+    with pytest.raises(TypeError, match=r"unknown option 'colour'.*secret"):
         rpc.RemoraRpcBackendOptions(colour="red")
 
 

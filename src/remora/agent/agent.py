@@ -119,9 +119,18 @@ class Agent:
         return future
 
     def start_call(
-        self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float, control: bool = False
+        self,
+        peer: Peer,
+        call: Call,
+        kind: int,
+        packed: Packed,
+        flags: int,
+        timeout: float,
+        control: bool = False,
+        urgent: bool = True,
     ) -> None:
-        """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody."""
+        """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody. If it is not urgent,
+        the reply is taken note of when somebody looks at the link next (at the next tick at the latest)."""
         call.undo = packed.undo
         self._check(peer, call)
         call.limit(timeout, self.timeout)
@@ -129,8 +138,11 @@ class Agent:
         if channel.full and not control:
             with waiting():
                 channel.wait_for_room(call)
+        if not urgent:
+            channel.unhurried.add(call.id)
         channel.pending[call.id] = call
-        channel.watch()
+        if urgent:
+            channel.watch()
         if call.deadline == NEVER:
             left = 0.0
         else:
@@ -208,6 +220,7 @@ class Agent:
 
     def idle(self, deadline: float) -> bool:
         """Wait until no call of ours is under way and none is being served. False at the deadline."""
+        self.peers.watch_all()
         return wait_until(lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline)
 
     def discard(self) -> None:

@@ -70,6 +70,7 @@ class Channel(Sending):
         self.session_id = session_id
         self.dialled = dialled
         self.pending: dict[int, Call] = {}
+        self.unhurried: set[int] = set()  # those of them whose replies may wait until somebody looks
         self._jobs_in = 0  # requests taken from this channel (written by the reader alone)
         self._jobs_out = 0  # requests answered
         self.ever_connected = False
@@ -95,7 +96,7 @@ class Channel(Sending):
             self._owner.connect(self)
 
     def _want_flush(self) -> None:
-        self._crew.serve(self.flush)
+        self._crew.serve_quickly(self.flush)
 
     def _has_outbox(self) -> None:
         if self._port is not None:
@@ -118,7 +119,7 @@ class Channel(Sending):
                 replies = self._receive(port, port.link.read)
             finally:
                 self._reading.release()
-            if self.pending:  # a thread that found us reading sleeps now: nobody else looks for its reply
+            if self._somebody_waits():  # a thread that found us reading sleeps now: nobody else looks for its reply
                 self._unwatched = False
             self._rearm(port)
             if replies:
@@ -147,7 +148,7 @@ class Channel(Sending):
                     self._tell_room()
             if frame.number == 0:
                 if frame.kind == PING:
-                    self._crew.serve(self._pong)
+                    self._crew.serve_quickly(self._pong)
                 continue
             if not session.accept(frame.number, frame.size):
                 continue
@@ -155,35 +156,39 @@ class Channel(Sending):
                 frame.arrival = self._owner.arrive(self, frame)
             if frame.kind & RESPONSE:
                 arriving = frame.arrival is not None and frame.arrival.pending
-                call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
+                call = pending.get(frame.call) if arriving else self.take(frame.call)
                 if call is None:
                     continue  # it was given up: the reply is late
                 if arriving:
                     frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
                     continue
                 call.reply = frame
-                if call.asynchronous:
-                    answered.append(call)
-                else:
+                if not call.asynchronous:
                     call.wake()
+                elif call.future is None:
+                    _settle((call,))  # our own business: no code of the program runs
+                else:
+                    answered.append(call)
             elif frame.kind >= 0x100:
                 self._jobs_in += 1
                 self._owner.request(self, frame)
             else:
                 self._owner.word(self, frame)
         if session.owes:
-            self._crew.serve(self._acknowledge)
+            self._crew.serve_quickly(self._acknowledge)
         if self._jobs_in - self._jobs_out > BACKLOG_LIMIT:
             self._consider_pause()
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
         """The references in a reply are confirmed now: whoever waits for it may have it."""
-        if self.pending.pop(call.id, None) is None:
+        if self.take(call.id) is None:
             return
         call.reply = frame
         call.settle(self._crew.serve)
         if not call.asynchronous:
-            self._crew.serve(partial(self.say, PING))  # its thread may be reading the link: the answer lets it look up
+            self._crew.serve_quickly(
+                partial(self.say, PING)
+            )  # its thread may be reading the link: the answer lets it look up
 
     def _pong(self) -> None:
         self.say(PONG)
@@ -200,7 +205,7 @@ class Channel(Sending):
                     answered = self._read_until_settled(port, call)
                 finally:
                     self._reading.release()
-                    if self.pending:
+                    if self._somebody_waits():
                         self.watch()
                 if answered:
                     self._crew.serve(lambda calls=answered: _settle(calls))  # type: ignore[misc]
@@ -297,9 +302,18 @@ class Channel(Sending):
 
     # Calls.
 
+    def take(self, call_id: int) -> Call | None:
+        """Take a call off the list: whoever gets it settles it."""
+        if self.unhurried:
+            self.unhurried.discard(call_id)
+        return self.pending.pop(call_id, None)
+
+    def _somebody_waits(self) -> bool:
+        return len(self.pending) > len(self.unhurried)
+
     def forget(self, call: Call) -> bool:
         """Nobody waits for this call any more. False if it was answered meanwhile."""
-        return self.pending.pop(call.id, None) is not None
+        return self.take(call.id) is not None
 
     def fail_pending(self, make_error: Callable[[Call], BaseException]) -> None:
         """Settle every call that waits on this channel with an error of its own."""
@@ -308,6 +322,7 @@ class Channel(Sending):
                 _, call = self.pending.popitem()
             except KeyError:
                 break
+            self.unhurried.discard(call.id)
             call.fail(make_error(call))
             call.settle(self._crew.serve)
 
@@ -345,7 +360,7 @@ class Channel(Sending):
 
     def _void(self, call_id: int) -> None:
         """A request could not be repeated faithfully: its tensors changed since. The peer never had it."""
-        call = self.pending.pop(call_id, None)
+        call = self.take(call_id)
         if call is None:
             return
         call.fail(

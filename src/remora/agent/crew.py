@@ -35,6 +35,7 @@ class _Here(threading.local):
 
     crew: Crew | None = None
     in_job = False
+    looking: Crew | None = None  # whose events it handles, before it looks at the services itself
     worker: object = None  # whose thread this is, or for whom it acts
 
 
@@ -83,6 +84,7 @@ class Crew:
         self._threads: set[threading.Thread] = set()
         self._backlog: deque[Job] = deque()
         self._services: deque[Job] = deque()
+        self._chores: deque[Job] = deque()
         self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
@@ -119,8 +121,11 @@ class Crew:
                     self._watching -= 1
                     self._kicked = False
                 self.keep_watch()
+                _here.looking = self
                 for source, writable in events:
                     _shielded(source.ready, writable)
+                _here.looking = None
+                self._do_chores()
                 while services:
                     self._serve()
                 while backlog:
@@ -149,7 +154,7 @@ class Crew:
             self._kick()
 
     def _backlog_empty(self) -> bool:
-        return not self._backlog and not self._services
+        return not self._backlog and not self._services and not self._chores
 
     # Jobs: user code, limited in number.
 
@@ -210,7 +215,24 @@ class Crew:
         if self._stopped:
             return
         self._services.append(service)
-        self._poller.wake()
+        if _here.looking is not self:
+            self._poller.wake()
+
+    def serve_quickly(self, service: Job) -> None:
+        """The same for what cannot block and takes no time: nobody is woken to stand by meanwhile."""
+        if self._stopped:
+            return
+        self._chores.append(service)
+        if _here.looking is not self:
+            self._poller.wake()
+
+    def _do_chores(self) -> None:
+        while self._chores:
+            try:
+                chore = self._chores.popleft()
+            except IndexError:
+                return
+            _shielded(chore)
 
     def _serve(self) -> None:
         try:
@@ -243,6 +265,7 @@ class Crew:
             while thread.is_alive() and time.monotonic() < end:
                 self._poller.wake()
                 thread.join(0.02)
+        self._do_chores()
         while self._services:
             self._serve()
         with self._lock:

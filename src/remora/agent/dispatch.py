@@ -27,6 +27,7 @@ _ANSWERED_TO_CALLER_ALONE = (
     MessageType.SCRIPT_CALL,
 )  # others may wait for what remote() makes
 LARGE = 1 << 17
+_NOTHING = pack(None).body
 
 
 class Request:
@@ -88,6 +89,17 @@ class Request:
             self.fail(error)
             return
         self._send(kind, packed, preamble.attach(packed, scope))
+
+    def acknowledge(self, kind: int, then: Callable[[], None]) -> None:
+        """Answer with nothing but the fact, in one write with whatever else `then` sends the caller."""
+        self._answered = True
+        self.channel.put_aside(kind, self.frame.call, _NOTHING)
+        try:
+            then()
+        finally:
+            self.channel.flush()
+            self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)
+            self.channel.job_done()
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error."""
@@ -161,7 +173,7 @@ class Dispatch:
         elif frame.arrival is not None and frame.arrival.pending:
             frame.arrival.when_confirmed(partial(self.crew.submit, request))
         elif service:
-            self.crew.serve(request)
+            self.crew.serve_quickly(request)
         else:
             self.crew.submit(request, hurry=False)
 

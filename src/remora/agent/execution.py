@@ -6,6 +6,7 @@ import contextvars
 import sys
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -140,11 +141,16 @@ def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, A
             raise mismatch from None
 
 
+@lru_cache(maxsize=1024)
+def _operator(name: str) -> Callable[..., Any]:
+    found = torch._C._jit_get_operation(name)  # slow: it makes a new function each time
+    return found[0] if isinstance(found, tuple) else found
+
+
 def find_script(kind: str, name: str) -> Callable[..., Any]:
     """A torch operator or TorchScript function of this process."""
     if kind == "operator":
-        found = torch._C._jit_get_operation(name)
-        return found[0] if isinstance(found, tuple) else found
+        return _operator(name)
     function = torch.jit._state._python_cu.find_function(name)
     if function is None:
         raise SerializationError(

@@ -163,7 +163,7 @@ class Peers:
             if channel.dialled or peer.outgoing.link is None:
                 self._crew.serve(lambda: self.give_up(peer, "it left the group", "left"))
         elif frame.kind == MessageType.VOID and channel.dialled:
-            call = channel.pending.pop(frame.call, None)
+            call = channel.take(frame.call)
             if call is not None:
                 call.fail(
                     CallOutcomeUnknown(
@@ -319,12 +319,12 @@ class Peers:
                 channel.watch()
                 silence = now - link.last_heard
                 if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
-                    self._crew.serve(partial(channel.say, ACK))
+                    self._crew.serve_quickly(partial(channel.say, ACK))
                 elif silence > self._settings.silence_limit:
                     reason = f"it has been silent for {silence:.0f} s"
                     self._crew.serve(lambda peer=peer, reason=reason: self.give_up(peer, reason))  # type: ignore[misc]
                 elif channel.dialled and silence > self._settings.heartbeat:
-                    self._crew.serve(lambda channel=channel: channel.say(PING))  # type: ignore[misc]
+                    self._crew.serve_quickly(partial(channel.say, PING))
 
     def due(self, before: float) -> Iterable[tuple[Channel, Call]]:
         """Asynchronous calls whose deadline comes before the given time."""
@@ -332,6 +332,11 @@ class Peers:
             for call in list(peer.outgoing.pending.values()):
                 if call.asynchronous and call.deadline != NEVER and call.deadline < before:
                     yield peer.outgoing, call
+
+    def watch_all(self) -> None:
+        """Look for every reply that is due, also for those nobody was in a hurry for."""
+        for peer in self.all():
+            peer.outgoing.watch()
 
     def active_calls(self) -> int:
         """Calls of ours that wait for an answer."""

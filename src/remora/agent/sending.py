@@ -92,6 +92,10 @@ class Sending(ABC):
         self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
         self.flush()
 
+    def put_aside(self, kind: int, call: int, body: bytes, flags: int = 0) -> None:
+        """Leave a message to be written with the next one. Whoever does this calls `flush` soon, in any case."""
+        self._lazy.append((kind, flags, call, 0.0, 0, len(body), body))
+
     def send_lazily(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
         """Like `send`, but messages in quick succession share one write, done by the crew (or by the next `send`)."""
         now = time.monotonic()

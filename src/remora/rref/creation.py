@@ -90,7 +90,7 @@ def _ask(
     flags |= preamble.attach(packed, scope, creates)
     call = Call(peer, what, settled)
     try:
-        references.agent.start_call(peer, call, int(kind), packed, flags, timeout)
+        references.agent.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)
     except BaseException:
         call.take_back()
         raise

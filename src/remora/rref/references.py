@@ -175,11 +175,8 @@ class References:
         assert value is not None
 
         def finish(result: object, error: BaseException | None) -> None:
-            if error is None:
-                value.set(result)
-            else:
-                value.fail(error)
-            request.reply(REMOTE_RET, None)
+            settle = partial(value.set, result) if error is None else partial(value.fail, error)
+            request.acknowledge(REMOTE_RET, settle)  # whoever waits for the value is often the caller
 
         try:
             target = request.unpack()

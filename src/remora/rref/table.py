@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, assert_never
 
 from remora.agent.agent import Agent
@@ -39,6 +40,9 @@ from remora.vocabulary.messages import MessageType
 from remora.wire.pickling import pack
 
 log = logging.getLogger("remora")
+
+GATHER = 0.005  # seconds
+URGENT = (MessageType.RREF_FORK_REQUEST, MessageType.MEMBERSHIP)  # somebody waits for the answer
 
 _serial = itertools.count()  # numbers of values and forks made by this process; never reset
 
@@ -135,8 +139,7 @@ class Table:
             waiting = self._confirmations.pop(fork, [])
             self._changed.notify_all()
         self.perform(effects)
-        for tell in waiting:
-            tell()
+        self._tell_all(waiting)
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that we handed on."""
@@ -152,14 +155,19 @@ class Table:
             self.holder.forget(fork)
             waiting = self._confirmations.pop(fork, [])
             self._changed.notify_all()
+        self._tell_all(waiting)
+
+    def _tell_all(self, waiting: list[Callable[[], None]]) -> None:
+        """What follows a confirmation may be code of the program: it does not run on a thread that happened to read."""
         for tell in waiting:
-            tell()
+            self.agent.crew.serve(tell)
 
     def when_confirmed(self, fork: ForkId, tell: Callable[[], None]) -> None:
         """Call `tell` when the owner counts a reference, or never will; at once if that is known."""
         with self._lock:
             held = self.holder.forks.get(fork)
             if held is not None and not held.confirmed:
+                self.agent.peers.watch_all()
                 self._confirmations.setdefault(fork, []).append(tell)
                 return
         tell()
@@ -191,11 +199,21 @@ class Table:
         self._dropped.append(fork)
         if not self._drop_due:
             self._drop_due = True
-            self.agent.crew.serve(self.drop_dropped)
+            self.agent.crew.serve_quickly(self.drop_dropped)
 
     def drop_dropped(self) -> None:
-        """Let go of what destructors put on the list."""
-        self._drop_due = False
+        """Let go of what destructors put on the list. While there is something each time we look, we come back soon, so
+        that goodbyes in quick succession share a message."""
+        if not self._dropped:
+            self._drop_due = False
+            if not self._dropped:
+                return
+            self._drop_due = True  # one came in between
+        if not self.closed:
+            self.agent.timers.at(time.monotonic() + GATHER, partial(self.agent.crew.serve_quickly, self.drop_dropped))
+        self._let_go()
+
+    def _let_go(self) -> None:
         effects: list[Effect] = []
         while self._dropped:
             batch = []
@@ -223,8 +241,7 @@ class Table:
             effects += self.owner.lost(peer.key, survivors)
             self._changed.notify_all()
         self.perform(effects)
-        for tell in told:
-            tell()
+        self._tell_all(told)
 
     def heard(self, survivor: Worker, lost: Worker) -> None:
         """Another worker confirms a loss."""
@@ -287,7 +304,8 @@ class Table:
         try:
             if peer is None:
                 raise OwnerDied(f"worker {to} is gone")
-            self.agent.start_call(peer, Call(peer, kind.name, settled), int(kind), pack(body), 0, 0.0, control=True)
+            call = Call(peer, kind.name, settled)
+            self.agent.start_call(peer, call, int(kind), pack(body), 0, 0.0, control=True, urgent=kind in URGENT)
         except RemoraError as error:
             self._finish(done, error)
 
@@ -367,7 +385,8 @@ class Table:
     def delete_all(self, timeout: float) -> None:
         """Before shutdown: say goodbye for every reference that is held here, and wait until ours are let go too."""
         end = time.monotonic() + timeout
-        self.drop_dropped()
+        self._let_go()
+        self.agent.peers.watch_all()
         settled = self.wait_until(lambda: all(h.confirmed and not h.children for h in self.holder.forks.values()), end)
         if not settled:
             log.warning("%s: some references were not settled within %.0f s", self.agent.me, timeout)
@@ -377,6 +396,7 @@ class Table:
                 self.failures[fork] = deleted_error(held.rref, fork)
                 effects += self.holder.drop(fork)
         self.perform(effects)
+        self.agent.peers.watch_all()
         self.wait_until(lambda: not self._in_flight, end)
 
     def leaks(self) -> list[str]:

@@ -68,5 +68,8 @@ class GloballyUniqueId:
     def __hash__(self) -> int:
         return hash((self.created_on << 48) | self.local_id)
 
+    def __reduce__(self) -> tuple[type[GloballyUniqueId], tuple[int, int]]:
+        return GloballyUniqueId, (self.created_on, self.local_id)  # many times faster than what dataclasses do
+
     def __str__(self) -> str:
         return f"GloballyUniqueId(created_on={self.created_on}, local_id={self.local_id})"
