@@ -123,8 +123,7 @@ class Channel(Sending):
                 self._unwatched = False
             self._rearm(port)
             if replies:
-                self._crew.keep_watch()
-                _settle(replies)
+                self._crew.serve(partial(_settle, replies))  # callbacks of the program: not while events wait
         else:
             self._rearm(port)  # a waiting thread reads, and arms for reading when it leaves
 
