@@ -12,6 +12,7 @@ from typing import Any, cast
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
+from remora.agent.crew import forget_thread
 from remora.agent.dispatch import Request
 from remora.agent.futures import teach_torch
 from remora.agent.introduction import Introduction
@@ -159,9 +160,10 @@ class Worker:
             peers.remove(about.name, "left", "it left the group")
             return
         elif event == "gone":
-            peer = peers.by_key(about)
+            peer = peers.known(about)
             if peer is not None and peer is not peers.me:
                 peers.give_up(peer, f"{request.caller.name} lost it")
+                peer.ended.wait()  # another thread may be at it: we answer behind all that came from the lost one
             self.references.table.tell_heard(request.caller.key, about)
         request.reply(MEMBERSHIP_ACK, None)
 
@@ -236,6 +238,7 @@ def after_fork_in_child(action: Callable[[], None]) -> None:
 def _forget_workers() -> None:
     """In a forked child: the parent's workers are not ours. Close our copies of their descriptors, so that peers notice
     the parent's end, and forget them, so that this process may start a worker of its own."""
+    forget_thread()
     for worker in list(_workers):
         worker.agent.abandon()
     _workers.clear()

@@ -101,6 +101,8 @@ def at_rest(world: World, dead: set[int]) -> Callable[[], bool]:
     gc.collect()  # errors and tracebacks of failed steps may hold references in cycles
 
     def ready() -> bool:
+        for i in set(range(N)) - dead:
+            world[i].agent.peers.watch_all()  # confirmations that nobody is in a hurry for
         quiet = all(
             counts["num_pending_futures"] == counts["num_pending_users"] == 0
             for counts in (world[i].references.table.counts() for i in range(N) if i not in dead)

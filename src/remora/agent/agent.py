@@ -72,6 +72,9 @@ class Agent:
         except (CallNotSent, NotInitialized):
             call.take_back()
             raise
+        except BaseException:  # Ctrl-C: nobody waits for the answer any more
+            peer.outgoing.forget(call)
+            raise
         return call.value()
 
     def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
@@ -138,9 +141,9 @@ class Agent:
         if channel.full and not control:
             with waiting():
                 channel.wait_for_room(call)
+        channel.pending[call.id] = call
         if not urgent:
             channel.unhurried.add(call.id)
-        channel.pending[call.id] = call
         if urgent:
             channel.watch()
         if call.deadline == NEVER:
@@ -177,10 +180,10 @@ class Agent:
         if not self.running:
             return
         now = time.monotonic()
+        self.timers.at(now + TICK, self._tick)
         self.peers.tick(now)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
-        self.timers.at(now + TICK, self._tick)
 
     def _expire_at(self, channel: Channel, call: Call) -> None:
         def expire() -> None:

@@ -11,6 +11,7 @@ held while user code runs.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -26,7 +27,7 @@ from remora.errors import CallNotSent
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
-from remora.wire.frames import HEADER, REFERENCES, Frame
+from remora.wire.frames import FAILED, HEADER, REFERENCES, Frame
 
 log = logging.getLogger("remora")
 
@@ -72,7 +73,8 @@ class Channel(Sending):
         self.pending: dict[int, Call] = {}
         self.unhurried: set[int] = set()  # those of them whose replies may wait until somebody looks
         self._jobs_in = 0  # requests taken from this channel (written by the reader alone)
-        self._jobs_out = 0  # requests answered
+        self._jobs_out = 0  # requests answered, counted by whoever answers
+        self._jobs_counter = itertools.count(1)
         self.ever_connected = False
         self._owner = owner
         self._crew = crew
@@ -152,7 +154,7 @@ class Channel(Sending):
             if not session.accept(frame.number, frame.size):
                 continue
             if frame.flags & REFERENCES:
-                frame.arrival = self._owner.arrive(self, frame)
+                self._arrive(frame)
             if frame.kind & RESPONSE:
                 arriving = frame.arrival is not None and frame.arrival.pending
                 call = pending.get(frame.call) if arriving else self.take(frame.call)
@@ -164,7 +166,7 @@ class Channel(Sending):
                 call.reply = frame
                 if not call.asynchronous:
                     call.wake()
-                elif call.future is None:
+                elif call.future is None and not frame.flags & FAILED:
                     _settle((call,))  # our own business: no code of the program runs
                 else:
                     answered.append(call)
@@ -177,6 +179,15 @@ class Channel(Sending):
             self._crew.serve_quickly(self._acknowledge)
         if self._jobs_in - self._jobs_out > BACKLOG_LIMIT:
             self._consider_pause()
+
+    def _arrive(self, frame: Frame) -> None:
+        """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits
+        for it is told so."""
+        try:
+            frame.arrival = self._owner.arrive(self, frame)
+        except Exception:
+            log.exception("the references in a message from %s cannot be read", self.peer)
+            frame.buffers = None
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
         """The references in a reply are confirmed now: whoever waits for it may have it."""
@@ -205,7 +216,9 @@ class Channel(Sending):
                 finally:
                     self._reading.release()
                     if self._somebody_waits():
-                        self.watch()
+                        self._unwatched = False
+                    if not self._unwatched:
+                        self._rearm(port)
                 if answered:
                     self._crew.serve(lambda calls=answered: _settle(calls))  # type: ignore[misc]
             else:
@@ -243,8 +256,8 @@ class Channel(Sending):
     def _rearm(self, port: _Port) -> None:
         with self._arming:
             events = WRITE if port.link.outbox_bytes else 0
-            if not self._unwatched and not self._paused:
-                events |= READ
+            if not self._unwatched and not self._paused and not self._reading.locked():
+                events |= READ  # (whoever reads arms it afterwards)
             if port is self._port:
                 self._poller.arm(port, events)
 
@@ -254,6 +267,7 @@ class Channel(Sending):
                 port.link.flush()
             except OSError as error:
                 self._broken(port, error)
+        self.flush()  # what others left for us to write
         self._unpark()
 
     # A peer that does not read its replies must not fill our memory: its requests wait.
@@ -284,8 +298,7 @@ class Channel(Sending):
 
     def job_done(self) -> None:
         """A request from this channel has been answered."""
-        with self._arming:
-            self._jobs_out += 1
+        self._jobs_out = next(self._jobs_counter)
         if self._paused:
             self._consider_pause()
 
@@ -385,6 +398,7 @@ class Channel(Sending):
     def _close_link(self, link: StreamLink) -> None:
         with self._reading, self._writing:
             link.close()
+        self.flush()
 
     def _retire(self, port: _Port | None) -> None:
         if port is not None:
@@ -414,6 +428,7 @@ class Channel(Sending):
         with self._reading:
             pass  # whatever came in before has been dealt with
         self._tell_room()
+        self._forget_unsent()
         self._unpark()
 
 

@@ -47,6 +47,13 @@ def acting_worker() -> Any:
     return _here.worker
 
 
+def forget_thread() -> None:
+    """In a forked child: the thread that lives on was a thread of the parent's worker, perhaps."""
+    _here.crew = _here.looking = None
+    _here.in_job = False
+    _here.worker = None
+
+
 def act_for(worker: object) -> object:
     """Let calls made by the current thread be calls of `worker`. Returns for whom it acted before."""
     before, _here.worker = _here.worker, worker
@@ -128,7 +135,7 @@ class Crew:
                 self._do_chores()
                 while services:
                     self._serve()
-                while backlog:
+                while backlog and not self._stopped:
                     if not self._run_one():
                         break
                 with lock:
@@ -260,6 +267,7 @@ class Crew:
         with self._lock:
             self._stopped = True
             threads = self._threads - {threading.current_thread()}
+        self._backlog.clear()  # their callers have lost us
         end = time.monotonic() + patience
         for thread in threads:
             while thread.is_alive() and time.monotonic() < end:

@@ -43,6 +43,7 @@ class Request:
         "deadline",
         "frame",
         "on_cancel",
+        "parkable",
     )
 
     def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler) -> None:
@@ -54,6 +55,7 @@ class Request:
         self.deadline = time.monotonic() + frame.timeout if frame.timeout else NEVER
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
+        self.parkable = False  # it is the program's business, and may wait until its answer can leave
         self._answered = False
 
     def __call__(self) -> None:
@@ -61,7 +63,7 @@ class Request:
         if self.cancelled:
             self.drop()
             return
-        if self.channel.congested:
+        if self.parkable and self.channel.congested:
             self.channel.park(self)
             return
         try:
@@ -168,6 +170,7 @@ class Dispatch:
         handler, service, inline = self._handlers.get(frame.kind, _UNKNOWN)
         request = Request(self, caller, channel, frame, handler)
         self.serving[channel.session_id, frame.call] = request
+        request.parkable = not inline and not service
         if inline:
             request()
         elif frame.arrival is not None and frame.arrival.pending:

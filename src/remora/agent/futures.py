@@ -92,6 +92,8 @@ class Future(torch.futures.Future[T]):
 
     def set_exception(self, result: T) -> None:
         assert isinstance(result, BaseException), f"{result!r} is not an exception"
+        if self._settled:
+            super().set_result(result)  # raises, in torch's words
         self._fail(result)
 
     def _announce(self) -> None:

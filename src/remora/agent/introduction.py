@@ -18,6 +18,10 @@ from remora.vocabulary.ids import WorkerInfo
 CHUNK = 4096
 
 
+class PeerRefused(ConnectionRefusedError):
+    """Somebody listens there, but is not our peer any more, or has given us up."""
+
+
 class Introduction:
     """This worker's identity and the group's secret."""
 
@@ -46,6 +50,8 @@ class Introduction:
         for address in self._reachable(record):
             try:
                 return self._through(address, record, channel)
+            except PeerRefused:
+                raise
             except (ConnectionRefusedError, FileNotFoundError) as error:
                 problems.append(f"{address}: {error}")
             except OSError as error:
@@ -105,8 +111,8 @@ class Introduction:
             except (AuthenticationError, ProtocolError) as error:
                 if machine.refusal:
                     sock.sendall(machine.refusal)
-                if machine.why in (Why.RESTARTED, Why.WORKER):  # whoever listens there now, it is not our peer
-                    raise ConnectionRefusedError(str(error)) from error
+                if machine.why in (Why.RESTARTED, Why.WORKER, Why.ADMISSION):  # not our peer any more, or not willing
+                    raise PeerRefused(str(error)) from error
                 raise
             if answer:
                 sock.sendall(answer)

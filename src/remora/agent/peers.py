@@ -20,7 +20,7 @@ from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.crew import Crew
 from remora.agent.dispatch import Dispatch
-from remora.agent.introduction import Introduction
+from remora.agent.introduction import Introduction, PeerRefused
 from remora.agent.timers import Timers
 from remora.errors import (
     AuthenticationError,
@@ -62,6 +62,7 @@ class Peer:
         self.incoming: Channel | None = None
         self.dialling = False
         self.lock = threading.Lock()  # guards state, dialling and incoming
+        self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.state}>"
@@ -132,6 +133,10 @@ class Peers:
         """That very worker, if it is not gone."""
         peer = self._by_id.get(key.id)
         return peer if peer is not None and peer.key == key and peer.state == "alive" else None
+
+    def known(self, key: WorkerKey) -> Peer | None:
+        """That very worker, gone or not, if it was ever known."""
+        return next((peer for peer in list(self._of_channel.values()) if peer.key == key), None)
 
     def all(self) -> list[Peer]:
         with self._lock:
@@ -231,6 +236,9 @@ class Peers:
                 except (AuthenticationError, ProtocolError) as error:
                     peer.outgoing.fail_pending(lambda call, error=error: type(error)(f"{call.what}: {error}"))  # type: ignore[misc]
                     return
+                except PeerRefused as error:
+                    self.give_up(peer, str(error))
+                    return
                 except (ConnectionRefusedError, FileNotFoundError) as error:
                     self.give_up(peer, f"nobody listens at its address any more (Connection closed by peer: {error})")
                     return
@@ -268,10 +276,15 @@ class Peers:
         peer = self.add(record)
         with peer.lock:
             channel = peer.incoming
-            if channel is None or channel.session_id != session_id:
+            if peer.state == "dead":
+                channel = None  # given up while it was being admitted: nothing more is read from it
+            elif channel is None or channel.session_id != session_id:
                 channel = Channel(record.name, session_id, False, self, self._crew, self._poller)
                 self._of_channel[session_id] = peer
                 peer.incoming = channel
+        if channel is None:
+            link.close()
+            return
         try:
             channel.attach(link, arrived, leftover)
         except ProtocolError as error:
@@ -296,6 +309,7 @@ class Peers:
             self._dispatch.forget(peer.incoming)
         for obituary in self.obituaries:
             obituary(peer)
+        peer.ended.set()
 
     def _epitaph(self, peer: Peer, call: Call) -> RemoraError:
         kind = WorkerLost if peer.outgoing.ever_connected else CallNotSent

@@ -89,15 +89,21 @@ class Sending(ABC):
 
     def send(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
         """Number a message and hand it to the kernel; without a link it is kept until there is one. Does not block."""
+        if self.closed:
+            return
         self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
         self.flush()
 
     def put_aside(self, kind: int, call: int, body: bytes, flags: int = 0) -> None:
         """Leave a message to be written with the next one. Whoever does this calls `flush` soon, in any case."""
+        if self.closed:
+            return
         self._lazy.append((kind, flags, call, 0.0, 0, len(body), body))
 
     def send_lazily(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
         """Like `send`, but messages in quick succession share one write, done by the crew (or by the next `send`)."""
+        if self.closed:
+            return
         now = time.monotonic()
         burst = now - self._last_send < BURST_GAP
         self._last_send = now
@@ -155,6 +161,8 @@ class Sending(ABC):
         """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
         what the kernel has not taken by then is copied, so that the message is a value in any case."""
         number = call if isinstance(call, int) else call.id
+        if self.closed:
+            return
         if not packed.buffers:
             self.send(kind, number, packed.body, flags, timeout)
             return
@@ -229,6 +237,12 @@ class Sending(ABC):
             f"{call.what} was not sent before its deadline: {self.peer} has not taken {self.session.kept_bytes} bytes sent "
             f"before (RPC ran for more than set timeout, {call.timeout:g} s)"
         )
+
+    def _forget_unsent(self) -> None:
+        """Closed: nobody will hear it."""
+        self._lazy.clear()
+        self._lazy_bytes = 0
+        self.session.kept.clear()
 
     def _tell_room(self) -> None:
         with self._room:

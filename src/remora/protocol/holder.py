@@ -93,11 +93,11 @@ class Holder:
             for child in held.children:
                 self.parents.pop(child, None)
 
-    def lost(self, worker: Worker) -> tuple[list[ForkId], list[Effect]]:
-        """A worker is lost: (forks of its values, which are worthless now; effects)."""
+    def lost(self, worker: Worker) -> tuple[list[tuple[ForkId, bool]], list[Effect]]:
+        """A worker is lost: (forks of its values, worthless now, and whether the program uses each; effects)."""
         self.gone.add(worker)
-        worthless = [fork for fork, held in self.forks.items() if held.owner == worker]
-        for fork in worthless:
+        worthless = [(fork, held.in_use) for fork, held in self.forks.items() if held.owner == worker]
+        for fork, _ in worthless:
             self.forget(fork)
         effects: list[Effect] = []
         for held in list(self.forks.values()):

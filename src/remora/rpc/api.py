@@ -258,7 +258,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     try:
         if graceful and worker.is_static_group:
             _wait_all_workers(timeout)
-            _delete_all_user_and_unforked_owner_rrefs()
+            _delete_all_user_and_unforked_owner_rrefs(*([timeout] if timeout else []))
             gathering.settle(sys.modules[__name__], worker, timeout)
         elif graceful:
             worker.leave(timeout)

@@ -40,7 +40,7 @@ def create(
     try:
         _ask(references, peer, kind, target, what, flags, timeout, rref, fork, settled)
     except BaseException:
-        references.table.ruin(fork, RemoraError(f"the creation of {rref} was not sent"))
+        references.table.forget(fork)
         raise
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     return RRef._to_fork(references, peer, rref, fork, script)
@@ -104,9 +104,7 @@ def _creation_failed(references: References, peer: Peer, rref: RRefId, fork: For
         table.ruin(fork, _for_user(rref, error))
         table.tell_never_made(peer.key, rref, fork)
     else:
-        # The owner may know of it, so it is told goodbye like any other.
-        table.failures[fork] = _for_user(rref, error)
-        table.confirmed(fork)
+        table.spoil(fork, _for_user(rref, error))
 
 
 def _for_user(rref: RRefId, error: BaseException) -> RemoraError:

@@ -128,7 +128,11 @@ class RRef(Generic[T]):
             return self._local_future(self._value)
         self._check_usable("to_here() on it")
         agent = self._references.agent
-        return agent.call_async(self._owner, self._fetch_kind(), pack(self._rref_id), 0, timeout, "to_here()")
+        future: Future[T] = agent.call_async(
+            self._owner, self._fetch_kind(), pack(self._rref_id), 0, timeout, "to_here()"
+        )
+        future._when_settled(partial(_keep, self))  # else its goodbye could free the value before it is fetched
+        return future
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.to_here_async().__await__()
@@ -243,3 +247,7 @@ class RRef(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<{self} {self._references.describe(self)}>" if self._references else str(self)
+
+
+def _keep(rref: RRef[Any], _: object) -> None:
+    """Does nothing: whoever may call it keeps the reference."""

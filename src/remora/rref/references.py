@@ -69,8 +69,8 @@ class References:
         on = agent.dispatch.on
         on(MessageType.PYTHON_REMOTE_CALL, lambda request: self._make(request, self.execution.run_function))
         on(MessageType.SCRIPT_REMOTE_CALL, lambda request: self._make(request, self.execution.run_script))
-        on(MessageType.PYTHON_RREF_FETCH_CALL, self._fetch, service=True)
-        on(MessageType.SCRIPT_RREF_FETCH_CALL, self._fetch, service=True)
+        on(MessageType.PYTHON_RREF_FETCH_CALL, self._fetch, inline=True)  # a goodbye behind it must not come first
+        on(MessageType.SCRIPT_RREF_FETCH_CALL, self._fetch, inline=True)
         on(MessageType.RREF_FORK_REQUEST, self._fork_request, inline=True)
         on(MessageType.RREF_USER_DELETE, self._user_delete, inline=True)
         on(MessageType.RREF_CHILD_ACCEPT, self._child_accept, inline=True)
@@ -141,8 +141,8 @@ class References:
             self.agent.peers.add_unless_known(record)  # in a dynamic group, news of it may be on its way
         owner = self.agent.peers.find(data[0])
         if owner.state != "alive" or (incarnation is not None and owner.record.incarnation != incarnation):
-            gone = OwnerDied(f"the worker {owner.name} that owned {rref} is gone")
-            self.table.ruin(fork, gone)
+            self.table.failures[fork] = OwnerDied(f"the worker {owner.name} that owned {rref} is gone")
+            self.table.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
             return RRef._to_fork(self, owner, rref, fork, script)
         confirmed = self.table.adopt(rref, fork, owner.key, sender.key)
         handle: RRef[Any] = RRef._to_fork(self, owner, rref, fork, script)
@@ -152,10 +152,7 @@ class References:
 
     def _come_home(self, rref: RRefId, fork: ForkId, sender: Peer, told: bool) -> RRef[Any]:
         """A reference to a value of ours arrived: from here on the handle keeps the value, and the fork is not needed."""
-        value = self.table.find(rref)
-        if value is None:
-            value = Value(rref)
-            value.fail(RemoraError(f"{rref} is not known to its owner {self.me.info} any more"))
+        value = self.table.come_home(rref, sender.key)
         if sender is self.me:
             self.table.deleted(rref, fork)
         elif told:
@@ -198,7 +195,7 @@ class References:
             else:
                 request.reply(kind, value.get())
 
-        value.when_ready(answer)
+        self.agent.crew.serve_quickly(partial(value.when_ready, answer))
 
     def _fork_request(self, request: Request) -> None:
         rref, fork = cast("tuple[RRefId, ForkId]", request.unpack())

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, assert_never
 
 from remora.agent.agent import Agent
@@ -63,6 +62,7 @@ class Table:
         self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}
         self._held_since: dict[ForkId, float] = {}
         self._dropped: deque[ForkId] = deque()
+        self._drop_timer = False  # it will look again by itself
         self._drop_due = False  # a thread of the crew was asked to look at them
         self._in_flight = 0
         agent.peers.obituaries.append(self.lost)
@@ -88,6 +88,14 @@ class Table:
             self.owner.create(rref, fork, creator)
             value = self.values.setdefault(rref, Value(rref, script=script))
             value.script = script
+        return value
+
+    def come_home(self, rref: RRefId, sender: Worker) -> Value:
+        """A reference to a value of ours arrived: the value, which may have to be made yet."""
+        with self._lock:
+            value = self.values.setdefault(rref, Value(rref))
+            effects = self.owner.come_home(rref, sender)
+        self.perform(effects)
         return value
 
     def share_value(self, value: Value, fork: ForkId, to: Worker) -> None:
@@ -151,11 +159,30 @@ class Table:
     def ruin(self, fork: ForkId, error: BaseException) -> None:
         """A reference will never work."""
         with self._lock:
-            self.failures.setdefault(fork, error)
+            held = self.holder.forks.get(fork)
+            if held is not None and held.in_use:
+                self.failures.setdefault(fork, error)
             self.holder.forget(fork)
+            self._held_since.pop(fork, None)
             waiting = self._confirmations.pop(fork, [])
             self._changed.notify_all()
+        if held is not None and held.parent is not None:
+            self.tell_accepted(held.parent, fork)  # it will never be counted: the parent need not wait
         self._tell_all(waiting)
+
+    def forget(self, fork: ForkId) -> None:
+        """A reference that never came to be."""
+        with self._lock:
+            self.holder.forget(fork)
+            self._held_since.pop(fork, None)
+
+    def spoil(self, fork: ForkId, error: BaseException) -> None:
+        """A reference does not work, but its owner may know of it: it says goodbye like any other."""
+        with self._lock:
+            held = self.holder.forks.get(fork)
+            if held is not None and held.in_use:
+                self.failures[fork] = error
+        self.confirmed(fork)
 
     def _tell_all(self, waiting: list[Callable[[], None]]) -> None:
         """What follows a confirmation may be code of the program: it does not run on a thread that happened to read."""
@@ -166,11 +193,13 @@ class Table:
         """Call `tell` when the owner counts a reference, or never will; at once if that is known."""
         with self._lock:
             held = self.holder.forks.get(fork)
-            if held is not None and not held.confirmed:
-                self.agent.peers.watch_all()
+            pending = held is not None and not held.confirmed
+            if pending:
                 self._confirmations.setdefault(fork, []).append(tell)
-                return
-        tell()
+        if pending:
+            self.agent.peers.watch_all()
+        else:
+            tell()
 
     def when_all_confirmed(self, forks: list[ForkId], ready: Callable[[], None]) -> None:
         """Call `ready` when that holds for all of them."""
@@ -209,9 +238,14 @@ class Table:
             if not self._dropped:
                 return
             self._drop_due = True  # one came in between
-        if not self.closed:
-            self.agent.timers.at(time.monotonic() + GATHER, partial(self.agent.crew.serve_quickly, self.drop_dropped))
+        if not self.closed and not self._drop_timer:
+            self._drop_timer = True
+            self.agent.timers.at(time.monotonic() + GATHER, self._drop_again)
         self._let_go()
+
+    def _drop_again(self) -> None:
+        self._drop_timer = False
+        self.agent.crew.serve_quickly(self.drop_dropped)
 
     def _let_go(self) -> None:
         effects: list[Effect] = []
@@ -235,9 +269,8 @@ class Table:
         error = OwnerDied(f"{peer.info}, which owned the value, is gone: {peer.reason}")
         with self._lock:
             worthless, effects = self.holder.lost(peer.key)
-            for fork in worthless:
-                self.failures[fork] = error
-            told = [tell for fork in worthless for tell in self._confirmations.pop(fork, [])]
+            self.failures.update({fork: error for fork, in_use in worthless if in_use})
+            told = [tell for fork, _ in worthless for tell in self._confirmations.pop(fork, [])]
             effects += self.owner.lost(peer.key, survivors)
             self._changed.notify_all()
         self.perform(effects)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from remora.agent.futures import block_until
 from remora.vocabulary.effects import RRefId
+
+log = logging.getLogger("remora")
 
 _UNSET = object()
 
@@ -56,7 +59,10 @@ class Value:
                 watcher = self._watchers.pop()
             except IndexError:
                 return
-            watcher()
+            try:
+                watcher()
+            except Exception:  # the others must hear of it all the same
+                log.exception("somebody who waited for %s failed", self.id)
 
     def when_ready(self, watcher: Callable[[], None]) -> None:
         """Call `watcher` when there is a value or an error; at once if there is."""
