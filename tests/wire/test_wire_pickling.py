@@ -6,6 +6,7 @@ import copyreg
 import gc
 import math
 import pickle
+import subprocess
 import sys
 import threading
 import types
@@ -527,3 +528,28 @@ def test_many_threads_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert failures == []
+
+
+def test_a_garbage_collection_in_a_destructor_does_no_harm_to_the_pickler() -> None:
+    """In a process of its own: what is guarded against is a crash."""
+    program = """
+import gc
+from remora.wire.pickling import pack
+
+class Temporary:
+    def __reduce__(self):
+        return list, ()
+    def __del__(self):
+        junk = [bytes(k) for k in range(200)]
+        gc.collect()
+
+class Value:
+    def __reduce__(self):
+        return list, ([Temporary() for _ in range(3)],)
+
+for _ in range(20):
+    pack([Value()])
+print("survived")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "survived"), done.stderr

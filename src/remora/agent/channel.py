@@ -118,7 +118,7 @@ class Channel(Sending):
             self._drain(port)
         if not writable and self._reading.acquire(False):
             try:
-                replies = self._receive(port, port.link.read)
+                replies = self._receive(port, port.link.read) if port is self._port else []
             finally:
                 self._reading.release()
             if self._somebody_waits():  # a thread that found us reading sleeps now: nobody else looks for its reply
@@ -404,6 +404,15 @@ class Channel(Sending):
         if port is not None:
             self._port = None
             self._discard(port)
+
+    def received_for_good(self) -> int:
+        """The caller has a new link for this session: nothing more is read from the old one. How much arrived."""
+        port = self._port
+        if port is not None:
+            self._port = None
+            self._discard(port)
+        with self._reading:
+            return self.session.received
 
     def cut(self, error: Exception) -> None:
         """Drop the link as if it had broken (it is silent, or a fault plan says so)."""

@@ -27,6 +27,7 @@ _ANSWERED_TO_CALLER_ALONE = (
     MessageType.SCRIPT_CALL,
 )  # others may wait for what remote() makes
 LARGE = 1 << 17
+AT_ONCE = 0.0  # what the kernel does not take now is copied: the function's result may be changed by the next function
 _NOTHING = pack(None).body
 
 
@@ -119,7 +120,7 @@ class Request:
             else:
                 channel.send(kind, self.frame.call, packed.body, flags)
         else:
-            channel.send_packed(kind, self.frame.call, packed, flags, 0.0, NEVER)
+            channel.send_packed(kind, self.frame.call, packed, flags, 0.0, AT_ONCE)
         dispatch.serving.pop((channel.session_id, self.frame.call), None)
         channel.job_done()
 

@@ -149,6 +149,7 @@ class _Stranger:
         self.door = door
         self.sock = sock
         self._fd = sock.fileno()
+        self._turn = threading.Lock()  # one thread at a time listens to it
         sock.setblocking(False)
         introduction = door.introduction
         self.machine = Listener(introduction.identity, self._admit, introduction.secret, insecure=introduction.insecure)
@@ -160,6 +161,11 @@ class _Stranger:
         return self.door.peers.admit(_record(hello.peer), hello.session)
 
     def ready(self, writable: bool) -> None:
+        with self._turn:
+            if self.machine.result is None:
+                self._listen()
+
+    def _listen(self) -> None:
         try:
             data = self.sock.recv(CHUNK)
             if not data:

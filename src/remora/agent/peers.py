@@ -269,7 +269,11 @@ class Peers:
         if known is not None and known.record.incarnation == record.incarnation and known.state == "dead":
             return f"{record.name} was given up ({known.reason}); it must join again as a new worker"
         incoming = None if known is None else known.incoming
-        return incoming.session.received if incoming is not None and incoming.session_id == session_id else 0
+        if incoming is None or incoming.session_id != session_id:
+            return 0
+        if incoming.closed:
+            return "this session was given up"
+        return incoming.received_for_good()
 
     def welcome(self, record: WorkerRecord, session_id: str, link: StreamLink, arrived: int, leftover: bytes) -> None:
         """A caller's connection is ready to be used."""

@@ -14,7 +14,7 @@ from typing import Any
 from remora.agent.crew import waiting
 from remora.agent.futures import Future
 from remora.agent.peers import Peer
-from remora.errors import CallTimeout, RemoraError, WorkerLost
+from remora.errors import CallNotSent, CallTimeout, RemoraError, WorkerLost
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.outgoing import pack_call
@@ -162,9 +162,11 @@ def _tell(api: Any, worker: Worker, names: list[str], news: tuple[Any, ...], tim
     for name, future in started.items():
         try:
             future.wait()
-        except RuntimeError as error:
+        except (WorkerLost, CallNotSent) as error:
             if worker.peer(name).state != "left":  # one that left has heard it: that is why it left
                 errors[name] = error
+        except RuntimeError as error:  # it heard it, and could not take it
+            errors[name] = error
     return errors
 
 

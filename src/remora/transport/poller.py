@@ -126,6 +126,7 @@ class EpollPoller(Poller):
     """Linux: many threads wait on one epoll descriptor."""
 
     def __init__(self) -> None:
+        self._changing = threading.Lock()  # a descriptor's number means the same source throughout a change
         self._epoll = select.epoll()
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()
@@ -134,24 +135,27 @@ class EpollPoller(Poller):
 
     def add(self, source: Source) -> None:
         descriptor = source.fileno()
-        self._sources[descriptor] = source
-        self._epoll.register(descriptor, _EVENTS[0])
+        with self._changing:
+            self._sources[descriptor] = source
+            self._epoll.register(descriptor, _EVENTS[0])
 
     def arm(self, source: Source, events: int = READ) -> None:
         descriptor = source.fileno()
-        if self._sources.get(descriptor) is source:  # else it was removed meanwhile
-            try:
-                self._epoll.modify(descriptor, _EVENTS[events])
-            except (OSError, ValueError):  # removed between the look and the call
-                pass
+        with self._changing:
+            if self._sources.get(descriptor) is source:  # else it was removed meanwhile
+                try:
+                    self._epoll.modify(descriptor, _EVENTS[events])
+                except (OSError, ValueError):  # the poller was closed
+                    pass
 
     def remove(self, source: Source, descriptor: int) -> None:
-        if self._sources.get(descriptor) is source:
-            del self._sources[descriptor]
-            try:
-                self._epoll.unregister(descriptor)
-            except (OSError, ValueError):
-                pass
+        with self._changing:
+            if self._sources.get(descriptor) is source:
+                del self._sources[descriptor]
+                try:
+                    self._epoll.unregister(descriptor)
+                except (OSError, ValueError):
+                    pass
 
     def wait(self) -> list[tuple[Source, bool]]:
         fired: list[tuple[Source, bool]] = []

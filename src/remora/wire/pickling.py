@@ -1,7 +1,7 @@
 """Values to bytes and back: pickle, with tensors beside it and code by value where it has no name. No I/O.
 
 `pack` runs the C pickler with a dispatch table of ours, and only when something in the value cannot be found by name
-runs cloudpickle's instead. The pickler and its table are the costly part, so they are kept for the next message.
+runs cloudpickle's instead. The table is the costly part, so it is kept for the next message.
 """
 
 from __future__ import annotations
@@ -150,22 +150,21 @@ class _Packer:
             packed = Packed(body, [], [], [])
             out.seen.clear()
         if not self.by_value:
-            self._retire(len(body))
+            self._retire()
         return packed
 
-    def _retire(self, written: int) -> None:
+    def _retire(self) -> None:
         self.out.scope = None
-        if written <= _REUSE_LIMIT:
-            self.pickler.clear_memo()
-        else:
-            self.pickler = self._new_pickler()
+        # Not `clear_memo`: it drops objects while they are still in the table, and a garbage collection that runs in one of
+        # their destructors, on any thread, follows a dangling pointer. To drop the whole pickler is safe.
+        self.pickler = self._new_pickler()
         _idle.append(self)
 
     def roll_back(self, mark: int, error: BaseException) -> None:
         """Take back what the reducers did, and let go of what they were given."""
         if self.out.scope is not None:
             self.out.scope.roll_back(mark, error)
-        self.pickler.clear_memo()
+        self.pickler = self._new_pickler()
         self.out.reset()
 
     def _new_pickler(self) -> pickle.Pickler:
