@@ -164,7 +164,9 @@ def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(functi
         before = workers.run(1, targets.resident_bytes)
         asking = workers.start(0, ask_and_do_not_read, "worker1", 1000, str(tmp_path / "go on"), function)
         targets.wait_until(lambda: "asked" in workers.output(0))
-        assert until_it_stands_still(lambda: workers.run(1, targets.resident_bytes)) - before < BOUND
+        # Coroutines and promises all begin at once: their thousand results are the program's own, and each is copied once.
+        bound = BOUND if function is torch.zeros else BOUND + 2 * 1000 * MIB
+        assert until_it_stands_still(lambda: workers.run(1, targets.resident_bytes)) - before < bound
         (tmp_path / "go on").touch()
         assert asking.result(timeout=30.0) == 1000
 

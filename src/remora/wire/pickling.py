@@ -31,7 +31,6 @@ __all__ = ["PackScope", "Packed", "UnpackScope", "current_unpack_scope", "pack",
 
 _PROTOCOL = 5
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for code it has no name for
-_REUSE_LIMIT = 1 << 10  # a pickler that wrote more may have a memo that takes longer to clear than a new one to make
 _MISSING_CODE = (
     "Default RPC pickler does not serialize function code. "
     "Ensure that UDFs are defined on both caller and callee modules."
