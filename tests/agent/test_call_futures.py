@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch.futures import collect_all as collect_all_bound_early
 from torch.futures import wait_all as wait_all_bound_early
 
 from remora import rpc
+from remora.agent.dispatch import Request
 from remora.errors import CallCancelled, CallError
 from tests.agent.alone import wait_until
 
@@ -312,3 +316,103 @@ def test_a_worker_forgets_calls_that_were_settled(me: str) -> None:
     agent = rpc._get_current_rpc_agent().agent
     wait_until(lambda: agent.peers.active_calls() == 0 and agent.dispatch.counts() == 0)
     assert rpc._get_debug_info()["agent.client_active_calls"] == "0"
+
+
+# Letting go.
+
+
+def _succeed(to: str) -> Any:
+    future = rpc.rpc_async(to, double, args=(1,))
+    future.wait()
+    return weakref.ref(future)
+
+
+def _fail_and_wait(to: str) -> Any:
+    future = rpc.rpc_async(to, fail, args=("words",))
+    try:
+        future.wait()
+    except ValueError:
+        pass
+    return weakref.ref(future)
+
+
+def _fail_and_wait_all(to: str) -> Any:
+    future = rpc.rpc_async(to, fail, args=("words",))
+    try:
+        torch.futures.wait_all([future])
+    except ValueError:
+        pass
+    return weakref.ref(future)
+
+
+def _fail_and_chain(to: str) -> Any:
+    future = rpc.rpc_async(to, fail, args=("words",)).then(lambda done: done.value())
+    try:
+        future.wait()
+    except ValueError:
+        pass
+    return weakref.ref(future)
+
+
+def _fail_and_await(to: str) -> Any:
+    future = rpc.rpc_async(to, fail, args=("words",))
+
+    async def main() -> None:
+        await future
+
+    try:
+        asyncio.run(main())
+    except ValueError:
+        pass
+    return weakref.ref(future)
+
+
+def _time_out(to: str) -> Any:
+    future = rpc.rpc_async(to, wait_at_gate, timeout=0.01)
+    try:
+        future.wait()
+    except RuntimeError:
+        pass
+    gate.set()
+    return weakref.ref(future)
+
+
+def _cancel(to: str) -> Any:
+    future = rpc.rpc_async(to, wait_at_gate)
+    future.cancel()
+    gate.set()
+    return weakref.ref(future)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [_succeed, _fail_and_wait, _fail_and_wait_all, _fail_and_chain, _fail_and_await, _time_out, _cancel],
+    ids=lambda use: use.__name__,
+)
+def test_a_settled_future_can_be_collected(me: str, use: Any) -> None:
+    """A failed one holds a traceback, and that holds whatever the caller had at hand: it must not stay for ever."""
+    reference = use(me)
+
+    def collected() -> bool:
+        gc.collect()
+        return reference() is None
+
+    wait_until(collected)
+
+
+def test_nothing_is_left_of_thousands_of_calls(me: str) -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(thing, rpc.Future | Request) for thing in gc.get_objects())
+
+    before = alive()
+    for i in range(500):
+        rpc.rpc_sync(me, double, args=(i,), timeout=0.9 if i % 2 else 60.0)
+        torch.futures.wait_all([rpc.rpc_async(me, double, args=(j,), timeout=0.9) for j in range(4)])
+    agent = rpc._get_current_rpc_agent().agent
+    wait_until(lambda: alive() <= before + 2)
+    assert agent.peers.active_calls() == agent.dispatch.counts() == 0
+    peer = agent.peers.me
+    assert peer.incoming is not None
+    assert len(peer.outgoing.session.kept) < 1000, "what was said is forgotten once it was heard"
+    assert len(peer.incoming.session.kept) < 1000

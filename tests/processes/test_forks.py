@@ -182,3 +182,18 @@ def test_a_pool_of_a_process_that_is_a_worker_itself(tmp_path: Any) -> None:
         assert left == [False, False]
         assert workers.run(0, targets.call, "worker1", targets.double, 1) == 2
         assert workers.run(1, targets.call, "worker0", targets.double, 1) == 2
+
+
+def test_a_function_that_is_called_may_fork(tmp_path: Any) -> None:
+    """The child begins in the middle of a call of its parent's worker; that must not matter to it."""
+    with Workers(2, options={"num_worker_threads": 2}) as workers:
+        traffic = workers.start(1, keep_calling, "worker0", 1500)
+        for i in range(5):
+            method = f"file://{tmp_path}/meeting{i}"
+            outcome = workers.run(0, targets.call, "worker0", in_child, be_a_worker, method, "child", 0, 1, "child")
+            assert outcome == (42, ["child"])
+        assert traffic.result() == 1500
+
+
+def keep_calling(to: str, n: int) -> int:
+    return sum(rpc.rpc_sync(to, targets.double, args=(i,), timeout=20) == 2 * i for i in range(n))

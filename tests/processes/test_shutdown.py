@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -190,3 +191,56 @@ def test_shutdown_twice_says_that_there_is_no_worker() -> None:
     with Workers(1) as workers:
         assert workers.run(0, graceful)[1] == ""
         assert workers.run(0, graceful)[1] == "NotInitialized"
+
+
+def test_a_function_that_does_not_end_holds_nobody_up_for_longer_than_the_timeout() -> None:
+    with Workers(2) as workers:
+        workers.run(0, start_and_forget, "worker1")
+        targets.wait_until(lambda: workers.run(1, serving) == 1)
+        leaving = [workers.start(rank, graceful, 1.0) for rank in (0, 1)]
+        for pending in leaving:
+            seconds, kind, words = pending.result(timeout=15.0)
+            assert kind in ("CallTimeout", "WorkerLost"), words
+            assert "worker" in words
+            assert 0.5 < seconds < 8.0
+        workers.run(1, targets.unblock)
+
+
+def test_the_others_go_on_when_the_host_of_the_store_has_left() -> None:
+    with Workers(3, join=False) as workers:
+        port = free_port()
+        for pending in [workers.start(rank, join_over_tcp, rank, port) for rank in range(3)]:
+            pending.result(timeout=20.0)
+        workers.kill(0)
+        assert workers.run(1, targets.call, "worker2", targets.double, 2) == 4
+        assert workers.run(2, targets.call, "worker1", targets.double, 2) == 4
+        leaving = [workers.start(rank, graceful) for rank in (1, 2)]
+        for pending in leaving:
+            _, kind, words = pending.result(timeout=8.0)
+            assert kind in ("WorkerLost", "CallNotSent")
+            assert "worker0" in words
+
+
+def test_a_dynamic_group_can_be_left_when_its_store_is_gone() -> None:
+    with Workers(2, join=False) as workers:
+        port = free_port()
+        workers.run(0, join_over_tcp, 0, port, None)
+        workers.run(1, join_over_tcp, 1, port, None)
+        assert workers.run(1, targets.call, "worker0", targets.double, 2) == 4
+        workers.kill(0)
+        seconds, kind, words = workers.run(1, graceful)
+        assert seconds < 8.0
+        assert kind in ("", "RendezvousError"), words
+        assert workers.run(1, graceful)[1] == "NotInitialized", "it has ended all the same"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def join_over_tcp(rank: int, port: int, world_size: int | None = 3) -> None:
+    options = rpc.RemoraRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)

@@ -245,10 +245,10 @@ class Channel(Sending):
             self._unwatched = True
             self._rearm(port)
 
-    def watch(self) -> None:
-        """Replies are due that no thread waits for."""
+    def watch(self, again: bool = False) -> None:
+        """Replies are due that no thread waits for. `again`: have the poller look in any case."""
         port = self._port
-        if self._unwatched:
+        if self._unwatched or again:
             self._unwatched = False
             if port is not None:
                 self._rearm(port)
@@ -276,7 +276,8 @@ class Channel(Sending):
     def congested(self) -> bool:
         """Whether more waits to be written to this peer than is healthy."""
         link = self.link
-        return not self.closed and (self.session.kept_bytes if link is None else link.outbox_bytes) > OUTBOX_LIMIT
+        waiting = self.session.kept_bytes if link is None else link.outbox_bytes
+        return not self.closed and waiting + self._lazy_bytes > OUTBOX_LIMIT
 
     @property
     def paused(self) -> bool:

@@ -334,7 +334,7 @@ class Peers:
                 link = None if channel is None else channel.link
                 if channel is None or link is None:
                     continue
-                channel.watch()
+                channel.watch(again=True)
                 silence = now - link.last_heard
                 if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
                     self._crew.serve_quickly(partial(channel.say, ACK))

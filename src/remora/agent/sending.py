@@ -133,13 +133,15 @@ class Sending(ABC):
         lazy, session = self._lazy, self.session
         ack = session.telling()
         batch: list[bytes] = []
-        while lazy:
+        size = 0
+        while lazy and size < LAZY_LIMIT:
             kind, flags, call, timeout, count, length, rest = lazy.popleft()
             number = session.number()
             data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
             session.keep(number, len(data), data)
             batch.append(data)
-        self._lazy_bytes = 0
+            size += len(data)
+        self._lazy_bytes = max(self._lazy_bytes - size, 0) if lazy else 0
         if batch:
             self._put((batch[0] if len(batch) == 1 else b"".join(batch),))
 
@@ -170,7 +172,7 @@ class Sending(ABC):
         size = len(body) + sum(map(len, packed.buffers))
         if size < LARGE or self.link is None:  # small, or it has to wait, and the program's memory may change meanwhile
             self._postpone(kind, flags, number, timeout, body, packed)
-        elif self._writing.acquire(timeout=max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0.0)):
+        elif self._writing.acquire(timeout=self._lock_patience(kind, until)):
             try:
                 self._write_large(kind, flags, number, timeout, body, packed, until)
             finally:
@@ -181,6 +183,12 @@ class Sending(ABC):
             raise self._not_sent(call)
         self.flush()
 
+    def _lock_patience(self, kind: int, until: float) -> float:
+        """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
+        if kind & RESPONSE:
+            return STALL
+        return max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0.0)
+
     def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
         """Copy a message and let whoever writes next write it."""
         data = b"".join((body, *packed.buffers))
@@ -190,7 +198,7 @@ class Sending(ABC):
     def _write_large(
         self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed, until: float
     ) -> None:
-        if self._lazy:
+        while self._lazy:
             self._write_lazy()
         session = self.session
         number = session.number()
