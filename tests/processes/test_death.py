@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import threading
 import time
 from collections import Counter
@@ -304,3 +307,41 @@ def test_deadlines_hold_while_the_first_connection_is_being_made(transport: str)
         assert {kind for _, kind in found} <= {"CallTimeout", "CallNotSent"}
         workers.cont(1)
         assert workers.run(0, targets.call, "worker1", targets.double, 4) == 8
+
+
+def call_again_before_reading(to: str, pid: int) -> tuple[Any, str]:
+    """The answer to a call is there, unread, when the callee dies; and then another call cannot be written."""
+    rpc.rpc_sync(to, targets.double, args=(1,))
+    channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
+    with channel._reading:  # nobody reads
+        first = rpc.rpc_async(to, targets.count, args=(7,), timeout=10)
+        targets.wait_until(lambda: os.path.exists(f"/proc/{pid}") and has_unread_bytes(channel.link))
+        os.kill(pid, signal.SIGKILL)
+        targets.wait_until(lambda: is_dead(pid))
+        second = rpc.rpc_async(to, targets.count, args=(8,), timeout=10)
+        time.sleep(0.05)
+    channel.watch()
+    _, outcome = targets.timed(first.wait)
+    _, other = targets.timed(second.wait)
+    return outcome if isinstance(outcome, int) else type(outcome).__name__, type(other).__name__
+
+
+def has_unread_bytes(link: Any) -> bool:
+    return bool(select.select([link.sock], [], [], 0)[0])
+
+
+def is_dead(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_answer_that_came_before_the_callee_died_counts(transport: str) -> None:
+    with Workers(2, options={"transports": [transport]}) as workers:
+        first, second = workers.run(0, call_again_before_reading, "worker1", workers.pid(1))
+        assert first == 1
+        assert second in ("WorkerLost", "CallNotSent")
+        workers.kill(1)

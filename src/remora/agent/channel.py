@@ -105,8 +105,16 @@ class Channel(Sending):
             self._rearm(self._port)
 
     def _link_failed(self, link: StreamLink, error: BaseException) -> None:
-        if self._port is not None and self._port.link is link:
-            self._broken(self._port, error)
+        port = self._port
+        if port is not None and port.link is link:
+            self._crew.serve(partial(self._last_words, port, error))
+
+    def _last_words(self, port: _Port, error: BaseException) -> None:
+        """Writing failed. What the peer said before, its replies and perhaps its goodbye, is read before the link goes."""
+        with self._reading:
+            replies = self._receive(port, port.link.read) if port is self._port else []
+        self._broken(port, error)
+        _settle(replies)
 
     # Receiving.
 
@@ -346,6 +354,9 @@ class Channel(Sending):
         port = _Port(self, link)
         voided: list[int] = []
         with self._reading:
+            if self.closed:
+                link.close()
+                return
             with self._writing:
                 self._retire(self._port)
                 again = self.session.resume(arrived)
@@ -354,6 +365,9 @@ class Channel(Sending):
                 self.ever_connected = True
                 self._poller.add(port)
                 self._repeat(again, voided)
+            if self.closed:  # nobody wants it any more
+                self._retire(port)
+                return
             replies = self._receive(port, partial(link.feed, leftover))  # before anybody reads on
         for call_id in voided:
             self._void(call_id)

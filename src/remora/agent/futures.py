@@ -7,6 +7,7 @@ torch's own `collect_all` and `wait_all` look at C++ state that Python cannot se
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 import time
@@ -48,8 +49,22 @@ class _Failure:
         self.seen = False
 
     def show(self, _value: object = None) -> Any:
+        """Raise the error. A copy of it: what is raised gets a traceback, with the frames and all variables of whoever
+        looked, and torch would keep those for ever."""
         self.seen = True
-        raise self.error.with_traceback(None)
+        raise _twin(self.error)
+
+
+def _twin(error: BaseException) -> BaseException:
+    try:
+        twin = copy.copy(error)
+    except Exception:
+        return error
+    if type(twin) is not type(error) or twin.args != error.args:
+        return error
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin
 
 
 class Future(torch.futures.Future[T]):

@@ -249,7 +249,10 @@ class Peers:
                     self._stopping.wait(pause)
                     pause = min(pause * 2, 0.5)
                 else:
-                    peer.outgoing.attach(link, arrived, leftover)
+                    if self._stopping.is_set():
+                        link.close()
+                    else:
+                        peer.outgoing.attach(link, arrived, leftover)
                     return
         finally:
             peer.dialling = False

@@ -73,7 +73,13 @@ class StreamLink:
                 n = self._receive(space)
             except (BlockingIOError, InterruptedError):
                 break
+            except OSError:
+                if frames:
+                    break  # what came before the end counts; the end is seen the next time
+                raise
             if n == 0:
+                if frames:
+                    break
                 raise LinkClosed(f"connection to {self.where} was closed by the other end")
             frames += reader.received(n)
             budget -= n
