@@ -1,4 +1,4 @@
-"""Sessions keep their promises (S1–S4 in `remora.protocol.session`) over links that break at any moment."""
+"""Sessions keep their promises (S1 to S4 in `remora.protocol.session`) over links that break at any moment."""
 
 from __future__ import annotations
 
