@@ -14,8 +14,8 @@ def run(rank: int) -> None:
         print(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3)))
         squares = [rpc.rpc_async("worker1", pow, args=(n, 2)) for n in range(5)]
         print([square.wait() for square in squares])
-        words = rpc.remote("worker1", list, args=("abc",))  # lives there; this is a reference
-        print(words.rpc_sync().count("b"), words.to_here())
+        words = rpc.remote("worker1", str.split, args=("so it is so",))  # lives there; this is a reference
+        print(words.rpc_sync().count("so"), words.to_here())
     rpc.shutdown()
 
 
