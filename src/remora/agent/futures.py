@@ -52,10 +52,11 @@ class _Failure:
         """Raise the error. A copy of it: what is raised gets a traceback, with the frames and all variables of whoever
         looked, and torch would keep those for ever."""
         self.seen = True
-        raise _twin(self.error)
+        raise fresh(self.error)
 
 
-def _twin(error: BaseException) -> BaseException:
+def fresh(error: BaseException) -> BaseException:
+    """A copy of an error that is kept, to be raised: the one that is kept collects no traceback, and so keeps nothing."""
     try:
         twin = copy.copy(error)
     except Exception:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from remora.agent.calls import UNSET_TIMEOUT
-from remora.agent.futures import Future
+from remora.agent.futures import Future, fresh
 from remora.agent.peers import Peer
 from remora.errors import CallNotSent, NotInitialized, OwnerDied, RemoraError, WorkerLost
 from remora.rref.values import Value
@@ -112,7 +112,7 @@ class RRef(Generic[T]):
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
         """A copy of the value (on the owner, the value itself); waits until it is there."""
         if self._creation_error is not None:
-            raise self._creation_error
+            raise fresh(self._creation_error)
         if self._value is not None:
             return cast(T, self._value.get())
         self._check_usable("to_here() on it")
@@ -160,7 +160,7 @@ class RRef(Generic[T]):
             return
         if failure is None or getattr(failure, "deleted", False):
             raise RuntimeError(f"{self._stream_form()} was deleted by shutdown. Cannot call {doing} after deletion.")
-        raise failure
+        raise fresh(failure)
 
     def _translated(self, error: RemoraError) -> RemoraError:
         """The owner is gone: say so in terms of the reference."""

@@ -16,6 +16,7 @@ import torch
 from remora.agent.agent import Agent
 from remora.agent.dispatch import Request
 from remora.agent.execution import Execution
+from remora.agent.futures import fresh
 from remora.agent.peers import Peer
 from remora.errors import OwnerDied, RemoraError
 from remora.rendezvous.record import WorkerRecord
@@ -90,7 +91,7 @@ class References:
         parent = self.me.id
         undo: Callable[[], None] | None = None
         if rref._creation_error is not None:
-            raise rref._creation_error
+            raise fresh(rref._creation_error)
         if rref._value is not None:
             self.table.share_value(rref._value, child, to.key)
             undo = partial(self.table.deleted, rref._rref_id, child)

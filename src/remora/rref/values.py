@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from remora.agent.futures import block_until
+from remora.agent.futures import block_until, fresh
 from remora.vocabulary.effects import RRefId
 
 log = logging.getLogger("remora")
@@ -78,7 +78,7 @@ class Value:
         if not self._ready:
             block_until(self._when_ready, None, f"the value of {self.id}")
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error)
         return self._value
 
     def peek(self) -> Any:

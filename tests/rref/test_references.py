@@ -1,0 +1,327 @@
+"""References as programs use them, in a world of workers in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from remora import rpc
+from remora.errors import CallNotSent, OwnerDied, RemoraError
+from remora.testing.world import World
+
+
+class Counter:
+    """A value with methods of every kind."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.value = start
+        self.release = threading.Event()
+
+    def add(self, n: int) -> int:
+        self.value += n
+        return self.value
+
+    async def add_later(self, n: int) -> int:
+        await asyncio.sleep(0)
+        return self.add(n)
+
+    @rpc.functions.async_execution
+    def add_by_future(self, n: int) -> torch.futures.Future[int]:
+        return rpc.rpc_async(rpc.get_worker_info(), abs, args=(self.add(n),))
+
+    def fail(self) -> None:
+        raise KeyError("no such thing")
+
+
+kept: dict[str, list[Any]] = {}
+gate = threading.Event()
+
+
+def keep(thing: Any) -> None:
+    kept.setdefault(rpc.get_worker_info().name, []).append(thing)
+
+
+def give_back(thing: Any) -> Any:
+    return thing
+
+
+def fetch(reference: rpc.RRef[Any]) -> Any:
+    return reference.to_here()
+
+
+def local(reference: rpc.RRef[Any]) -> tuple[bool, int]:
+    return reference.is_owner(), id(reference.local_value())
+
+
+def make_slowly(n: int) -> list[int]:
+    assert gate.wait(10)
+    return [n]
+
+
+def fail_to_make() -> None:
+    raise LookupError("cannot be made")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    kept.clear()
+    gate.clear()
+    with World(3) as found:
+        yield found
+        gate.set()
+        kept.clear()
+
+
+def counts(world: World, i: int) -> dict[str, int]:
+    for worker in world.workers:
+        worker.agent.peers.watch_all()
+    return world[i].references.table.counts()
+
+
+def nothing_is_left(world: World, *ranks: int) -> None:
+    gc.collect()
+    for rank in ranks:
+        world.wait_until(lambda rank=rank: set(counts(world, rank).values()) == {0})  # type: ignore[misc]
+
+
+def test_a_value_keeps_its_identity_on_its_owner_whatever_its_type(world: World) -> None:
+    with world.acting(0):
+        for value in ([1, 2], {"a": 1}, "text", 3, torch.ones(2), Counter()):
+            reference = rpc.RRef(value)
+            assert reference.local_value() is value
+            assert reference.to_here() is value
+            owned, where = rpc.rpc_sync("worker0", local, args=(reference,))
+            assert (owned, where) == (True, id(value))
+
+
+def test_methods_of_every_kind_are_called_on_the_owner(world: World) -> None:
+    with world.acting(0):
+        counter = rpc.remote("worker1", Counter, args=(10,))
+        assert counter.rpc_sync().add(1) == 11
+        assert counter.rpc_async().add(1).wait() == 12
+        assert counter.remote().add(1).to_here() == 13
+        assert counter.rpc_sync().add_later(1) == 14
+        assert counter.rpc_sync().add_by_future(1) == 15
+        with pytest.raises(KeyError, match="no such thing"):
+            counter.rpc_sync().fail()
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            counter.rpc_sync().nothing()
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            counter.remote().nothing()
+
+
+def test_calls_on_a_value_that_is_being_made_are_sent_at_once_and_wait_there(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.remote("worker1", make_slowly, args=(7,))
+        fetched = reference.to_here_async()
+        appended = reference.rpc_async().append(8)
+        world.wait_until(lambda: world[1].agent.dispatch.counts() >= 3)  # all three are there
+        assert not fetched.done()
+        gate.set()
+        assert fetched.wait()[0] == 7
+        assert appended.wait() is None
+        assert reference.to_here() == [7, 8]
+
+
+def test_a_fetched_value_arrives_though_the_reference_is_dropped_at_once(world: World) -> None:
+    with world.acting(0):
+        futures = [rpc.remote("worker1", make, args=(n,)).to_here_async() for n in range(300)]
+        assert [future.wait() for future in futures] == [[n] for n in range(300)]
+
+        async def awaited() -> list[int]:
+            return await rpc.remote("worker1", make, args=(5,))
+
+        assert asyncio.run(awaited()) == [5]
+    nothing_is_left(world, 0, 1)
+
+
+def make(n: int) -> list[int]:
+    return [n]
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+@pytest.mark.parametrize("to", [0, 1, 2])
+def test_sharing_in_every_direction_and_back(world: World, owner: int, to: int) -> None:
+    with world.acting(0):
+        reference = rpc.remote(f"worker{owner}", make, args=(3,))
+        assert rpc.rpc_sync(f"worker{to}", fetch, args=(reference,)) == [3]
+        back = rpc.rpc_sync(f"worker{to}", give_back, args=({"deep": [reference, reference]},))["deep"]
+        assert back[0] is back[1]
+        assert back[0].to_here() == [3]
+        assert back[0].confirmed_by_owner()
+        del reference, back
+    nothing_is_left(world, 0, 1, 2)
+
+
+def test_a_reference_that_arrived_is_confirmed_before_the_function_runs(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.remote("worker1", make, args=(1,))
+        assert rpc.rpc_sync("worker2", rpc.RRef.confirmed_by_owner, args=(reference,)) is True
+
+
+def test_a_thousand_references_in_one_message(world: World) -> None:
+    with world.acting(0):
+        references = [rpc.remote("worker1", make, args=(n,)) for n in range(1000)]
+        assert rpc.rpc_sync("worker2", sum_of, args=(references,)) == sum(range(1000))
+        del references
+    nothing_is_left(world, 0, 1, 2)
+
+
+def sum_of(references: list[rpc.RRef[list[int]]]) -> int:
+    return sum(future.wait()[0] for future in [reference.to_here_async() for reference in references])
+
+
+def test_other_picklers_refuse(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.RRef([1])
+        for attempt in (pickle.dumps, copy.deepcopy, copy.copy):
+            with pytest.raises(RuntimeError, match="Can not pickle rref in python pickler"):
+                attempt(reference)
+
+
+def test_what_cannot_be_made_says_why_to_everybody(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.remote("worker1", fail_to_make)
+        with pytest.raises(LookupError, match="cannot be made"):
+            reference.to_here()
+        with pytest.raises(LookupError, match="cannot be made"):
+            rpc.rpc_sync("worker2", fetch, args=(reference,))
+        del reference
+    nothing_is_left(world, 0, 1, 2)
+
+
+def test_a_creation_that_took_too_long_is_told_apart_and_leaves_nothing(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.remote("worker1", make_slowly, args=(1,), timeout=0.05)
+        with pytest.raises(RuntimeError, match="RPC ran for more than"):
+            reference._get_future().wait()
+        with pytest.raises(RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out"):
+            reference.to_here()
+        with pytest.raises(RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out"):
+            rpc.rpc_sync("worker2", fetch, args=(reference,))
+        gate.set()
+        del reference
+    nothing_is_left(world, 0, 1)
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("will not be sent")
+
+
+def test_a_message_that_could_not_be_packed_leaves_no_fork(world: World) -> None:
+    with world.acting(0):
+        mine, theirs = rpc.RRef([1]), rpc.remote("worker1", make, args=(1,))
+        theirs.to_here()
+        for call in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+            with pytest.raises(TypeError, match="will not be sent"):
+                call("worker2", keep, args=([mine, theirs, Unpicklable()],))
+        world.wait_until(lambda: counts(world, 0)["num_forks"] == 0)
+        assert not world[0].references.table.holder.parents
+        del mine, theirs
+    nothing_is_left(world, 0, 1, 2)
+
+
+def test_a_result_that_could_not_be_packed_leaves_no_fork(world: World) -> None:
+    with world.acting(0), pytest.raises(TypeError, match="will not be sent"):
+        rpc.rpc_sync("worker1", own_and_fail)
+    nothing_is_left(world, 0, 1)
+
+
+def own_and_fail() -> Any:
+    return [rpc.RRef([1]), Unpicklable()]
+
+
+def test_a_call_that_was_never_sent_leaves_no_fork(world: World) -> None:
+    world.kill(2)
+    with world.acting(0):
+        mine = rpc.RRef([1])
+        with pytest.raises(CallNotSent):
+            rpc.rpc_sync("worker2", keep, args=(mine,))
+        with pytest.raises(CallNotSent):
+            rpc.rpc_async("worker2", keep, args=(mine,)).wait()
+    world.wait_until(lambda: counts(world, 0)["num_forks"] == 0)
+
+
+def test_a_late_reply_with_references_leaves_no_fork(world: World) -> None:
+    with world.acting(0):
+        with pytest.raises(RuntimeError, match="RPC ran for more than"):
+            rpc.rpc_sync("worker1", own_slowly, timeout=0.05)
+        gate.set()
+    nothing_is_left(world, 0, 1)
+
+
+def own_slowly() -> Any:
+    assert gate.wait(10)
+    return rpc.RRef([1])
+
+
+def test_holders_of_a_dead_workers_values_are_told_at_once(world: World) -> None:
+    with world.acting(0):
+        ready, unmade = rpc.remote("worker1", make, args=(1,)), rpc.remote("worker1", make_slowly, args=(1,))
+        ready.to_here()
+        blocked = unmade.to_here_async()
+        started = time.monotonic()
+        world.kill(1)
+        with pytest.raises(RemoraError):
+            blocked.wait()
+        for reference in (ready, unmade):
+            with pytest.raises(OwnerDied):
+                reference.to_here()
+            with pytest.raises(OwnerDied):
+                rpc.rpc_sync("worker2", fetch, args=(reference,))
+        assert time.monotonic() - started < 3
+
+
+def test_what_only_a_dead_worker_held_is_freed_and_what_others_hold_is_not(world: World) -> None:
+    with world.acting(0):
+        only_there, elsewhere_too = rpc.RRef([1]), rpc.RRef([2])
+        rpc.rpc_sync("worker1", keep, args=(only_there,))
+        for name in ("worker1", "worker2"):
+            rpc.rpc_sync(name, keep, args=(elsewhere_too,))
+        assert counts(world, 0)["num_owner_rrefs"] == 2
+        world.kill(1)
+        world.wait_until(lambda: counts(world, 0)["num_owner_rrefs"] == 1)
+        assert kept["worker2"][0].to_here() == [2]
+
+
+def test_many_threads_may_drop_at_the_same_time(world: World) -> None:
+    with world.acting(0):
+        references = [rpc.remote("worker1", make, args=(n,)) for n in range(2000)]
+    batches = [references[k::8] for k in range(8)]
+    del references
+    threads = [threading.Thread(target=batch.clear) for batch in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    nothing_is_left(world, 0, 1)
+
+
+def test_the_snapshot_lists_what_is_owned_and_held(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.remote("worker1", torch.zeros, args=(10,))
+        reference.to_here()
+        (held,) = rpc.references().held
+        assert (held.owner, held.state, held.id) == ("worker1", "confirmed", reference._rref_id)
+        assert "confirmed, of worker1" in repr(reference)
+    with world.acting(1):
+        (owned,) = rpc.references().owned
+        assert (owned.type, owned.size, owned.holders) == ("torch.Tensor", 40, ["worker0"])
+        assert "torch.Tensor, 40 bytes" in str(rpc.references())
+
+
+def test_only_the_owner_has_the_local_value(world: World) -> None:
+    with world.acting(0):
+        reference = rpc.remote("worker1", make, args=(1,))
+        with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user WorkerInfo\(id=0, name=worker0\)"):
+            reference.local_value()
