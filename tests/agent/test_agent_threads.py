@@ -210,6 +210,7 @@ def test_callbacks_do_not_run_on_a_thread_that_waits_in_a_synchronous_call(me: s
         first_gate.set()
 
     first_gate.clear()
+    rpc.rpc_sync(me, double, args=(1,))  # connected: the thread that waits below does read
     future = rpc.rpc_async(me, wait_at_first_gate)
     future.add_done_callback(on_answer)
     helper = threading.Thread(target=let_go)

@@ -186,14 +186,14 @@ def descriptors() -> int:
 
 
 def send_change_and_cut(to: str, pid: int, how: str) -> tuple[str, float]:
-    """The callee is stopped, so what is sent waits in the kernel; then the link breaks and all is sent again."""
+    """The callee is stopped, so that only a part of the message can leave; then the link breaks and all is sent again."""
     import os
     import signal
 
     rpc.rpc_sync(to, targets.double, args=(1,))
     os.kill(pid, signal.SIGSTOP)
     try:
-        tensor = torch.zeros(75_000)
+        tensor = torch.zeros(2 << 20)
         future = rpc.rpc_async(to, targets.sum_of, args=(tensor,), timeout=10)
         if how == "in place":
             tensor.fill_(1.0)

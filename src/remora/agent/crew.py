@@ -127,7 +127,8 @@ class Crew:
                 with lock:
                     self._watching -= 1
                     self._kicked = False
-                self.keep_watch()
+                if self._watching < 1:
+                    self._hire()
                 _here.looking = self
                 for source, writable in events:
                     _shielded(source.ready, writable)

@@ -204,8 +204,7 @@ class References:
         request.reply(RREF_ACK, None)
 
     def _user_delete(self, request: Request) -> None:
-        for entry in cast("list[tuple[Any, ...]]", request.unpack()):
-            self.table.deleted(*entry)
+        self.table.deleted_all(cast("list[tuple[Any, ...]]", request.unpack()))
         request.reply(RREF_ACK, None)
 
     def _child_accept(self, request: Request) -> None:

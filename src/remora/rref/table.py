@@ -112,10 +112,16 @@ class Table:
             effects = self.owner.request(rref, fork, holder)
         self.perform(effects)
 
-    def deleted(self, rref: RRefId, fork: ForkId, never_made: bool = False) -> None:
+    def deleted(self, rref: RRefId, fork: ForkId) -> None:
         """A holder says goodbye."""
+        self.deleted_all([(rref, fork)])
+
+    def deleted_all(self, entries: list[tuple[Any, ...]]) -> None:
+        """A holder says many goodbyes at once: (value, fork) each, and True behind it if the value was never made."""
+        effects: list[Effect] = []
         with self._lock:
-            effects = self.owner.never_made(rref, fork) if never_made else self.owner.delete(rref, fork)
+            for rref, fork, *never_made in entries:
+                effects += self.owner.never_made(rref, fork) if never_made else self.owner.delete(rref, fork)
         self.perform(effects)
 
     # References held here.
