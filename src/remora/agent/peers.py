@@ -44,6 +44,8 @@ log = logging.getLogger("remora")
 ACK, PING = int(MessageType.ACK), int(MessageType.PING)
 GRACE = 0.25  # how long a caller may take to come back before we look whether it lives
 
+LEFT = "it left the group"
+
 State = Literal["alive", "left", "dead"]
 
 
@@ -61,6 +63,7 @@ class Peer:
         self.outgoing = outgoing
         self.incoming: Channel | None = None
         self.dialling = False
+        self.leaving = False  # it said goodbye, on one of its two channels at least
         self.lock = threading.Lock()  # guards state, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
 
@@ -165,8 +168,9 @@ class Peers:
             self._dispatch.cancel(channel, frame.call)
         elif frame.kind == MessageType.GOODBYE:
             # It says so on both channels. Only on the one we dialled do its last replies come before.
+            peer.leaving = True
             if channel.dialled or peer.outgoing.link is None:
-                self._crew.serve(lambda: self.give_up(peer, "it left the group", "left"))
+                self._crew.serve(lambda: self.give_up(peer, LEFT, "left"))
         elif frame.kind == MessageType.VOID and channel.dialled:
             call = channel.take(frame.call)
             if call is not None:
@@ -186,6 +190,8 @@ class Peers:
         log.debug("link with %s broke: %s", peer.name, error)
         if isinstance(error, ProtocolError):
             self.give_up(peer, str(error))
+        elif channel.dialled and peer.leaving:
+            self.give_up(peer, LEFT, "left")
         elif channel.dialled:
             self.connect(channel)
         else:
@@ -240,6 +246,8 @@ class Peers:
                     self.give_up(peer, str(error))
                     return
                 except (ConnectionRefusedError, FileNotFoundError) as error:
+                    if peer.leaving:
+                        self.give_up(peer, LEFT, "left")
                     self.give_up(peer, f"nobody listens at its address any more (Connection closed by peer: {error})")
                     return
                 except OSError as error:
