@@ -438,12 +438,16 @@ class Channel(Sending):
     def linger(self, deadline: float) -> None:
         """Before closing: let the peer have what was written, and wait until it hangs up. To close while it still sends
         would make its kernel throw away our last words."""
-        while (link := self.link) is not None and link.outbox_bytes and time.monotonic() < deadline:
+        while (link := self.link) is not None and self._unwritten(link) and time.monotonic() < deadline:
             time.sleep(0.001)
         if link is not None:
             link.finish()
         while self.link is not None and time.monotonic() < deadline:
             time.sleep(0.001)
+
+    def _unwritten(self, link: StreamLink) -> bool:
+        """Whether something is still to be written, here or by the thread that is writing now."""
+        return bool(link.outbox_bytes or self._lazy or self._writing.locked())
 
     def close(self) -> None:
         """No more messages. Pending calls have been failed before."""
