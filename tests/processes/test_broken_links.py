@@ -121,6 +121,25 @@ def test_every_asynchronous_call_is_answered_exactly_once(transport: str, count:
         assert workers.run(1, targets.counted) == dict.fromkeys(range(5000), 1)
 
 
+def count_while_the_link_flaps(to: str, seconds: float) -> list[int]:
+    values: list[int] = []
+    end = time.monotonic() + seconds
+    with Cutter(to, "outgoing", 0.004):
+        while time.monotonic() < end:
+            key = len(values)
+            values += torch.futures.wait_all([rpc.rpc_async(to, targets.count, args=(key + i,)) for i in range(10)])
+    return values
+
+
+def test_a_link_that_breaks_all_the_time_is_not_taken_for_one_that_is_gone() -> None:
+    """For much longer than a connection may be away, it is never away for that long."""
+    with Workers(2, options={"reconnect_timeout": 0.4}) as workers:
+        values = workers.run(0, count_while_the_link_flaps, "worker1", 2.0)
+        assert set(values) == {1}
+        assert len(values) > 20
+        assert workers.run(1, targets.counted) == dict.fromkeys(range(len(values)), 1)
+
+
 @pytest.mark.parametrize("direction", ["outgoing", "incoming"])
 def test_every_synchronous_call_is_answered_exactly_once(direction: str) -> None:
     with Workers(2) as workers:

@@ -76,6 +76,7 @@ class Channel(Sending):
         self._jobs_out = 0  # requests answered, counted by whoever answers
         self._jobs_counter = itertools.count(1)
         self.ever_connected = False
+        self.lost_at = 0.0  # when the last link broke
         self._owner = owner
         self._crew = crew
         self._poller = poller
@@ -402,6 +403,7 @@ class Channel(Sending):
         if port is not self._port:
             return
         self._port = None
+        self.lost_at = time.monotonic()
         self._discard(port)
         self._crew.serve(lambda: self._owner.lost(self, error))
 

@@ -205,7 +205,8 @@ class Peers:
             self._timers.at(limit, lambda: self._crew.serve(lambda: self._drop_if_away(peer, channel)))
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
-        if channel.link is None and peer.incoming is channel:
+        away = time.monotonic() - channel.lost_at
+        if channel.link is None and peer.incoming is channel and away >= self._settings.reconnect_timeout - 0.01:
             channel.close()
             self._dispatch.forget(channel)
 

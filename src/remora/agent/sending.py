@@ -210,12 +210,13 @@ class Sending(ABC):
 
     def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
         link = self.link
-        if link is None:
+        if link is None or link.failed:
             return
         try:
             if not link.write(parts, STALL, until):
                 self._has_outbox()
         except BaseException as error:  # half a frame may be on the link: the session says it again on another one
+            link.failed = True
             self._link_failed(link, error)
             if not isinstance(error, OSError):
                 raise

@@ -33,7 +33,7 @@ class LinkClosed(OSError):
 class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
-    __slots__ = ("_fd", "_outbox", "_reader", "last_heard", "outbox_bytes", "sock", "where")
+    __slots__ = ("_fd", "_outbox", "_reader", "failed", "last_heard", "outbox_bytes", "sock", "where")
 
     def __init__(self, sock: socket.socket, where: str) -> None:
         sock.settimeout(None)
@@ -44,6 +44,7 @@ class StreamLink:
         self._reader = FrameReader()
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
+        self.failed = False  # writing failed: nothing more is written to it
         self.last_heard = time.monotonic()
 
     def fileno(self) -> int:
