@@ -5,8 +5,9 @@ back, and one the peer dialled, for the other direction. Because only replies co
 for a reply may read the link itself, which saves waking it up; it settles what belongs to waiting threads and leaves
 everything that can run user code to the crew.
 
-Two locks, taken in this order if both: `_reading` (the receiving half) and `_writing` (the sending half). Neither is
-held while user code runs.
+Two locks guard the halves, taken in this order if both: `_reading` (receiving) and `_writing` (sending). Two small ones
+are taken last and held for a few instructions: `_arming` (what the poller watches) and `_room` (who waits for the peer to
+take something). None is held while user code runs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ asked for itself, without waking another thread first. Three rules keep this fre
     C1  Somebody is always on watch. A thread that is about to run user code makes sure of it, and starts a thread if
         nobody is left.
     C2  At most `limit` jobs run at once; further ones wait in the backlog. A thread that waits for a remote call inside
-        a job does not count (`blocked`), so calls may nest to any depth with a limit of one.
+        a job does not count (`waiting`), so calls may nest to any depth with a limit of one.
     C3  Service work (completing futures, answering pings, connecting) never waits for a place among the jobs.
 
 Threads are daemons, started when needed, and kept.
@@ -95,7 +95,6 @@ class Crew:
         self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
-        self.jobs_done = 0
 
     # The threads.
 
@@ -193,7 +192,6 @@ class Crew:
             log.exception("a job of %s failed", self.name)
         _here.in_job = False
         self._active_add(-1)
-        self.jobs_done += 1
         return True
 
     def _active_add(self, n: int) -> None:
