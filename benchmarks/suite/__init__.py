@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.measure import Benchmark
-from benchmarks.suite import add, callers, echo, flight, floor, noop, reference, startup
+from benchmarks.suite import add, callers, echo, flight, floor, noop, reference, startup, training
 
 SUITE = [
     Benchmark("ping-pong", "floor: ping-pong", floor.ping_pong, workers=0, contestants=False),
@@ -15,5 +15,6 @@ SUITE = [
     Benchmark("callers", "8 callers, one callee", callers.measure, workers=9),
     Benchmark("echo", "echo of a tensor", echo.measure),
     Benchmark("reference", "remote() + to_here()", reference.measure),
+    Benchmark("training", "one training step", training.measure),
     Benchmark("startup", "start-up", startup.measure, workers=0),
 ]

@@ -1,11 +1,123 @@
-"""Distributed autograd. Only its place in the start of a worker exists so far."""
+"""Distributed autograd: backpropagation through calls, with the names of `torch.distributed.autograd`.
 
-from __future__ import annotations
+    with remora.autograd.context() as context_id:
+        loss = rpc.rpc_sync("worker1", forward, args=(x,)).sum()
+        remora.autograd.backward(context_id, [loss])
+        gradients = remora.autograd.get_gradients(context_id)
+"""
 
-_worker_id: int | None = None
+from collections.abc import Callable
+
+import torch
+
+from remora.agent.recording import current_recording
+from remora.autograd.contexts import ContextManager, enter
+from remora.autograd.engine import Engine
+from remora.autograd.record import Context
+from remora.errors import NotInitialized
+
+current_engine: Callable[[], Engine] | None = None  # set by the layer above: the one of the current worker
+
+_MAX_WORKER = 2**16 - 1
+
+
+def _engine() -> Engine:
+    if current_engine is None:
+        raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
+    return current_engine()
+
+
+def context() -> ContextManager:
+    """`with context() as context_id:` calls made inside belong to one context, and so do the calls those make. It is
+    released, on all workers, at the end."""
+    return ContextManager(_engine().contexts)
+
+
+# TorchScript may call these two. It wants their types as they are here, and compiles what is not said to be Python; the
+# name is the one that a scripted program sees in its graph.
+
+
+def dist_backward(context_id: int, roots: list[torch.Tensor], retain_graph: bool = False, mode: str = "smart") -> None:
+    """Backpropagate from `roots`, scalars of this worker, through all calls of the context they came from.
+
+    The gradients are added to the context's (`get_gradients`) on each worker that has leaves of the graph. With "smart" the
+    workers first find out which messages take part; with "fast" every result of every call has to be used for the roots.
+    """
+    _backward(context_id, roots, retain_graph, mode)
+
+
+backward = dist_backward
+
+
+@torch.jit.ignore  # type: ignore[untyped-decorator]
+def _backward(context_id: int, roots: list[torch.Tensor], retain_graph: bool, mode: str) -> None:
+    if not isinstance(context_id, int) or not isinstance(roots, list | tuple):
+        raise TypeError(
+            f"backward(): incompatible function arguments ({type(context_id).__name__}, {type(roots).__name__}): it takes "
+            f"the id of a context and a list of tensors"
+        )
+    if mode not in ("smart", "fast"):
+        raise ValueError(f'mode is "smart" or "fast", not {mode!r}')
+    _engine().backward(context_id, roots, retain_graph, mode == "smart")
+
+
+@torch.jit.ignore  # type: ignore[untyped-decorator]
+def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
+    """The gradients gathered in a context on this worker, by the leaf they belong to."""
+    return dict(_engine().contexts.get(context_id).gradients)
+
+
+# What PyTorch's tests and some programs use.
 
 
 def _init(worker_id: int) -> None:
-    """Remember which worker this process is; contexts will be numbered by it."""
-    global _worker_id
-    _worker_id = worker_id
+    """Check the id of a worker: contexts are numbered by it."""
+    if not 0 <= worker_id <= _MAX_WORKER:
+        raise RuntimeError(f"worker_id needs to be between 0 and {_MAX_WORKER}, got {worker_id}")
+
+
+def _new_context() -> Context:
+    """A context that is current from now on, until `_release_context`."""
+    return enter(_engine().contexts)
+
+
+def _release_context(context_id: int) -> None:
+    """Release a context everywhere."""
+    contexts = _engine().contexts
+    current = current_recording.get()
+    if isinstance(current, Context) and current.id == context_id:
+        current_recording.set(None)
+    contexts.release(context_id)
+
+
+def _retrieve_context(context_id: int) -> Context:
+    return _engine().contexts.get(context_id)
+
+
+def _is_valid_context(context_id: int) -> bool:
+    try:
+        _engine().contexts.get(context_id)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _current_context() -> Context:
+    current = current_recording.get()
+    if not isinstance(current, Context):
+        raise RuntimeError(
+            "Current thread doesn't have a valid autograd context. Please wrap your code with `with "
+            "remora.autograd.context() as context_id` to generate a valid context"
+        )
+    return current
+
+
+def _get_max_id() -> int:
+    return _engine().contexts.largest_id
+
+
+def _get_debug_info() -> dict[str, str]:
+    return {key: str(value) for key, value in _engine().counts().items()}
+
+
+__all__ = ["backward", "context", "get_gradients"]

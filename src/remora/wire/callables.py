@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from remora.errors import SerializationError
 from remora.wire.storages import Outgoing, Reduced
 
 _TORCH_NAMES = {function: name for name, function in vars(torch).items() if type(function) is BuiltinFunctionType}
@@ -35,7 +36,10 @@ def reduce_overload(out: Outgoing, overload: OpOverload) -> Reduced:
 def reduce_script_module(out: Outgoing, module: torch.jit.ScriptModule) -> Reduced:
     """Reduce a scripted or traced module to the archive `torch.jit.save` makes of it."""
     archive = io.BytesIO()
-    torch.jit.save(module, archive)
+    try:
+        torch.jit.save(module, archive)
+    except torch.jit.Error as error:
+        raise SerializationError(f"a scripted module cannot be sent: {error}") from error
     return _script_module, (pickle.PickleBuffer(archive.getvalue()),)
 
 

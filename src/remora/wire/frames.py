@@ -28,6 +28,7 @@ MAX_BUFFERS = 1 << 24
 # Flags.
 FAILED = 1  # the body of a response is a failure, not a value
 ASYNC = 2  # the function returns a future, and its value is the result
+RECORDED = 8  # the body holds the value and what a recording says of it: see `remora.agent.recording`
 REFERENCES = 4  # the body begins with a preamble: see `remora.wire.preamble`
 
 _STREAM_BUFFER = 1 << 18
@@ -63,6 +64,14 @@ class Frame:
 
     def __repr__(self) -> str:
         return f"<Frame {self.kind:#x} call={self.call} number={self.number} ack={self.ack} {self.size}B>"
+
+
+class Damaged(ProtocolError):
+    """A stream makes no sense from here on. `frames` came before that, whole."""
+
+    def __init__(self, what: str, frames: list[Frame]) -> None:
+        super().__init__(what)
+        self.frames = frames
 
 
 def lengths(buffers: Sequence[memoryview]) -> bytes:
@@ -128,7 +137,7 @@ class FrameReader:
         while end - start >= HEADER_SIZE:
             length, kind, flags, count, call, number, ack, timeout = unpack(buffer, start)
             if count > MAX_BUFFERS or count * 8 > length:
-                raise ProtocolError(f"a frame announces {count} buffers in a body of {length} bytes")
+                raise Damaged(f"a frame announces {count} buffers in a body of {length} bytes", frames)
             body_at = start + HEADER_SIZE
             body_end = body_at + length
             if body_end > end:

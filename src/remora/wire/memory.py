@@ -61,6 +61,21 @@ def _look(ptr: int, nbytes: int, access: int) -> memoryview:
     return found
 
 
+class _Buffer(ctypes.Structure):
+    """Py_buffer, as far as it is of interest; the rest is room for it."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("exporter", ctypes.c_void_p), ("rest", ctypes.c_char * 64))
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where the bytes of a view are, writable or not. Whoever asks keeps the view alive for as long as that matters."""
+    found = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(found), 0)
+    address = int(found.address or 0)
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(found))
+    return address
+
+
 def copy_bytes(ptr: int, nbytes: int) -> bytes:
     """The `nbytes` at `ptr`, copied. The null pointer has no bytes to copy."""
     if not nbytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,13 +14,14 @@ class Packed:
     The buffers are the sender's own memory: nothing was copied. What is too small to be worth a buffer is in the body.
     """
 
-    __slots__ = ("body", "buffers", "keepalive", "tensors", "undo", "untracked")
+    __slots__ = ("body", "buffers", "keepalive", "recording", "tensors", "undo", "untracked")
 
     body: bytes
     buffers: list[memoryview]
     keepalive: list[object]  # owns the memory of `buffers`
     tensors: list[torch.Tensor]  # referenced in place: a change to one of them changes what is sent
     undo: list[Callable[[], None]] | None  # takes back what the reducers did, if this is never sent
+    recording: Any  # what the message belongs to, if anything: its reply belongs to the same
     untracked: bool  # some buffer is memory whose changes nobody counts (not a tensor's)
 
     def __init__(
@@ -36,6 +38,7 @@ class Packed:
         self.tensors = tensors
         self.untracked = untracked
         self.undo = None
+        self.recording = None
 
     def __repr__(self) -> str:
         sizes = [buffer.nbytes for buffer in self.buffers]

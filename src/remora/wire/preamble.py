@@ -1,4 +1,10 @@
-"""What a message that carries references says before everything else, so that it is known without unpickling the rest."""
+"""What a message that carries references says before everything else, so that it is known without unpickling the rest.
+
+    u32     length of the list of references; 0 if there are none
+    u8      what the message makes: 0 nothing, 1 a value, 2 a value made by a torch operator or a TorchScript function
+    4 u64   only if it makes one: the id of the value and the id of its first fork
+    list    the references, pickled
+"""
 
 from __future__ import annotations
 
@@ -10,22 +16,35 @@ from remora.wire.frames import REFERENCES
 from remora.wire.packed import Packed
 from remora.wire.scopes import PackScope
 
-_LENGTH = struct.Struct("<I")
+Creates = tuple[int, int, int, int, bool]  # the value's id, its first fork's id, and whether it is a TorchScript value
+
+_CARRIES = struct.Struct("<IB")
+_MAKES = struct.Struct("<IBQQQQ")
 
 
-def attach(packed: Packed, scope: PackScope, creates: tuple[Any, ...] | None = None) -> int:
+def attach(packed: Packed, scope: PackScope, creates: Creates | None = None) -> int:
     """Put the preamble in front of a packed message, if it needs one. The flags that say so."""
     if creates is None and not scope.attachments:
         return 0
     packed.undo = scope.undo
-    preamble = pickle.dumps((creates, scope.attachments), 5)
-    packed.body = _LENGTH.pack(len(preamble)) + preamble + packed.body
+    listed = pickle.dumps(scope.attachments, 5) if scope.attachments else b""
+    if creates is None:
+        head = _CARRIES.pack(len(listed), 0)
+    else:
+        value_on, value, fork_on, fork, script = creates
+        head = _MAKES.pack(len(listed), 2 if script else 1, value_on, value, fork_on, fork)
+    packed.body = head + listed + packed.body
     return REFERENCES
 
 
-def detach(body: bytes | bytearray) -> tuple[tuple[Any, ...] | None, list[Any], bytes]:
+def detach(body: bytes | bytearray) -> tuple[Creates | None, list[Any], bytes | bytearray]:
     """(what the message makes, the references in it, the rest)."""
-    view = memoryview(body)
-    (length,) = _LENGTH.unpack_from(view)
-    creates, attachments = pickle.loads(view[4 : 4 + length])
-    return creates, attachments, bytes(view[4 + length :])
+    length, makes = _CARRIES.unpack_from(body)
+    if makes:
+        _, _, *ids = _MAKES.unpack_from(body)
+        creates, start = (*ids, makes == 2), _MAKES.size
+    else:
+        creates, start = None, _CARRIES.size
+    end = start + length
+    references = pickle.loads(memoryview(body)[start:end]) if length else []
+    return creates, references, body[end:]

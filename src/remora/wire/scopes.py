@@ -15,21 +15,27 @@ class PackScope:
     after it succeeded they stay here for whoever fails to send.
     """
 
-    __slots__ = ("attachments", "ordered", "peer", "undo")
+    __slots__ = ("attachments", "detached", "links", "ordered", "peer", "undo")
 
     peer: object
     ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
     undo: list[Callable[[], None]]
     attachments: list[object]  # what the receiver must know before it unpacks the value
+    detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
+    links: list[torch.Tensor] | None  # those whose history goes on at the receiver; None if none is recorded
 
     def __init__(self, peer: object = None, ordered: bool = False) -> None:
         self.peer = peer
         self.ordered = ordered
         self.undo = []
         self.attachments = []
+        self.links = None
+        self.detached = False
 
     def roll_back(self, mark: int = 0, error: BaseException | None = None) -> None:
         """Run the undos registered since there were `mark` of them, last first. One that raises is noted on `error`."""
+        if self.links:
+            self.links.clear()
         while len(self.undo) > mark:
             undo = self.undo.pop()
             try:
@@ -43,14 +49,16 @@ class PackScope:
 class UnpackScope:
     """One value on its way in: who sent it, and what came with it."""
 
-    __slots__ = ("arrival", "peer")
+    __slots__ = ("arrival", "links", "peer")
 
     peer: object
     arrival: object  # what was made of the attachments
+    links: dict[int, torch.Tensor]  # tensors whose history began at the sender, by their number there
 
     def __init__(self, peer: object = None, arrival: object = None) -> None:
         self.peer = peer
         self.arrival = arrival
+        self.links = {}
 
 
 class _Incoming(threading.local):

@@ -51,6 +51,14 @@ class Outgoing:
         self.seen: dict[object, Any] = {}
         self.untracked = False
 
+    def links(self) -> list[torch.Tensor] | None:
+        """The tensors of this message whose history goes on at the receiver; None if none is recorded."""
+        return None if self.scope is None else self.scope.links
+
+    def detached(self) -> bool:
+        """Whether tensors arrive without a wish for gradients."""
+        return self.scope is not None and self.scope.detached
+
     def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int:
         """Take `nbytes` of `storage` along: inside the pickle, or as a buffer without copying them."""
         if nbytes <= INLINE_BYTES:

@@ -7,13 +7,15 @@ ones by `layouts`.
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from remora.errors import SerializationError
 from remora.wire import layouts
 from remora.wire.memory import raw_copy, raw_fill
-from remora.wire.scopes import PackScope
+from remora.wire.scopes import PackScope, current_unpack_scope
 from remora.wire.storages import (
     CONJ,
     DTYPES,
@@ -55,7 +57,8 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
         nbytes = storage.nbytes()
     except RuntimeError:  # no storage or no shape of its own: sparse, nested, mkldnn, a wrapper of torch.func
         return _reduce_unusual(out, tensor)
-    flags = 1 if tensor.requires_grad else 0
+    linked = tensor.requires_grad and out.links() is not None
+    flags = 1 if tensor.requires_grad and not linked and not out.detached() else 0
     if tensor.is_neg() or (name in _COMPLEX and tensor.is_conj()):
         flags |= (CONJ if tensor.is_conj() else 0) | (NEG if tensor.is_neg() else 0)
     if (
@@ -72,6 +75,8 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
         reduced: Reduced = (_small, (data, name, shape, flags) if flags else (data, name, shape))
     else:
         reduced = reduce_strided(out, tensor, storage, name, flags)
+    if linked:
+        reduced = _with_link(out, tensor, reduced)
     return _with_attributes(tensor, reduced) if tensor.__dict__ else reduced
 
 
@@ -89,6 +94,8 @@ def _reduce_unusual(out: Outgoing, tensor: torch.Tensor) -> Reduced:
     if not (tensor.is_cpu or tensor.is_meta):
         return reduce_tensor(out, stage(tensor, out.scope))
     reduced = layouts.reduce_layout(out, tensor)
+    if tensor.requires_grad:
+        reduced = _with_link(out, tensor, reduced)
     return _with_attributes(tensor, reduced) if tensor.__dict__ else reduced
 
 
@@ -100,7 +107,9 @@ def refuse_fake(out: Outgoing, tensor: torch.Tensor) -> Reduced:
 def reduce_parameter(out: Outgoing, parameter: torch.nn.Parameter) -> Reduced:
     """Reduce an `nn.Parameter`: its tensor, and what was set on it."""
     # `detach` and not `data`, because it shares the parameter's count of writes.
-    reduced = (_parameter, (parameter.detach(), parameter.requires_grad))
+    reduced: Reduced = (_parameter, (parameter.detach(), parameter.requires_grad))
+    if parameter.requires_grad:
+        reduced = _with_link(out, parameter, reduced)
     return _with_attributes(parameter, reduced) if parameter.__dict__ else reduced
 
 
@@ -122,6 +131,15 @@ def reduce_storage(out: Outgoing, storage: torch.UntypedStorage) -> Reduced:
 def reduce_typed_storage(out: Outgoing, storage: torch.TypedStorage) -> Reduced:
     """Reduce a typed storage: the untyped one, and the type."""
     return _typed_storage, (storage._untyped_storage, NAMES[storage.dtype])
+
+
+def _with_link(out: Outgoing, tensor: torch.Tensor, reduced: Reduced) -> Reduced:
+    """If histories are recorded: have the receiver go on with the one of this tensor."""
+    links = out.links()
+    if links is None:
+        return reduced
+    links.append(tensor)
+    return linked_tensor, (len(links) - 1, reduced[0], reduced[1])
 
 
 def _with_attributes(tensor: torch.Tensor, reduced: Reduced) -> Reduced:
@@ -151,6 +169,17 @@ def _meta_storage(nbytes: int) -> torch.UntypedStorage:
 
 def _typed_storage(storage: torch.UntypedStorage, name: str) -> torch.TypedStorage:
     return torch.TypedStorage(wrap_storage=storage, dtype=DTYPES[name], _internal=True)  # type: ignore[no-untyped-call]
+
+
+def linked_tensor(number: int, build: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
+    """A tensor with a history on its sender. Whoever unpacks the message gives it one here."""
+    tensor = build(*args)
+    if tensor.requires_grad:
+        tensor.requires_grad_(False)
+    scope = current_unpack_scope()
+    if scope is not None:
+        scope.links[number] = tensor
+    return tensor
 
 
 def _parameter(data: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:

@@ -1,0 +1,96 @@
+"""How calls carry a recording along: what a program records of its calls, and goes on recording where they are served.
+
+The agent knows no more of it than this file says. Distributed autograd is the one that records: its contexts are the
+recordings, and what a message says of them lets the two ends of a call join their graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+
+from remora.wire import preamble
+from remora.wire.frames import RECORDED
+from remora.wire.packed import Packed
+from remora.wire.pickling import pack
+from remora.wire.scopes import PackScope
+
+if TYPE_CHECKING:
+    from remora.agent.peers import Peer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Header = tuple[int, int, bool]  # the recording, the message, and whether histories are recorded (or under no_grad)
+
+
+class Recording(Protocol):
+    """One recording of one worker."""
+
+    def outgoing(self, peer: Peer) -> tuple[Header, list[torch.Tensor] | None]:
+        """A message to `peer` is about to be packed: what it says, and where to put the tensors with a history."""
+
+    def sent(self, peer: Peer, header: Header, links: list[torch.Tensor]) -> None:
+        """It is packed, and these are its tensors with a history."""
+
+    def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
+        """A message came from `peer`, with these tensors that have a history there."""
+
+
+class Recorder(Protocol):
+    """Who knows the recordings of a worker."""
+
+    def find(self, header: Header) -> Recording:
+        """The recording that an arrived request belongs to; made if it is not known yet."""
+
+
+current_recording: ContextVar[Recording | None] = ContextVar("remora_recording", default=None)
+
+
+def recorded(callback: Callable[P, R]) -> Callable[P, R]:
+    """`callback`, to run later and on another thread: calls it makes belong to what is recorded now."""
+    recording = current_recording.get()
+    if recording is None:
+        return callback
+
+    def carry_on(*args: P.args, **kwargs: P.kwargs) -> R:
+        token = current_recording.set(recording)
+        try:
+            return callback(*args, **kwargs)
+        finally:
+            current_recording.reset(token)
+
+    return carry_on
+
+
+@contextmanager
+def recording_for(recording: Recording, grad_enabled: bool) -> Iterator[None]:
+    """Serve a request that belongs to a recording; under no_grad if its caller was."""
+    token = current_recording.set(recording)
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(grad_enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(before)
+        current_recording.reset(token)
+
+
+def pack_recorded(
+    value: object, scope: PackScope, recording: Recording | None, creates: tuple[Any, ...] | None = None
+) -> tuple[Packed, int]:
+    """Pack a message, with what the recording says of it. The flags tell what it has beside the value."""
+    if recording is None:
+        packed = pack(value, scope)
+        return packed, preamble.attach(packed, scope, creates)
+    peer = cast("Peer", scope.peer)
+    header, scope.links = recording.outgoing(peer)
+    scope.detached = scope.links is None
+    packed = pack((value, header), scope)
+    if scope.links:
+        recording.sent(peer, header, scope.links)
+    packed.recording = recording
+    return packed, RECORDED | preamble.attach(packed, scope, creates)

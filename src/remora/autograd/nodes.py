@@ -1,0 +1,138 @@
+"""Where a call cuts the graph of a program: what the sender of tensors keeps, and what their receiver puts in its graph.
+
+A `Send` stands at the root of the sender's graph: the gradients of the tensors it sent arrive there. A `Recv` is behind
+the node of the receiver's graph that the received tensors come from: their gradients end there, and go to the sender.
+The two belong together by the number of the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+if TYPE_CHECKING:
+    from remora.agent.peers import Peer
+
+Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
+_PREFIX = "torch::distributed::autograd::"  # the names are those that programs see in PyTorch's graphs
+
+SEND_NAME = f"{_PREFIX}SendRpcBackward"
+
+
+class _Look(torch.autograd.Function):
+    """A node in front of any tensor, whatever its layout, to see what is behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(())
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """The edge that leads to a tensor's history, or to the node that gathers the gradient of a leaf."""
+    if tensor.layout is torch.strided:
+        return get_gradient_edge(tensor)
+    with torch.enable_grad():
+        look: Any = _Look.apply(tensor)  # type: ignore[no-untyped-call]
+    return GradientEdge(*look.grad_fn.next_functions[0])
+
+
+class Send:
+    """Tensors that were sent: where their gradients, which come back, go on."""
+
+    __slots__ = ("edges", "message", "peer")
+
+    def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
+        self.message = message
+        self.peer = peer
+        self.edges: list[GradientEdge] = [edge_of(tensor) for tensor in tensors]
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """The nodes behind the tensors, as nodes of torch show theirs."""
+        return tuple((edge.node, edge.output_nr) for edge in self.edges)
+
+    def name(self) -> str:
+        return SEND_NAME
+
+    def __call__(self, *inputs: object) -> NoReturn:
+        raise RuntimeError(
+            f"{self!r} is the beginning of a graph and takes no inputs ({len(inputs)} were given): its gradients come from "
+            f"{self.peer.name} in a backward pass"
+        )
+
+    def check(self, gradients: Gradients) -> None:
+        """Raise if these cannot be the gradients of what was sent."""
+        for number, gradient in gradients.items():
+            if not 0 <= number < len(self.edges):
+                raise RuntimeError(f"{self!r} sent {len(self.edges)} tensors; there is none of number {number}")
+            if not isinstance(gradient, torch.Tensor):
+                raise RuntimeError(f"{self!r} got an undefined gradient for its tensor {number}")
+
+    def __repr__(self) -> str:
+        return f"<SendRpcBackward of message {self.message} to {self.peer.name}>"
+
+
+class Recv:
+    """Tensors that were received: where their gradients have to be sent."""
+
+    __slots__ = ("gradients", "message", "open", "peer")
+
+    def __init__(self, message: int, peer: Peer) -> None:
+        self.message = message
+        self.peer = peer
+        self.open = False  # a pass collects gradients here
+        self.gradients: Gradients = {}
+
+    def collect(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """The graph has come to the received tensors."""
+        if not self.open:
+            raise RuntimeError(
+                f"a backward pass of this process alone came to tensors that were received from {self.peer.name}: only a "
+                f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
+            )
+        self.gradients = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
+
+    def __repr__(self) -> str:
+        return f"<RecvRpcBackward of message {self.message} from {self.peer.name}>"
+
+
+class _Receiving:
+    """The one argument of the function below: not a tensor, so that torch takes what comes out for new."""
+
+    __slots__ = ("recv", "tensors")
+
+    def __init__(self, recv: Recv, tensors: list[torch.Tensor]) -> None:
+        self.recv = recv
+        self.tensors = tensors
+
+
+def _forward(ctx: Any, anchor: torch.Tensor, receiving: _Receiving) -> tuple[torch.Tensor, ...]:
+    ctx.set_materialize_grads(False)
+    ctx.recv = receiving.recv
+    return tuple(receiving.tensors)
+
+
+def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None]:
+    ctx.recv.collect(gradients)
+    return None, None
+
+
+# Made by hand for its name: torch calls the node what the function is called, with "Backward" behind it.
+_function_type: Any = type(torch.autograd.Function)
+_RecvRpc: Any = _function_type(
+    f"{_PREFIX}RecvRpc",
+    (torch.autograd.Function,),
+    {"forward": staticmethod(_forward), "backward": staticmethod(_backward), "__module__": __name__},
+)
+RecvNode: type = _RecvRpc._backward_cls
+_anchor = torch.empty(0, requires_grad=True)  # torch makes a node only if some argument needs a gradient
+
+
+def receive(recv: Recv, tensors: list[torch.Tensor]) -> Any:
+    """Put a node behind tensors that were received; the tensors stay the objects they are. Returns the node."""
+    with torch.enable_grad():
+        outputs = _RecvRpc.apply(_anchor, _Receiving(recv, tensors))
+    return outputs[0].grad_fn

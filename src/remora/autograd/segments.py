@@ -1,0 +1,151 @@
+"""Runs one segment of the local graph on torch's own engine, so that every hook runs once and on the whole gradient.
+
+The engine runs the nodes between where gradients come in and the segment's exits, the exits included, and nothing else.
+It computes no gradient for a node that it will not run, though, so what leaves the segment is taken in another way: when
+the engine has run a node with such edges, a hook of ours runs it once more, alone, for those. Capturing the gradients at
+the nodes outside instead would run the hooks there, on a part of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from remora.autograd.graph import Edge, LeafNode, Node, Segment
+from remora.autograd.leaves import lent
+from remora.autograd.nodes import Gradients, Recv
+
+Incoming = list[tuple[Edge, torch.Tensor]]
+Received = list[tuple[Recv, Gradients]]
+
+
+def run(
+    segment: Segment,
+    incoming: Incoming,
+    gradients: MutableMapping[torch.Tensor, torch.Tensor],
+    retain_graph: bool,
+    leaves: Sequence[Node] | None = None,
+) -> tuple[Incoming, Received]:
+    """Run a segment with the gradients that came into it. Those of leaves are added to `gradients`. Returned are those
+    that leave the segment, and those of received tensors. `leaves`: all that the run may touch, if they are more than
+    those of the segment."""
+    if not incoming:
+        return [], [(node.recv, {}) for node in segment.received]
+    edges = [GradientEdge(*edge) for edge, _ in incoming]
+    outgoing: Incoming = []
+    held = _Held()
+    nodes: list[object] = [*segment.crossings, *segment.received]
+    touched = segment.leaves if leaves is None else leaves
+    with lent([leaf.variable for leaf in touched], gradients, nodes), ExitStack() as stack:
+        for node in segment.received:
+            stack.enter_context(_open(node.recv))
+        for node, numbers in segment.crossings.items():
+            _tap(node, numbers, outgoing, stack)
+        for node in segment.sharing:
+            stack.callback(node.register_hook(held.append_shared).remove)
+        exits = [GradientEdge(node, 0) for node in segment.exits] if segment.crossings else None
+        torch.autograd.backward(edges, [gradient for _, gradient in incoming], retain_graph, inputs=exits)
+        received = [(node.recv, node.recv.gradients) for node in segment.received]
+    return outgoing, received
+
+
+@contextmanager
+def _open(recv: Recv) -> Iterator[None]:
+    recv.gradients = {}
+    recv.open = True
+    try:
+        yield
+    finally:
+        recv.open = False
+        recv.gradients = {}
+
+
+class _Held(list[Any]):
+    """A gradient that a node gives to several leaves is held until the end of the run: torch then makes a copy for each,
+    rather than let one of them have the memory that the others were copied from, and that the node may still know."""
+
+    def append_shared(self, computed: tuple[Any, ...], came_in: object) -> None:
+        gradients = [id(gradient) for gradient in computed if gradient is not None]
+        if len(set(gradients)) < len(gradients):
+            self.append(computed)
+
+
+def _tap(node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack) -> None:
+    """Take the gradients that leave the segment at a node, while `stack` is open.
+
+    The hooks that the program has put behind the node (`grad_fn.register_hook`) must see these gradients, too, and may
+    change them; but the engine has not computed them. So our hook stands in for all of those, and runs them itself.
+    """
+
+    def stand_in(computed: tuple[Any, ...], came_in: tuple[Any, ...]) -> tuple[Any, ...]:
+        complete = computed
+        if any(computed[number] is None for number in numbers):
+            alone = _alone(node, came_in)
+            complete = tuple(alone[i] if i in numbers else gradient for i, gradient in enumerate(computed))
+        for hook in theirs.values():
+            complete = _as_tuple(hook(complete, came_in), complete)
+        for number in numbers:
+            if complete[number] is not None:
+                edge = node.next_functions[number]
+                outgoing.append((edge, _fitted(complete[number], *edge)))
+        return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
+
+    handle = node.register_hook(stand_in)
+    hooks = handle.hooks_dict_ref()
+    theirs = {key: hook for key, hook in hooks.items() if key != handle.id}
+    for key in theirs:
+        del hooks[key]
+    stack.callback(hooks.update, theirs)
+    stack.callback(handle.remove)
+
+
+def _as_tuple(result: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
+    if result is None:
+        return otherwise
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _fitted(gradient: torch.Tensor, node: Node, number: int) -> torch.Tensor:
+    """A gradient as the engine would pass it on to this input of a node: a node may give one that is broadcast, or of
+    another type."""
+    wanted: Any = getattr(node, "variable", None) if isinstance(node, LeafNode) else node._input_metadata[number]
+    if gradient.layout is torch.strided and gradient.shape != wanted.shape:
+        gradient = gradient.sum_to_size(wanted.shape)
+    return gradient.to(wanted.dtype) if gradient.dtype != wanted.dtype else gradient
+
+
+def _alone(node: Node, came_in: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a node gives for all its edges. In a run of the engine without exits: there it computes all of them."""
+    results: list[Any] = []
+
+    def work() -> None:
+        with torch.no_grad():
+            results.append(node(*came_in) if not hasattr(node, "apply") else node.apply(*came_in))
+
+    with torch.enable_grad():
+        step: torch.Tensor = _Step.apply(_anchor, work)  # type: ignore[no-untyped-call]
+    torch.autograd.backward([step], [_one])
+    computed = results[0]
+    return computed if isinstance(computed, tuple) else (computed,)
+
+
+class _Step(torch.autograd.Function):
+    """A node that runs a Python function."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, work: Any) -> torch.Tensor:
+        ctx.work = work
+        return anchor.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        ctx.work()
+        return None, None
+
+
+_anchor = torch.empty((), requires_grad=True)
+_one = torch.ones(())
