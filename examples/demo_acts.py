@@ -168,11 +168,11 @@ class Act:
 
 
 ACTS = {
-    "sync": Act("rpc_sync, all to all", 2.5, all_to_all),
-    "nested": Act("nested, four hops", 2.5, nested),
-    "fan-out": Act(f"rpc_async, {WAVE} at once", 2.5, fan_out),
-    "4 KB": Act("tensors of 4 KB", 2.0, tensors(4 * KB)),
-    "1 MB": Act("tensors of 1 MB", 2.0, tensors(1 * MB)),
-    "16 MB": Act("tensors of 16 MB", 2.5, tensors(16 * MB)),
+    "sync": Act("rpc_sync, all to all", 1.5, all_to_all),
+    "nested": Act("nested, four hops", 1.5, nested),
+    "fan-out": Act(f"rpc_async, {WAVE} at once", 1.5, fan_out),
+    "4 KB": Act("tensors of 4 KB", 1.0, tensors(4 * KB)),
+    "1 MB": Act("tensors of 1 MB", 1.0, tensors(1 * MB)),
+    "16 MB": Act("tensors of 16 MB", 1.5, tensors(16 * MB)),
     "exception": Act("an exception, seen from afar", 0.0, exception),
 }

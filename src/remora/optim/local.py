@@ -1,0 +1,160 @@
+"""The part of a DistributedOptimizer that lives where the parameters are: one torch optimizer on one worker. No calls.
+
+**Shadows.** The torch optimizer is not given the parameters themselves but shadows of them: tensors of its own that use
+the parameters' memory. So the gradients of a pass can be put where a torch optimizer looks for them, in `.grad`, and the
+`.grad` of the parameters is not touched: neither that of a program that trains on the same worker in the usual way, nor
+that which a backward pass is using at this moment.
+
+**Claims.** Several trainers may update the same parameters, each by an optimizer of its own. What they share is one claim
+per parameter: its lock makes them step one after the other, so that no update is lost, and it knows how many they are.
+
+**Stale graphs.** A step changes parameters in place. In one process, a backward pass through a graph that was recorded
+before fails then, because its gradients would be wrong; and so it does here, as long as there is one optimizer. Several
+optimizers that share a parameter train asynchronously: a step by one between the forward and the backward pass of the
+other is what they want. So the change is not announced to autograd then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Options = dict[str, Any]
+Group = tuple[Options, list[torch.Tensor]]  # what is special about these parameters, and the parameters
+
+
+class LocalOptimizer:
+    """A torch optimizer of `optimizer_class` for parameters of this worker.
+
+    Without options it gets a plain list of parameters, as a program would give it; some optimizers take nothing else.
+    """
+
+    def __init__(
+        self, optimizer_class: Callable[..., Any], groups: Sequence[Group], args: tuple[Any, ...], kwargs: Options
+    ) -> None:
+        self._parameters = [parameter for _, parameters in groups for parameter in parameters]
+        for parameter in self._parameters:
+            _check_parameter(parameter)
+        self._shadows = [_shadow(parameter) for parameter in self._parameters]
+        shadows = iter(self._shadows)
+        shadowed = [{**options, "params": [next(shadows) for _ in parameters]} for options, parameters in groups]
+        plain = len(groups) == 1 and not groups[0][0]
+        self._optimizer = optimizer_class(self._shadows if plain else shadowed, *args, **kwargs)
+        self._claims = _claims_on(self._parameters, self)
+        # The same order for all, or they could wait for each other in a circle.
+        self._locks = [claim.lock for claim in sorted(set(self._claims), key=lambda claim: claim.number)]
+
+    @property
+    def defaults(self) -> Options:
+        return dict(getattr(self._optimizer, "defaults", {}))
+
+    @property
+    def options(self) -> list[Options]:
+        """The options of each group."""
+        return [options_of(group) for group in self._optimizer.param_groups]
+
+    def step(self, gradients: Mapping[torch.Tensor, torch.Tensor], news: Sequence[Options] | None) -> None:
+        """Update the parameters, after taking note of options that have changed."""
+        with self._exclusively():
+            if news is not None:
+                self._learn(news)
+            try:
+                self._take(gradients)
+                self._optimizer.step()
+            finally:
+                self._hand_over(gradients)
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._exclusively():
+            state: dict[str, Any] = self._optimizer.state_dict()
+            return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._exclusively():
+            self._optimizer.load_state_dict(state)
+
+    def _learn(self, news: Sequence[Options]) -> None:
+        for group, options in zip(self._optimizer.param_groups, news, strict=True):
+            group.update(options)
+
+    def _take(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        for parameter, shadow in zip(self._parameters, self._shadows, strict=True):
+            if shadow.data_ptr() != parameter.data_ptr():
+                shadow.data = parameter.data  # the program gave it other memory: `module.to(device)`
+            shadow.grad = gradients.get(parameter)
+
+    def _hand_over(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Let the parameters have what the shadows have become; see "Stale graphs" above."""
+        for parameter, shadow, claim in zip(self._parameters, self._shadows, self._claims, strict=True):
+            shadow.grad = None
+            if shadow.data_ptr() != parameter.data_ptr():
+                parameter.data = shadow.data  # the optimizer gave it other memory
+            if parameter in gradients and len(claim.optimizers) == 1:
+                increment_version(parameter)
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Nobody else steps on any of our parameters."""
+        for lock in self._locks:
+            lock.acquire()
+        try:
+            yield
+        finally:
+            for lock in self._locks:
+                lock.release()
+
+
+class _Claim:
+    """One parameter of this worker, and the optimizers that update it."""
+
+    __slots__ = ("lock", "number", "optimizers")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+        self.optimizers: WeakSet[LocalOptimizer] = WeakSet()
+
+
+_claims: MutableMapping[torch.Tensor, _Claim] = WeakTensorKeyDictionary()
+_claiming = threading.Lock()
+_numbers = itertools.count()
+
+
+def _claims_on(parameters: Sequence[torch.Tensor], optimizer: LocalOptimizer) -> list[_Claim]:
+    with _claiming:
+        claims = []
+        for parameter in parameters:
+            claim = _claims.get(parameter)
+            if claim is None:
+                claim = _claims[parameter] = _Claim(next(_numbers))
+            claim.optimizers.add(optimizer)
+            claims.append(claim)
+        return claims
+
+
+def _check_parameter(parameter: object) -> None:
+    if not isinstance(parameter, torch.Tensor):
+        raise TypeError(f"an optimizer takes references to tensors, and this is one to a {type(parameter).__qualname__}")
+    if not parameter.is_leaf:
+        raise ValueError("can't optimize a non-leaf Tensor: give the parameter that it was computed from")
+
+
+def _shadow(parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same memory and kind, with a `.grad` and a version of its own."""
+    data = parameter.data
+    if isinstance(parameter, torch.nn.Parameter):
+        return torch.nn.Parameter(data, parameter.requires_grad)
+    return data.requires_grad_(parameter.requires_grad)
+
+
+def options_of(group: Options) -> Options:
+    """A parameter group without its parameters."""
+    return {name: value for name, value in group.items() if name != "params"}

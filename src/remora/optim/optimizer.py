@@ -1,0 +1,183 @@
+"""DistributedOptimizer: one optimizer for parameters of many workers, with a torch optimizer on each of them.
+
+    optimizer = DistributedOptimizer(torch.optim.SGD, [rref1, rref2], lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [loss()])
+        optimizer.step(context_id)
+    scheduler.step()
+
+This file is the trainer's side; what happens where the parameters are is in `remora.optim.local`. Every worker that owns
+a parameter has all the groups, some of them empty perhaps, so that "group 1" means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from remora import autograd, rpc
+from remora.optim.local import LocalOptimizer, Options, options_of
+from remora.optim.shares import Share, groups_of, numbered, shares_of
+from remora.rpc import RRef
+
+State = dict[str, Any]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Updates parameters where they live, with the gradients of a distributed autograd context.
+
+    `params_rref` are references to parameters, or dictionaries of such references ("params") and options, as for a torch
+    optimizer; `args` and `kwargs` go to `optimizer_class`. It is a `torch.optim.Optimizer` in that learning-rate schedulers
+    take it and `param_groups` may be changed: the owners are told of changed options with the next step.
+    """
+
+    def __init__(
+        self,
+        optimizer_class: Callable[..., Any],
+        params_rref: Iterable[RRef[Any]] | Iterable[Options],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        # Not super().__init__: it takes tensors only, and wraps `step` in what happens on the owners anyway.
+        self.param_groups = groups_of(params_rref)
+        self._name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+        self._shares = shares_of(self.param_groups)
+        options = self._options()
+        made = self._on_owners(
+            "making it", _make, [(optimizer_class, options, share.parameters, args, kwargs) for share in self._shares]
+        )
+        self.remote_optimizers: list[RRef[LocalOptimizer]] = [local for local, _, _ in made]
+        _, self.defaults, complete = made[0]
+        self._told: list[Options] | None = None  # what all owners know of our options
+        self._adopt(complete)
+        self._told = copy.deepcopy(complete)
+
+    def step(self, context_id: int) -> None:  # type: ignore[override]
+        """Have every owner update its parameters with the gradients that the context has collected there.
+
+        The owners work at the same time. Two trainers may step the same parameters at the same time: one update follows
+        the other. A parameter without a gradient stays as it is.
+        """
+        autograd._retrieve_context(context_id)  # or say that there is none
+        options = self._options()
+        if options == self._told:
+            self._on_owners("step", _step, [(local, context_id, None) for local in self.remote_optimizers])
+        else:
+            self._told = None
+            self._on_owners("step", _step, [(local, context_id, options) for local in self.remote_optimizers])
+            self._told = copy.deepcopy(options)
+
+    def state_dict(self) -> State:
+        """The state of all owners, as one torch optimizer would give it that had all the parameters, in this order."""
+        parts = self._on_owners("state_dict", _state_dict, [(local,) for local in self.remote_optimizers])
+        state: State = {}
+        for share, part in zip(self._shares, parts, strict=True):
+            state.update({share.positions[number]: each for number, each in part["state"].items()})
+        groups = numbered(self._options(), [group["params"] for group in self.param_groups])
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Take over what `state_dict` of such an optimizer returned, or of a torch optimizer with the same parameters."""
+        groups = state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError("this state is of an optimizer with other parameter groups, or with groups of other sizes")
+        options = [options_of(group) for group in groups]
+        numbers = [number for group in groups for number in group["params"]]
+        state = {i: state_dict["state"][n] for i, n in enumerate(numbers) if n in state_dict["state"]}
+        parts = [
+            (local, {"state": share.part_of(state), "param_groups": numbered(options, share.parameters)})
+            for local, share in zip(self.remote_optimizers, self._shares, strict=True)
+        ]
+        self._told = None
+        self._on_owners("load_state_dict", _load_state_dict, parts)
+        self._adopt(copy.deepcopy(options))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing to do: gradients belong to a context, and a new context has none."""
+
+    def add_param_group(self, param_group: Options) -> NoReturn:
+        """Refused: parameters that come later can have an optimizer of their own."""
+        raise NotImplementedError("make another DistributedOptimizer for parameters that come later")
+
+    def _options(self) -> list[Options]:
+        return [options_of(group) for group in self.param_groups]
+
+    def _adopt(self, options: Sequence[Options]) -> None:
+        for group, each in zip(self.param_groups, options, strict=True):
+            group.update(each)
+
+    def _on_owners(self, doing: str, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call the function on every owner, all at once. When all have answered, raise the first error."""
+        *others, last = zip(self._shares, args, strict=True)
+        begun = [_attempt(rpc.rpc_async, share.owner, function, each) for share, each in others]
+        # This thread can read one reply itself, which is faster than to be woken by another; and often it is the only one.
+        done = _attempt(rpc.rpc_sync, last[0].owner, function, last[1])
+        outcomes = [each if isinstance(each, _Failed) else _attempt(each.wait) for each in begun] + [done]
+        failed = [(share, each) for share, each in zip(self._shares, outcomes, strict=True) if isinstance(each, _Failed)]
+        if failed:
+            raise self._explained(doing, failed)
+        return outcomes
+
+    def _explained(self, doing: str, failed: Sequence[tuple[Share, _Failed]]) -> Exception:
+        """The first error, with a note that says whose it is and what else went wrong."""
+        (share, first), *others = failed
+        first.error.add_note(f"{doing}: {self._name} of {len(share.positions)} parameters on {share.owner.name}")
+        for share, other in others:
+            first.error.add_note(f"{share.owner.name} failed, too: {other.error!r}")
+        return first.error
+
+    def __getstate__(self) -> State:
+        return {name: value for name, value in vars(self).items() if name != "step"}  # schedulers put a counter there
+
+    def __setstate__(self, state: State) -> None:
+        vars(self).update(state)
+
+    def __repr__(self) -> str:
+        return f"<DistributedOptimizer {self._name} on {', '.join(share.owner.name for share in self._shares)}>"
+
+
+class _Failed:
+    """In place of a result."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        return _Failed(error)
+
+
+# What follows runs on the owners.
+
+
+def _make(
+    optimizer_class: Callable[..., Any],
+    options: Sequence[Options],
+    parameters: Sequence[Sequence[RRef[torch.Tensor]]],
+    args: tuple[Any, ...],
+    kwargs: Options,
+) -> tuple[RRef[LocalOptimizer], Options, list[Options]]:
+    values = [[rref.local_value() for rref in group] for group in parameters]
+    local = LocalOptimizer(optimizer_class, list(zip(options, values, strict=True)), args, kwargs)
+    return RRef(local), local.defaults, local.options
+
+
+def _step(local: RRef[LocalOptimizer], context_id: int, news: list[Options] | None) -> None:
+    local.local_value().step(autograd.get_gradients(context_id), news)
+
+
+def _state_dict(local: RRef[LocalOptimizer]) -> State:
+    return local.local_value().state_dict()
+
+
+def _load_state_dict(local: RRef[LocalOptimizer], state: State) -> None:
+    local.local_value().load_state_dict(state)
