@@ -3,6 +3,7 @@
 #   make demo     four workers calling each other, with a table at the end
 #   make test     lint, types, tests, branch coverage      (ARGS="tests/wire -k tensor" narrows the tests)
 #   make lint     ruff and mypy --strict
+#   make chaos    five workers, killed, frozen and cut off   (ARGS="--seconds 300 --seed 7")
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop")
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
 
@@ -16,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 LINTED := src tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean distclean
+.PHONY: help demo test lint chaos bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -35,6 +36,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy --strict -p remora
 	$(BIN)/mypy --strict -p benchmarks
 	$(BIN)/mypy --strict examples
+
+chaos: $(INSTALLED)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -27,14 +27,19 @@ class Settings:
     insecure: bool = False  # talk to anyone who can reach the port (REMORA_INSECURE=1)
     bringup_timeout: float | None = None  # to find all workers of the group; None: as long as a call, 0: for ever
     connect_timeout: float = 10.0  # for one connection to be made and proven
-    heartbeat: float = 2.0  # how long a link may be silent before it is asked for a sign of life
-    reconnect_timeout: float = 5.0  # how long to try to restore a broken connection before the peer is given up
-    silence_limit: float = 30.0  # how long a peer may be silent before it is given up
+    heartbeat: float = 1.0  # how long a link may be silent before it is asked for a sign of life
+    suspect_after: float = 3.0  # how long a peer may be silent before it is suspected
+    reconnect_timeout: float = 4.0  # how long a peer's host may not answer before the peer is given up
+    silence_limit: float = 30.0  # how long a peer may be silent, though its host answers, before it is given up
+    faults: str | None = None  # what shall go wrong, in tests: see docs/testing.md (REMORA_FAULTS)
+    watch: int = 2  # how many workers each keeps an eye on even if it has nothing to say to them
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "heartbeat", "reconnect_timeout", "silence_limit"):
+        for name in ("connect_timeout", "heartbeat", "suspect_after", "reconnect_timeout", "silence_limit"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if isinstance(self.watch, bool) or not isinstance(self.watch, int) or self.watch < 0:
+            raise ValueError(f"watch must be a number of workers, got {self.watch!r}")
         for name in self.transports or ():
             if name not in TRANSPORTS:
                 raise ValueError(f"unknown transport {name!r}: choose from {', '.join(TRANSPORTS)}")
@@ -43,7 +48,7 @@ class Settings:
         """These settings, where they are silent, completed from the environment."""
         env = os.environ
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("host", "interface", "port"):
+        for name in ("host", "interface", "port", "faults"):
             if values[name] is None:
                 values[name] = env.get(f"REMORA_{name.upper()}") or None
         if values["transports"] is None and env.get("REMORA_TRANSPORTS"):

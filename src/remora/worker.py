@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
 from remora.agent.crew import forget_thread
-from remora.agent.dispatch import Request
 from remora.agent.futures import teach_torch
 from remora.agent.introduction import Introduction
+from remora.agent.membership import Membership
 from remora.agent.peers import Peer
-from remora.errors import RemoraError, RendezvousError, WorkerNotFound
+from remora.autograd.engine import Engine
+from remora.autograd.roots import Roots
+from remora.errors import RendezvousError, WorkerNotFound
 from remora.options import Settings
+from remora.protocol.handshake import Home
+from remora.protocol.membership import Member
 from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.secret import find_secret, loopback_secret
 from remora.rref.references import References
 from remora.transport import addresses, dial
 from remora.vocabulary.ids import WorkerInfo
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickling import pack
 
-MEMBERSHIP = int(MessageType.MEMBERSHIP)
-MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
+log = logging.getLogger("remora")
 
 
 class Worker:
@@ -54,6 +56,7 @@ class Worker:
             self.record = WorkerRecord(name, rank, introduction.incarnation, addresses.host_identity(), tuple(found))
             members = self._join()
             introduction.group = self.group.group_id
+            introduction.home = Home(self.record.host, self.record.addresses)
         except BaseException:
             self.agent.discard()
             raise
@@ -62,8 +65,13 @@ class Worker:
         self.agent.peers.me = self.agent.peers.add(self.record)
         self.static_names = [record.name for record in members] if world_size else []
         self._greet = [record for record in members if record.name != name] if not world_size else []
-        self.references = References(self.agent, 0 if world_size else time.time_ns() // 1000 % 2**46, not world_size)
-        self.agent.dispatch.on(MessageType.MEMBERSHIP, self._membership, inline=True)
+        first_id = 0 if world_size else time.time_ns() // 1000 % 2**46
+        self.references = References(self.agent, first_id, not world_size)
+        self.autograd = Engine(self.agent, first_id)
+        Roots(self.autograd, self.references)
+        self.membership = Membership(self.agent, self.group, self.record, dynamic=not world_size)
+        self.membership.heard = self.references.table.heard
+        self.membership.tell_heard = self.references.table.tell_heard
         _workers.add(self)
 
     def _join(self) -> list[WorkerRecord]:
@@ -82,14 +90,14 @@ class Worker:
             each for each in rivals if each.incarnation != self.record.incarnation and self.introduction.is_gone(each)
         ]
         for each in dead:
-            self.group.leave(each)
+            self.group.remove(each)
         return bool(dead) and len(dead) == len(rivals)
 
     def start(self) -> None:
         """Begin to serve, and in a dynamic group tell the others that we are here."""
         teach_torch()
         self.agent.start()
-        self._announce("joined", self._greet)
+        self.membership.greet(self._greet)
 
     # Who is there.
 
@@ -104,10 +112,17 @@ class Worker:
             if type(to) is int:
                 return peers.find(to)
         except WorkerNotFound:
-            if self.is_static_group or not self._refresh():
+            if not self._look_for_newcomers():
                 raise
             return peers.find(to.id if isinstance(to, WorkerInfo) else to)
         raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
+
+    def _look_for_newcomers(self) -> bool:
+        try:
+            return self.membership.refresh()
+        except RendezvousError as error:  # the store is gone: those who are known can still be called
+            log.info("%s cannot look for workers it has never heard of: %s", self._me, error)
+            return False
 
     def get_worker_info(self, to: str | int | WorkerInfo | None = None) -> WorkerInfo:
         """Name and id of a worker; of this one by default."""
@@ -115,64 +130,16 @@ class Worker:
 
     def get_worker_infos(self) -> list[WorkerInfo]:
         """All workers of the group that have not left or died."""
-        return sorted((peer.info for peer in self.agent.peers.all() if peer.state == "alive"), key=lambda info: info.id)
+        return sorted((peer.info for peer in self.agent.peers.all() if not peer.gone), key=lambda info: info.id)
 
-    # Dynamic groups.
-
-    def _refresh(self) -> bool:
-        """Look at the store for workers that joined since. Whether there are any."""
-        before = len(self.agent.peers.all())
-        for record in self.group.members():
-            self.agent.peers.add(record)
-        return len(self.agent.peers.all()) > before
-
-    def _announce(self, event: str, records: Sequence[WorkerRecord]) -> None:
-        """Tell others that we joined or left; those who cannot be reached will find out by themselves."""
-        packed = pack((event, self.record))
-        futures = []
-        for record in records:
-            peer = self.agent.peers.find(record.name)
-            try:
-                futures.append(self.agent.call_async(peer, MEMBERSHIP, packed, 0, 5.0, "membership"))
-            except RemoraError:
-                pass
-        for future in futures:
-            try:
-                future.wait()
-            except RemoraError:
-                pass
-
-    def _membership(self, request: Request) -> None:
-        """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
-        event, about = cast("tuple[str, Any]", request.unpack())
-        if event == "heard":
-            self.references.table.heard(request.caller.key, about)
-            request.reply(MEMBERSHIP_ACK, None)
-        else:
-            self.agent.crew.serve(lambda: self._act_on(event, about, request))
-
-    def _act_on(self, event: str, about: Any, request: Request) -> None:
-        peers = self.agent.peers
-        if event == "joined":
-            peers.add(about)
-        elif event == "left":
-            request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
-            peers.remove(about.name, "left", "it left the group")
-            return
-        elif event == "gone":
-            peer = peers.known(about)
-            if peer is not None and peer is not peers.me:
-                peers.give_up(peer, f"{request.caller.name} lost it")
-                peer.ended.wait()  # another thread may be at it: we answer behind all that came from the lost one
-            self.references.table.tell_heard(request.caller.key, about)
-        request.reply(MEMBERSHIP_ACK, None)
+    def members(self) -> list[Member]:
+        """Every worker that is known, and what is known of it: also those that left or died lately."""
+        peers = sorted(self.agent.peers.all(), key=lambda peer: (peer.id, peer.name))
+        return [Member(peer.info, peer.condition, peer.reason or peer.doubt) for peer in peers]
 
     def leave(self, timeout: float) -> None:
         """Leave a dynamic group: let calls under way end, then tell the others."""
-        self.agent.idle(time.monotonic() + (timeout or 100.0))
-        alive = [peer for peer in self.agent.peers.all() if peer.state == "alive"]
-        self._announce("left", [peer.record for peer in alive if peer.name != self._me.name])
-        self.group.leave(self.record)
+        self.membership.leave(timeout)
 
     # The end.
 

@@ -321,6 +321,14 @@ def test_a_worker_forgets_calls_that_were_settled(me: str) -> None:
 # Letting go.
 
 
+@pytest.mark.parametrize("function", [double, fail])
+def test_a_settled_future_does_not_keep_the_bytes_of_the_reply(me: str, function: Any) -> None:
+    future = rpc.rpc_async(me, function, args=("x" * 1000,))
+    wait_until(future.done)
+    assert future._of.reply is None
+    assert (future.exception() is None) == (function is double)
+
+
 def _succeed(to: str) -> Any:
     future = rpc.rpc_async(to, double, args=(1,))
     future.wait()

@@ -277,3 +277,9 @@ def test_a_timeout_that_makes_no_sense_is_an_error_and_not_for_ever(patient: str
     with pytest.raises((TypeError, ValueError, CallTimeout)):
         rpc.rpc_async(patient, wait_at_gate, timeout=timeout).wait()
     assert time.monotonic() - start < 2.0
+
+
+@pytest.mark.parametrize("timeout", [1e9, 1e10, 1e300, float("inf")])
+def test_a_timeout_beyond_what_clocks_count_is_for_ever(me: str, timeout: float) -> None:
+    assert rpc.rpc_sync(me, double, args=(2,), timeout=timeout) == 4
+    assert rpc.rpc_async(me, double, args=(2,), timeout=timeout).wait(timeout) == 4

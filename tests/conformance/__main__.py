@@ -51,9 +51,9 @@ def _prepare(timeout: int) -> None:
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(timeout)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"  # what it prints is a command that does not exist here
-    from tests.conformance import redirect
+    import remora.compat
 
-    redirect.install()
+    remora.compat.install(children=False)  # the processes of the tests are forked
 
 
 def _load_tests(expected: Expectations) -> tuple[list[UpstreamTest], list[str]]:

@@ -108,3 +108,18 @@ def listening_ports() -> list[int]:
 
 def sum_of(tensor: torch.Tensor) -> float:
     return float(tensor.sum())
+
+
+def serving() -> int:
+    """Requests that this worker has received and not answered."""
+    return rpc._get_current_rpc_agent().agent.dispatch.counts()
+
+
+def join_dynamic(name: str, rank: int, init_method: str, **settings: Any) -> None:
+    """Become a worker of a dynamic group."""
+    options = rpc.RemoraRpcBackendOptions(init_method=init_method, **settings)
+    rpc.init_rpc(name, rank=rank, rpc_backend_options=options)
+
+
+def leave(graceful: bool = True) -> None:
+    rpc.shutdown(graceful=graceful)

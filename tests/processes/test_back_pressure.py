@@ -21,6 +21,7 @@ from tests.workers import Workers
 
 MIB = 1 << 20
 BOUND = 300 * MIB  # what the buffers of one worker may take, with copies, pickles and the allocator's slack
+KINDS = ["function", "coroutine", "promise"]
 
 
 class Watch(threading.Thread):
@@ -118,12 +119,19 @@ def ask_and_do_not_read(to: str, n: int, go_on: str, function: Any = torch.zeros
     """Ask for `n` megabytes, read nothing until the file `go_on` is there, then read it all; how many were right."""
     rpc.rpc_sync(to, targets.double, args=(1,))
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
+    shape = (MIB // 4,)
+    if function is fetched:
+        rref = rpc.remote(to, torch.zeros, args=(shape,))
+        rref.to_here()
     with channel._reading:  # nobody here reads
-        futures = [rpc.rpc_async(to, function, args=((MIB // 4,),), timeout=60) for _ in range(n)]
+        if function is fetched:
+            futures = [rref.to_here_async(timeout=60) for _ in range(n)]
+        else:
+            futures = [rpc.rpc_async(to, function, args=(shape,), timeout=60) for _ in range(n)]
         print("asked")
         targets.wait_until(lambda: os.path.exists(go_on))
     channel.watch()
-    return sum(value.shape == (MIB // 4,) for value in torch.futures.wait_all(futures))
+    return sum(value.shape == shape for value in torch.futures.wait_all(futures))
 
 
 def until_it_stands_still(look: Callable[[], int], step: int = MIB) -> int:
@@ -155,11 +163,15 @@ def promise_double(x: int) -> torch.futures.Future[int]:
     return rpc.rpc_async(rpc.get_worker_info(), targets.double, args=(x,))
 
 
-def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(tmp_path: Path) -> None:
-    """For ordinary functions. Coroutines and promises all begin at once, and what they return is the program's own."""
+def fetched() -> None:
+    """Stands for `to_here` of a value of a megabyte, again and again."""
+
+
+@pytest.mark.parametrize("function", [torch.zeros, make_in_coroutine, promise_made, fetched], ids=[*KINDS, "fetch"])
+def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(function: Any, tmp_path: Path) -> None:
     with Workers(2) as workers:
         before = workers.run(1, targets.resident_bytes)
-        asking = workers.start(0, ask_and_do_not_read, "worker1", 1000, str(tmp_path / "go on"))
+        asking = workers.start(0, ask_and_do_not_read, "worker1", 1000, str(tmp_path / "go on"), function)
         targets.wait_until(lambda: "asked" in workers.output(0))
         assert until_it_stands_still(lambda: workers.run(1, targets.resident_bytes)) - before < BOUND
         (tmp_path / "go on").touch()
@@ -169,7 +181,7 @@ def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(tmp_pa
 @pytest.mark.parametrize(
     ("slow", "quick"),
     [(torch.zeros, targets.double), (make_in_coroutine, double_in_coroutine), (promise_made, promise_double)],
-    ids=["function", "coroutine", "promise"],
+    ids=KINDS,
 )
 def test_other_callers_are_served_while_one_does_not_read(slow: Any, quick: Any, tmp_path: Path) -> None:
     with Workers(3, options={"num_worker_threads": 2}) as workers:

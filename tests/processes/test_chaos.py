@@ -12,6 +12,7 @@ import torch
 
 from remora import rpc
 from remora.errors import CallCancelled, CallNotSent, CallTimeout
+from tests.chaos import fate
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -117,6 +118,16 @@ def test_every_call_ends_once_and_right(transport: str) -> None:
         # Quiet again: nothing is left of it.
         for rank in range(3):
             targets.wait_until(lambda rank=rank: workers.run(rank, busy) == (0, 0))  # type: ignore[misc]
+
+
+def test_workers_are_killed_frozen_cut_off_and_restarted() -> None:
+    """The short version of `make chaos`."""
+    seed = random.randrange(10_000)
+    account = fate.run(8.0, seed)
+    print(account)
+    assert not account.complaints(), account.complaints()[:10]
+    assert account.ledger.verdicts()["right"] > 100
+    assert sum(account.faults.values()) >= 2
 
 
 def busy() -> tuple[int, int]:

@@ -167,7 +167,8 @@ def test_a_line_that_nobody_wrote_is_named(line: str) -> None:
 @pytest.mark.parametrize("size", [1, 10, 50])
 def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
     shared = HashStore()
-    group = joined(shared, *(record(f"w{rank}", rank) for rank in range(size)))
+    records = [record(f"w{rank}", rank) for rank in range(size)]
+    group = joined(shared, *records)
     store = CountingStore(shared)
     newcomer = DynamicGroup(store, 20)
     newcomer.join(record("new", size))
@@ -176,7 +177,7 @@ def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
     store.counts.clear()
     newcomer.members()
     assert sum(store.counts.values()) == 1  # nothing new
-    group.leave(record("w0", 0))
+    group.leave(records[0])
     store.counts.clear()
     newcomer.members()
     assert sum(store.counts.values()) == 3

@@ -209,6 +209,14 @@ def test_a_stranger_listens_where_the_store_should_be(taken: int) -> None:
     assert time.monotonic() - start < 5
 
 
+def test_a_stranger_is_found_out_long_before_a_long_timeout(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.rendezvous.store._ANSWER_TIMEOUT", 0.5)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"did not answer within 0\.5 s.*no c10d store"):
+        open_store(f"tcp://127.0.0.1:{taken}", 1, 2, timeout=300.0)
+    assert time.monotonic() - start < 10
+
+
 def test_a_port_in_use(taken: int) -> None:
     start = time.monotonic()
     text = refusal(f"tcp://127.0.0.1:{taken}")

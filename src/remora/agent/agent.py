@@ -9,16 +9,20 @@ from typing import Any
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
+from remora.agent.company import Company
 from remora.agent.coroutines import Coroutines
-from remora.agent.crew import Crew, waiting
+from remora.agent.crew import Crew, leave_job, resume_job, waiting
 from remora.agent.dispatch import Dispatch
 from remora.agent.door import Door
 from remora.agent.execution import Execution
 from remora.agent.futures import Future, wait_until
+from remora.agent.injection import begin
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
+from remora.agent.retries import Retries
 from remora.agent.timers import Timers
 from remora.errors import CallError, CallNotSent, NotInitialized
+from remora.faults.injector import Injector
 from remora.options import Settings
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
@@ -34,6 +38,10 @@ def _at_once(work: Callable[[], None]) -> None:
     work()
 
 
+def _refused(call: Call) -> CallNotSent:
+    return CallNotSent(f"RPCErr:2:Send attempt failed intentionally for the {call.what}")
+
+
 class Agent:
     """Makes calls and serves them."""
 
@@ -45,13 +53,18 @@ class Agent:
         self.poller = make_poller()
         self.crew = Crew(me.name, threads, self.poller)
         self.timers = Timers(me.name)
-        self.dispatch = Dispatch(me, self.crew)
+        self.company = Company(self.timers)
+        self.dispatch = Dispatch(me, self.crew, self.company)
         self.coroutines = Coroutines(me.name)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction)
         self.door = Door(self.peers, self.poller, self.crew, self.timers, introduction, settings)
+        self.retries = Retries(self)
+        self.faults: Injector | None = None  # what shall go wrong, in tests
         self.running = False
         self.gil_profiling = False
+        if settings.faults:
+            begin(self, settings.faults)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -67,6 +80,7 @@ class Agent:
         """Call and wait for the value."""
         call = Call(peer, target)
         call.undo = packed.undo
+        call.recording = packed.recording
         try:
             self._exchange(peer, call, kind, packed, flags, timeout)
         except (CallNotSent, NotInitialized):
@@ -81,20 +95,32 @@ class Agent:
         call.limit(timeout, self.timeout)
         channel = peer.outgoing
         self._check(peer, call)
-        with waiting():
+        if self.faults is not None and self.faults.refuses(peer.name, kind, packed.body):
+            raise _refused(call)
+        crew = leave_job()
+        try:
             if channel.full:
                 channel.wait_for_room(call)
             channel.unwatch()
             channel.pending[call.id] = call
             left = 0.0 if call.deadline == NEVER else max(call.deadline - time.monotonic(), 1e-9)
-            try:
-                channel.send_packed(kind, call, packed, flags, left, call.deadline)
-            except CallNotSent:
-                channel.forget(call)
-                raise
+            if packed.buffers:
+                self._send_large(channel, call, kind, packed, flags, left)
+            else:
+                channel.send(kind, call.id, packed.body, flags, left)
             if peer.state != "alive" or channel.closed:
                 self._recheck(peer, call)
             channel.await_reply(call)
+        finally:
+            if crew is not None:
+                resume_job(crew)
+
+    def _send_large(self, channel: Channel, call: Call, kind: int, packed: Packed, flags: int, left: float) -> None:
+        try:
+            channel.send_packed(kind, call, packed, flags, left, call.deadline)
+        except CallNotSent:
+            channel.forget(call)
+            raise
 
     def call_async(
         self,
@@ -131,31 +157,42 @@ class Agent:
         timeout: float,
         control: bool = False,
         urgent: bool = True,
+        asked: bool = False,
     ) -> None:
         """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody. If it is not urgent,
-        the reply is taken note of when somebody looks at the link next (at the next tick at the latest)."""
+        it may wait a moment for company, and the reply is taken note of when somebody looks at the link next (at the next
+        tick at the latest). `asked`: the fault
+        plan, if there is one, has had its say."""
         call.undo = packed.undo
+        call.recording = packed.recording
         self._check(peer, call)
         call.limit(timeout, self.timeout)
+        if self.faults is not None and not asked and self.faults.refuses(peer.name, kind, packed.body):
+            call.fail(_refused(call))
+            call.settle(_at_once)
+            return
         channel = peer.outgoing
         if channel.full and not control:
             with waiting():
                 channel.wait_for_room(call)
-        channel.pending[call.id] = call
-        if not urgent:
-            channel.unhurried.add(call.id)
-        if urgent:
-            channel.watch()
         if call.deadline == NEVER:
             left = 0.0
         else:
             left = max(call.deadline - time.monotonic(), 1e-9)
             if left < 2 * TICK:
                 self._expire_at(channel, call)
+                urgent = True  # the tick could come too late
+        channel.pending[call.id] = call
+        if urgent:
+            channel.watch()
+        else:
+            channel.unhurried.add(call.id)
         if packed.buffers:
             channel.send_packed(kind, call, packed, flags, left, call.deadline)
-        else:
+        elif urgent:
             channel.send_lazily(kind, call.id, packed.body, flags, left)
+        elif channel.send_unhurried(kind, call.id, packed.body, flags, left):
+            self.company.expect(channel)
         if peer.state != "alive" or channel.closed:
             self._recheck(peer, call)
 
@@ -241,12 +278,19 @@ class Agent:
 
     def kill(self) -> None:
         """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
+        if not self.running:
+            return
         self.running = False
         self.door.close()
         self.peers.stop(self._stopped)
+        self._end_faults()
         self.coroutines.stop()
         self.timers.stop()
         self.crew.stop(0.5)
+
+    def _end_faults(self) -> None:
+        if self.faults is not None:
+            self.faults.close()
 
     def stop(self, patience: float = 2.0) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves."""
@@ -256,6 +300,7 @@ class Agent:
         self.door.close()
         self.peers.say_goodbye(GOODBYE_PATIENCE)
         self.peers.stop(self._stopped)
+        self._end_faults()
         self.coroutines.stop()
         self.timers.stop()
         stuck = self.crew.stop(patience)

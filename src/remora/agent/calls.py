@@ -13,14 +13,16 @@ from remora.agent.futures import Future
 from remora.errors import CallNotSent, CallTimeout, SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
-from remora.wire.frames import FAILED, Frame
+from remora.wire.frames import FAILED, RECORDED, Frame
 from remora.wire.pickling import unpack
 from remora.wire.scopes import UnpackScope
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
+    from remora.agent.recording import Recording
 
 NEVER = float("inf")
+LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
 CANCEL = int(MessageType.CANCEL)
 
@@ -45,8 +47,8 @@ class Call:
     """
 
     __slots__ = (
-        "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "reply", "target", "timeout",
-        "undo",
+        "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "recording", "reply", "target",
+        "timeout", "undo",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -61,6 +63,7 @@ class Call:
         self.on_settled = on_settled
         self.future: Future[Any] | None = None  # in the place of on_settled
         self.undo: list[Callable[[], None]] | None = None  # takes back what packing did, if the call is never sent
+        self.recording: Recording | None = None  # what the call belongs to, and its reply with it
         self._signal: threading.Lock | None = None  # synchronous calls: released when settled
 
     def promise(self, origin: tuple[str, int] | None) -> Future[Any]:
@@ -96,10 +99,21 @@ class Call:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:
             raise SerializationError(f"{self.what}: the result ({frame.size} bytes) does not fit into the memory here")
-        return unpack(frame.body, frame.buffers, UnpackScope(self.peer, frame.arrival))
+        scope = UnpackScope(self.peer, frame.arrival)
+        value = unpack(frame.body, frame.buffers, scope)
+        if frame.flags & RECORDED:
+            value, header = value
+            if self.recording is not None:
+                self.recording.received(self.peer, header, scope.links)
+        return value
 
     def error(self) -> BaseException | None:
-        """The error of a settled call; None if it has a value."""
+        """The error of a settled call; None if it has a value. The value is not looked at."""
+        frame = self.reply
+        if self.failure is not None:
+            return self.failure  # as it is: raised here, it would keep the frames of whoever asks
+        if frame is not None and frame.buffers is not None and not frame.flags & FAILED:
+            return None
         try:
             self.value()
         except BaseException as error:
@@ -117,8 +131,10 @@ class Call:
         try:
             value = self.value()
         except BaseException as error:
+            self.reply = None
             future._fail(error)
         else:
+            self.reply = None  # the future knows its call for as long as the program keeps it
             future._succeed(value)
 
     def cancel(self) -> bool:
@@ -176,11 +192,12 @@ class Call:
         if timeout != timeout:
             raise ValueError(f"the timeout of the {self.what} is not a number")
         self.timeout = timeout
-        self.deadline = time.monotonic() + timeout if timeout != 0 else NEVER
+        self.deadline = time.monotonic() + timeout if timeout != 0 and timeout < LIFETIME else NEVER
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed. The words are those programs match on."""
         return CallTimeout(
             f"RPCErr:1:RPC ran for more than set timeout ({self.timeout * 1000:g} ms) and will now be marked with an error: "
             f"{self.what}. It may still be running there; pass a longer timeout, or 0 to wait for ever."
+            + (f" ({self.peer.name} is suspected: {self.peer.doubt})" if self.peer.doubt else "")
         )

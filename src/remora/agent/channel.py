@@ -12,30 +12,32 @@ take something). None is held while user code runs.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
+from remora.agent.injection import interposed
 from remora.agent.sending import Kept, Large, Sending
-from remora.errors import CallNotSent
+from remora.errors import CallNotSent, ProtocolError
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
-from remora.wire.frames import FAILED, HEADER, REFERENCES, Frame
+from remora.wire.frames import FAILED, HEADER, REFERENCES, Damaged, Frame
 
 log = logging.getLogger("remora")
 
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
 VOID = int(MessageType.VOID)
-OUTBOX_LIMIT = 32 << 20
-BACKLOG_LIMIT = 1 << 16
+DAMAGE_LIMIT = 8
+
+
+class LinkDamaged(OSError):
+    """What came over a link is not what was sent: some of it is missing, or makes no sense."""
 
 
 class Owner(Protocol):
@@ -73,11 +75,10 @@ class Channel(Sending):
         self.dialled = dialled
         self.pending: dict[int, Call] = {}
         self.unhurried: set[int] = set()  # those of them whose replies may wait until somebody looks
-        self._jobs_in = 0  # requests taken from this channel (written by the reader alone)
-        self._jobs_out = 0  # requests answered, counted by whoever answers
-        self._jobs_counter = itertools.count(1)
         self.ever_connected = False
         self.lost_at = 0.0  # when the last link broke
+        self._damages = 0  # links in a row that were of no use, since
+        self._damaged_at = -1  # this many messages had arrived
         self._owner = owner
         self._crew = crew
         self._poller = poller
@@ -85,15 +86,8 @@ class Channel(Sending):
         self._reading = threading.Lock()
         self._arming = threading.Lock()  # guards what is armed in the poller
         self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
-        self._paused = False  # this peer gets more replies than it reads: its requests must wait
-        self._parked: deque[Callable[[], None]] = deque()  # requests that wait until their answers can leave
 
     # What the sending half needs to know.
-
-    @property
-    def link(self) -> StreamLink | None:
-        port = self._port
-        return None if port is None else port.link
 
     def _want_link(self) -> None:
         if self.dialled and not self.closed:
@@ -139,27 +133,40 @@ class Channel(Sending):
         else:
             self._rearm(port)  # a waiting thread reads, and arms for reading when it leaves
 
-    def _receive(self, port: _Port, read: Callable[[], list[Frame]]) -> list[Call]:
+    def _receive(self, port: _Port, read: Callable[..., list[Frame]], *how: Any) -> list[Call]:
         """Read and sort what came in; the asynchronous calls that were answered. The caller holds `_reading`."""
         answered: list[Call] = []
         try:
-            self._sort(read(), answered)
+            self._sort(read(*how), answered)
         except BaseException as error:  # whatever it is, the stream is of no use from here on: a new link begins afresh
-            self._broken(port, error)
+            if isinstance(error, Damaged):
+                self._salvage(error.frames, answered)
+            self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
             if not isinstance(error, Exception):
                 raise
         return answered
 
+    def _salvage(self, frames: list[Frame], answered: list[Call]) -> None:
+        """What came before the damage counts: else a link that is damaged often would never get anywhere."""
+        try:
+            self._sort(frames, answered)
+        except ProtocolError:
+            pass  # a second kind of damage, on a link that is given up anyway
+
     def _sort(self, frames: list[Frame], answered: list[Call]) -> None:
         session, pending = self.session, self.pending
+        requests = 0
         for frame in frames:
             if frame.ack > session.acked:
                 session.acknowledged(frame.ack)
                 if self._room_wanted:
                     self._tell_room()
             if frame.number == 0:
+                session.expect(frame.call)
                 if frame.kind == PING:
                     self._crew.serve_quickly(self._pong)
+                elif frame.kind == PONG:
+                    self.pacing.answered()
                 continue
             if not session.accept(frame.number, frame.size):
                 continue
@@ -181,14 +188,14 @@ class Channel(Sending):
                 else:
                     answered.append(call)
             elif frame.kind >= 0x100:
-                self._jobs_in += 1
+                requests += 1
                 self._owner.request(self, frame)
             else:
                 self._owner.word(self, frame)
         if session.owes:
             self._crew.serve_quickly(self._acknowledge)
-        if self._jobs_in - self._jobs_out > BACKLOG_LIMIT:
-            self._consider_pause()
+        if requests:
+            self.pacing.took(requests)
 
     def _arrive(self, frame: Frame) -> None:
         """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits
@@ -218,7 +225,7 @@ class Channel(Sending):
 
     def await_reply(self, call: Call) -> None:
         """Wait until a synchronous call is settled, reading the link if nobody else does."""
-        while not call.settled:
+        while True:
             port = self._port
             if port is not None and self._reading.acquire(False):
                 try:
@@ -233,7 +240,9 @@ class Channel(Sending):
                     self._crew.serve(lambda calls=answered: _settle(calls))  # type: ignore[misc]
             else:
                 call.sleep(call.remaining())
-            if not call.settled and call.deadline != NEVER and time.monotonic() >= call.deadline:
+            if call.settled:
+                return
+            if call.deadline != NEVER and time.monotonic() >= call.deadline:
                 self.forget(call)
                 raise call.timed_out()
 
@@ -242,7 +251,7 @@ class Channel(Sending):
         link = port.link
         while not call.settled and port is self._port:
             left = call.remaining()
-            answered += self._receive(port, partial(link.read_waiting, left))
+            answered += self._receive(port, link.read_waiting, left)
             if answered or (left is not None and left <= 0):
                 break  # calls of others were answered: let the crew have them now
         return answered
@@ -266,7 +275,7 @@ class Channel(Sending):
     def _rearm(self, port: _Port) -> None:
         with self._arming:
             events = WRITE if port.link.outbox_bytes else 0
-            if not self._unwatched and not self._paused and not self._reading.locked():
+            if not self._unwatched and not self.pacing.paused and not self._reading.locked():
                 events |= READ  # (whoever reads arms it afterwards)
             if port is self._port:
                 self._poller.arm(port, events)
@@ -278,50 +287,15 @@ class Channel(Sending):
             except OSError as error:
                 self._broken(port, error)
         self.flush()  # what others left for us to write
-        self._unpark()
 
-    # A peer that does not read its replies must not fill our memory: its requests wait.
-
-    @property
-    def congested(self) -> bool:
-        """Whether more waits to be written to this peer than is healthy."""
-        link = self.link
-        waiting = self.session.kept_bytes if link is None else link.outbox_bytes
-        return not self.closed and waiting + self._lazy_bytes > OUTBOX_LIMIT
+    def reconsider_reading(self) -> None:
+        if self._port is not None:
+            self._rearm(self._port)
 
     @property
     def paused(self) -> bool:
         """Whether we do not read from this peer for now: what it says meanwhile is not heard."""
-        return self._paused
-
-    def park(self, job: Callable[[], None]) -> None:
-        """Run `job` when the peer has taken what it was sent."""
-        self._parked.append(job)
-        if not self.congested:
-            self._unpark()
-
-    def _unpark(self) -> None:
-        while self._parked and not self.congested:
-            try:
-                self._crew.submit(self._parked.popleft())
-            except IndexError:
-                return
-
-    def job_done(self) -> None:
-        """A request from this channel has been answered."""
-        self._jobs_out = next(self._jobs_counter)
-        if self._paused:
-            self._consider_pause()
-
-    def _consider_pause(self) -> None:
-        """Stop or go on reading requests, by how many wait to be run."""
-        port = self._port
-        if port is None or self.dialled:
-            return
-        paused = self._jobs_in - self._jobs_out > BACKLOG_LIMIT
-        if paused != self._paused:
-            self._paused = paused
-            self._rearm(port)
+        return self.pacing.paused
 
     # Calls.
 
@@ -353,7 +327,6 @@ class Channel(Sending):
 
     def attach(self, link: StreamLink, arrived: int, leftover: bytes = b"") -> None:
         """Carry on over a new link; the peer has `arrived` of our messages."""
-        port = _Port(self, link)
         voided: list[int] = []
         with self._reading:
             if self.closed:
@@ -362,7 +335,9 @@ class Channel(Sending):
             with self._writing:
                 self._retire(self._port)
                 again = self.session.resume(arrived)
-                self._port = port
+                link = interposed(self._crew, self.peer, link, leftover)
+                self._port = port = _Port(self, link)
+                self.link = link
                 self._unwatched = False
                 self.ever_connected = True
                 self._poller.add(port)
@@ -370,14 +345,14 @@ class Channel(Sending):
             if self.closed:  # nobody wants it any more
                 self._retire(port)
                 return
-            replies = self._receive(port, partial(link.feed, leftover))  # before anybody reads on
+            replies = self._receive(port, link.feed, leftover)  # before anybody reads on
         for call_id in voided:
             self._void(call_id)
         self._rearm(port)
         if replies:
             self._crew.serve(partial(_settle, replies))
         self.flush()
-        self._unpark()
+        self.pacing.connected_again()
 
     def _repeat(self, again: list[tuple[int, Kept]], voided: list[int]) -> None:
         """Say again what the peer does not have; what cannot be repeated faithfully is void. Holds `_writing`."""
@@ -403,10 +378,17 @@ class Channel(Sending):
     def _broken(self, port: _Port, error: BaseException) -> None:
         if port is not self._port:
             return
-        self._port = None
+        self._port = self.link = None
         self.lost_at = time.monotonic()
         self._discard(port)
         self._crew.serve(lambda: self._owner.lost(self, error))
+
+    def _damage(self, error: ProtocolError) -> Exception:
+        """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time and
+        again, is the peer itself at fault."""
+        self._damages = self._damages + 1 if self.session.received == self._damaged_at else 1
+        self._damaged_at = self.session.received
+        return error if self._damages > DAMAGE_LIMIT else LinkDamaged(str(error))
 
     def _discard(self, port: _Port) -> None:
         self._poller.remove(port, port.link.fileno())
@@ -420,14 +402,14 @@ class Channel(Sending):
 
     def _retire(self, port: _Port | None) -> None:
         if port is not None:
-            self._port = None
+            self._port = self.link = None
             self._discard(port)
 
     def received_for_good(self) -> int:
         """The caller has a new link for this session: nothing more is read from the old one. How much arrived."""
         port = self._port
         if port is not None:
-            self._port = None
+            self._port = self.link = None
             self._discard(port)
         with self._reading:
             return self.session.received
@@ -460,7 +442,7 @@ class Channel(Sending):
             pass  # whatever came in before has been dealt with
         self._tell_room()
         self._forget_unsent()
-        self._unpark()
+        self.pacing.go_on()
 
 
 def _settle(calls: Sequence[Call]) -> None:

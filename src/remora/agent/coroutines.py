@@ -6,9 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from remora.agent.crew import act_for
+from remora.agent.pacing import Pacing
+
+Done = Callable[[Any, BaseException | None], None]
 
 
 class Coroutines:
@@ -22,28 +26,23 @@ class Coroutines:
         self._thread: threading.Thread | None = None
 
     def run(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        context: Context,
-        done: Callable[[Any, BaseException | None], None],
+        self, coroutine: Coroutine[Any, Any, Any], context: Context, pacing: Pacing, done: Done
     ) -> Callable[[], None]:
         """Run a coroutine in a context; `done(value, error)` is called on the loop's thread. Returns a way to cancel it."""
         loop = self._started()
-        task: list[asyncio.Task[Any]] = []
+        task: list[asyncio.Task[None]] = []
 
         def begin() -> None:
-            task.append(loop.create_task(coroutine, context=context))
+            task.append(loop.create_task(_follow(coroutine, pacing, done), context=context))
             task[0].add_done_callback(finish)
 
-        def finish(finished: asyncio.Task[Any]) -> None:
-            if finished.cancelled():
+        def finish(finished: asyncio.Task[None]) -> None:
+            if finished.cancelled():  # perhaps before it began
+                coroutine.close()
                 done(None, asyncio.CancelledError("the call was cancelled"))
-            else:
-                error = finished.exception()
-                done(None if error is not None else finished.result(), error)
 
         def cancel() -> None:
-            loop.call_soon_threadsafe(lambda: task[0].cancel() if task else coroutine.close())
+            loop.call_soon_threadsafe(lambda: task[0].cancel())  # (it has begun: the loop keeps the order)
 
         loop.call_soon_threadsafe(begin)
         return cancel
@@ -78,3 +77,32 @@ class Coroutines:
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join(2.0)
+
+
+async def _follow(coroutine: Coroutine[Any, Any, Any], pacing: Pacing, done: Done) -> None:
+    """Run a coroutine to its end and pass the outcome on in the same go: results that wait for the loop to come round
+    would pile up. It begins when the caller has room for its answer (others may have filled it since it was admitted)."""
+    try:
+        await _room(pacing)
+        value = await coroutine
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # also SystemExit: it must not end the loop that others run on
+        done(None, error)
+    else:
+        done(value, None)
+
+
+async def _room(pacing: Pacing) -> None:
+    loop = asyncio.get_running_loop()
+    room: asyncio.Future[None] = loop.create_future()
+    while not pacing.room_for(partial(_tell, loop, room)):
+        await room
+        room = loop.create_future()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, room: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(lambda: None if room.done() else room.set_result(None))
+    except RuntimeError:
+        pass  # the loop is closed: nobody waits

@@ -63,18 +63,29 @@ def act_for(worker: object) -> object:
 @contextmanager
 def waiting() -> Iterator[None]:
     """Wrap every wait for something remote: if this thread runs a job of some worker, its place is free meanwhile."""
-    if not _here.in_job:
+    crew = leave_job()
+    try:
         yield
-        return
+    finally:
+        if crew is not None:
+            resume_job(crew)
+
+
+def leave_job() -> Crew | None:
+    """What `waiting` does at first, for those in a hurry. If this thread runs a job: of whom."""
+    if not _here.in_job:
+        return None
     crew = _here.crew
     assert crew is not None
     _here.in_job = False
     crew.leave_job()
-    try:
-        yield
-    finally:
-        crew.resume_job()
-        _here.in_job = True
+    return crew
+
+
+def resume_job(crew: Crew) -> None:
+    """And at last."""
+    crew.resume_job()
+    _here.in_job = True
 
 
 class Crew:
@@ -191,7 +202,8 @@ class Crew:
         except BaseException:
             log.exception("a job of %s failed", self.name)
         _here.in_job = False
-        self._active_add(-1)
+        with self._lock:
+            self._active -= 1
         return True
 
     def _active_add(self, n: int) -> None:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from remora.agent.calls import NEVER
 from remora.agent.channel import Channel
+from remora.agent.company import Company
 from remora.agent.crew import Crew
+from remora.agent.recording import Header, Recorder, Recording, pack_recorded
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
-from remora.wire import failures, preamble
-from remora.wire.frames import FAILED, Frame
+from remora.wire import failures
+from remora.wire.frames import ASYNC, FAILED, RECORDED, Frame
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import PackScope, UnpackScope
@@ -22,19 +24,21 @@ if TYPE_CHECKING:
     from remora.agent.peers import Peer
 
 EXCEPTION = int(MessageType.EXCEPTION)
-_ANSWERED_TO_CALLER_ALONE = (
+_ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wait for what remote() makes
     MessageType.PYTHON_CALL,
     MessageType.SCRIPT_CALL,
-)  # others may wait for what remote() makes
+)
 LARGE = 1 << 17
+HURRY = 1.0  # who gave a call less time than this wants to know its outcome at once
 AT_ONCE = 0.0  # what the kernel does not take now is copied: the function's result may be changed by the next function
-_NOTHING = pack(None).body
+_NOTHING = pack(None)
 
 
 class Request:
     """A request being served: what was asked, by whom, until when, and the way back."""
 
     __slots__ = (
+        "_admitted",
         "_answered",
         "_dispatch",
         "_handler",
@@ -43,8 +47,10 @@ class Request:
         "channel",
         "deadline",
         "frame",
+        "grad_enabled",
         "on_cancel",
         "parkable",
+        "recording",
     )
 
     def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler) -> None:
@@ -57,20 +63,67 @@ class Request:
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.parkable = False  # it is the program's business, and may wait until its answer can leave
+        self.recording: Recording | None = None  # what the caller records, if anything
+        self.grad_enabled = True  # false if it called under no_grad
         self._answered = False
+        self._admitted = False  # it runs asynchronously, and counts as such until it is answered
 
     def __call__(self) -> None:
         """Serve it. The request itself is the job: one object less for each call that waits in the backlog."""
         if self.cancelled:
             self.drop()
             return
-        if self.parkable and self.channel.congested:
-            self.channel.park(self)
-            return
+        pacing = self.channel.pacing
+        if self.parkable:
+            if not pacing.room_for(self._submit):
+                return
+            if self.frame.flags & ASYNC and not self._may_run_asynchronously(self):
+                return
         try:
             self._handler(self)
         except BaseException as error:
             self.fail(error)
+
+    def _submit(self) -> None:
+        self._dispatch.crew.submit(self)
+
+    def has_room(self, resume: Callable[..., None], *args: object) -> bool:
+        """Whether there is room for the answer; if not, `resume(self, *args)` is called when there is."""
+        pacing = self.channel.pacing
+        if not pacing.parked and not pacing.congested:
+            return True
+        return pacing.room_for(partial(self._dispatch.crew.serve, partial(resume, self, *args)))
+
+    # What holds no thread while it runs. There may be any number of it, so it begins when pacing says so.
+
+    def begin(self, start: Callable[[], None]) -> None:
+        """Call `start`, which begins something asynchronous: now, or when the caller is known to read its answers."""
+        if self._may_run_asynchronously(partial(self._begin_late, start)):
+            start()
+
+    def _begin_late(self, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except BaseException as error:
+            self.fail(error)
+
+    def _may_run_asynchronously(self, otherwise: Callable[[], None]) -> bool:
+        """If not, the crew is given `otherwise` to do when it may. What remote() makes is not sent to the caller."""
+        if self._admitted or self.frame.kind not in _ANSWERED_WITH_THE_VALUE:
+            return True
+        self._admitted = True
+        return self.channel.pacing.admit(partial(self._dispatch.crew.submit, otherwise))
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it: what has not begun need not."""
+        return self.cancelled or (self.channel.closed and self.frame.kind in _ANSWERED_WITH_THE_VALUE)
+
+    def cancel_by(self, stop: Callable[[], None]) -> None:
+        """How to stop it, if its caller gives it up, or has done so already."""
+        self.on_cancel = stop
+        if self.given_up:
+            stop()
 
     def unpack(self) -> object:
         """The body as a value."""
@@ -78,31 +131,51 @@ class Request:
             raise SerializationError(
                 f"the arguments ({self.frame.size} bytes) do not fit into the memory of this worker"
             )
-        return unpack(self.frame.body, self.frame.buffers, UnpackScope(self.caller, self.frame.arrival))
+        scope = UnpackScope(self.caller, self.frame.arrival)
+        value = unpack(self.frame.body, self.frame.buffers, scope)
+        return self._joined(value, scope) if self.frame.flags & RECORDED else value
+
+    def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
+        """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""
+        value, header = recorded
+        recorder = self._dispatch.recorder
+        if recorder is not None:
+            self.recording = recorder.find(header)
+            self.recording.received(self.caller, header, scope.links)
+            self.grad_enabled = header[2]
+        return value
 
     def reply(self, kind: int, value: object) -> None:
         """Answer with a value; if it cannot be packed, with that error."""
         if self.channel.closed:
             self.drop()  # nobody hears it: do not hand out references in it
             return
-        scope = PackScope(self.caller)
+        if value is None and self.recording is None:
+            self._send(kind, _NOTHING, 0)
+            return
         try:
-            packed = pack(value, scope)
+            scope = PackScope(self.caller)
+            scope.detached = not self.grad_enabled
+            packed, flags = pack_recorded(value, scope, self.recording if self.grad_enabled else None)
         except BaseException as error:
             self.fail(error)
             return
-        self._send(kind, packed, preamble.attach(packed, scope))
+        self._send(kind, packed, flags)
 
-    def acknowledge(self, kind: int, then: Callable[[], None]) -> None:
-        """Answer with nothing but the fact, in one write with whatever else `then` sends the caller."""
+    def acknowledge(self, kind: int, then: Callable[[], None] | None = None) -> None:
+        """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
+        may be what `then` sends, or in a moment."""
         self._answered = True
-        self.channel.put_aside(kind, self.frame.call, _NOTHING)
+        self.channel.put_aside(kind, self.frame.call, _NOTHING.body)
         try:
-            then()
+            if then is not None:
+                then()
         finally:
-            self.channel.flush()
-            self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)
-            self.channel.job_done()
+            if self.frame.timeout and self.frame.timeout < HURRY:
+                self.channel.flush()
+            elif self.channel.unwritten:
+                self._dispatch.company.expect(self.channel)
+            self._done()
 
     def fail(self, error: BaseException) -> None:
         """Answer with an error."""
@@ -121,8 +194,13 @@ class Request:
                 channel.send(kind, self.frame.call, packed.body, flags)
         else:
             channel.send_packed(kind, self.frame.call, packed, flags, 0.0, AT_ONCE)
-        dispatch.serving.pop((channel.session_id, self.frame.call), None)
-        channel.job_done()
+        self._done()
+
+    def _done(self) -> None:
+        self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)
+        self.channel.pacing.done()
+        if self._admitted:
+            self.channel.pacing.ended()
 
     def cancel(self) -> None:
         """The caller does not wait any more: a function that has not begun never will, a coroutine is cancelled."""
@@ -138,8 +216,7 @@ class Request:
     def drop(self) -> None:
         """Do not run it, and answer nothing: nobody waits."""
         self._answered = True
-        self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)
-        self.channel.job_done()
+        self._done()
 
 
 Handler = Callable[[Request], None]
@@ -155,9 +232,11 @@ _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(self, me: object, crew: Crew) -> None:
+    def __init__(self, me: object, crew: Crew, company: Company) -> None:
         self.me = me
         self.crew = crew
+        self.company = company
+        self.recorder: Recorder | None = None
         self.serving: dict[tuple[str, int], Request] = {}
         self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
 
@@ -191,7 +270,7 @@ class Dispatch:
         """The caller on this channel is gone: nobody waits for its coroutines. What has begun or waits in the backlog
         runs, as it would if the caller had gone a moment later."""
         for key, request in list(self.serving.items()):
-            if key[0] == channel.session_id and request.frame.kind in _ANSWERED_TO_CALLER_ALONE:
+            if key[0] == channel.session_id and request.frame.kind in _ANSWERED_WITH_THE_VALUE:
                 request.abandon()
 
     def counts(self) -> int:

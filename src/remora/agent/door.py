@@ -18,7 +18,7 @@ from remora.agent.introduction import CHUNK, Introduction
 from remora.agent.timers import Timers
 from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
-from remora.protocol.handshake import Hello, Identity, Listener
+from remora.protocol.handshake import Hello, Home, Identity, Listener
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import addresses, dial
 from remora.transport.poller import Poller
@@ -158,7 +158,7 @@ class _Stranger:
         return self._fd
 
     def _admit(self, hello: Hello) -> int | str:
-        return self.door.peers.admit(_record(hello.peer), hello.session)
+        return self.door.peers.admit(_record(hello.peer, hello.home), hello.session)
 
     def ready(self, writable: bool) -> None:
         with self._turn:
@@ -201,8 +201,8 @@ class _Stranger:
         assert accepted is not None
         if not self.door.forget(self):
             return
-        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)")
-        record = _record(accepted.peer)
+        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", self.door.settings.reconnect_timeout)
+        record = _record(accepted.peer, accepted.home)
         self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
 
     def leave(self) -> None:
@@ -211,6 +211,6 @@ class _Stranger:
             self.sock.close()
 
 
-def _record(caller: Identity) -> WorkerRecord:
-    """What a caller says of itself. Its addresses come from the rendezvous."""
-    return WorkerRecord(caller.name, caller.id, caller.incarnation, "", (), {})
+def _record(caller: Identity, home: Home) -> WorkerRecord:
+    """What a caller says of itself: enough to call it back, whatever the rendezvous knows."""
+    return WorkerRecord(caller.name, caller.id, caller.incarnation, home.host, home.addresses, {})

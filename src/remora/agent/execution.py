@@ -16,6 +16,7 @@ from remora.agent.calls import current_deadline
 from remora.agent.coroutines import Coroutines
 from remora.agent.dispatch import Dispatch, Request
 from remora.agent.futures import failure_of, when_done
+from remora.agent.recording import current_recording, recording_for
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import ASYNC
@@ -65,7 +66,11 @@ class Execution:
         function, args, kwargs = target
         token = current_deadline.set(request.deadline)
         try:
-            result = function(*args, **kwargs)
+            if request.recording is None:
+                result = function(*args, **kwargs)
+            else:
+                with recording_for(request.recording, request.grad_enabled):
+                    result = function(*args, **kwargs)
             if type(result) is CoroutineType:
                 self._await(request, result, finish)
                 return
@@ -100,14 +105,30 @@ class Execution:
         when_done(future, pass_on)
 
     def _await(self, request: Request, coroutine: Any, finish: Finish) -> None:
-        request.on_cancel = self._coroutines.run(coroutine, contextvars.copy_context(), finish)
+        context = contextvars.copy_context()
+        if request.recording is not None:
+            context.run(current_recording.set, request.recording)
+
+        def start() -> None:
+            if request.given_up:
+                coroutine.close()
+                request.drop()
+            else:
+                pacing = request.channel.pacing
+                request.cancel_by(self._coroutines.run(coroutine, context, pacing, finish))
+
+        request.begin(start)
 
     def run_script(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
         kind, name, args, kwargs = target
         token = current_deadline.set(request.deadline)
         try:
-            result = call_script(kind, name, args, kwargs)
+            if request.recording is None:
+                result = call_script(kind, name, args, kwargs)
+            else:
+                with recording_for(request.recording, request.grad_enabled):
+                    result = call_script(kind, name, args, kwargs)
         except BaseException as error:
             finish(None, error)
             return

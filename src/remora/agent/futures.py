@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from remora.agent.crew import waiting
+from remora.agent.recording import recorded
 from remora.errors import CallCancelled
 
 log = logging.getLogger("remora")
@@ -184,6 +185,10 @@ class Future(torch.futures.Future[T]):
         self.add_done_callback(run)
         return result
 
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        """Call `callback(self)` when the future is settled; calls it makes belong to what is recorded now."""
+        super().add_done_callback(recorded(callback))
+
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
@@ -244,7 +249,7 @@ def block_until(subscribe: Callable[[Callable[[object], None]], None], timeout: 
     signal.acquire()
     subscribe(lambda _: signal.release())
     with waiting():
-        if not signal.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
+        if not signal.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
             raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from remora.agent.channel import Channel
 from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
-from remora.protocol.handshake import Caller, Identity, Why
+from remora.protocol.handshake import Caller, Home, Identity, Why
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import dial
 from remora.transport.addresses import Address, host_identity
@@ -19,7 +22,15 @@ CHUNK = 4096
 
 
 class PeerRefused(ConnectionRefusedError):
-    """Somebody listens there, but is not our peer any more, or has given us up."""
+    """Somebody listens there, but is not our peer any more."""
+
+
+class GivenUp(PeerRefused):
+    """Our peer listens there, and does not talk to us: it gave us up, or it is leaving."""
+
+
+class PeerSilent(OSError):
+    """The host is there and took the connection, but the worker says nothing: it is busy, or frozen."""
 
 
 class Introduction:
@@ -30,7 +41,12 @@ class Introduction:
         self.incarnation = incarnation
         self.group = ""  # known when the group is
         self.secret = b""
+        self.home = Home()  # where we listen, so that whoever we call can call back
+        self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
         self._settings = settings
+        self._lock = threading.Lock()  # guards the two below
+        self._dialled: set[socket.socket] = set()  # not yet links
+        self._stopped = False
 
     @property
     def insecure(self) -> bool:
@@ -40,35 +56,38 @@ class Introduction:
     def identity(self) -> Identity:
         return Identity(self.me.name, self.me.id, self.incarnation, self.group)
 
-    def to(self, record: WorkerRecord, channel: Channel) -> tuple[StreamLink, int, bytes]:
+    def to(self, record: WorkerRecord, channel: Channel, until: float) -> tuple[StreamLink, int, bytes]:
         """Dial a peer: (link, how many of our messages it has, bytes that came behind the handshake).
 
-        ConnectionRefusedError means that nobody listens at any of its addresses; other OSErrors may pass.
+        Its host has until the given time to take the connection, and then the worker `connect_timeout` to answer.
+        ConnectionRefusedError means that nobody listens at any of its addresses, PeerSilent that somebody does and does
+        not answer; other OSErrors may pass.
         """
-        problems: list[str] = []
-        gone = True
+        problems: list[OSError] = []
+        if self.barred is not None and self.barred(record.name):
+            raise OSError(f"cannot connect to {record.name}: a fault plan cut the link")
         for address in self._reachable(record):
             try:
-                return self._through(address, record, channel)
+                return self._through(address, record, channel, until)
             except PeerRefused:
                 raise
-            except (ConnectionRefusedError, FileNotFoundError) as error:
-                problems.append(f"{address}: {error}")
             except OSError as error:
-                gone = False
-                problems.append(f"{address}: {error or type(error).__name__}")
-        text = f"cannot connect to {record.name} at " + "; ".join(problems or ["any address: it has none we can use"])
+                problems.append(type(error)(f"{address}: {error or type(error).__name__}"))
+        text = f"cannot connect to {record.name} at "
+        text += "; ".join(map(str, problems)) or "any address: it has none we can use"
+        if any(isinstance(each, PeerSilent) for each in problems):
+            raise PeerSilent(text)
+        gone = all(isinstance(each, (ConnectionRefusedError, FileNotFoundError)) for each in problems)
         raise ConnectionRefusedError(text) if gone else OSError(text)
 
     def is_gone(self, record: WorkerRecord) -> bool:
-        """Whether nobody listens at any address of that worker. A worker that cannot be reached may still be there."""
+        """Whether that worker is to be taken for dead: at none of its addresses a connection can be made in time."""
         for address in self._reachable(record):
             try:
-                dial.connect(address, self._settings.connect_timeout).close()
-            except (ConnectionRefusedError, FileNotFoundError):
-                continue
-            except OSError:
-                pass
+                dial.connect(address, self._settings.reconnect_timeout).close()
+            except OSError as error:
+                if address.kind == "tcp" or isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
+                    continue
             return False
         return True
 
@@ -82,22 +101,71 @@ class Introduction:
             usable = sorted((a for a in usable if a.kind in wanted), key=lambda a: wanted.index(a.kind))
         return [address for address in usable if address.kind != "inproc" or dial.has_room(address.path)]
 
-    def _through(self, address: Address, record: WorkerRecord, channel: Channel) -> tuple[StreamLink, int, bytes]:
-        deadline = time.monotonic() + self._settings.connect_timeout
-        sock = dial.connect(address, self._settings.connect_timeout)
+    def _through(
+        self, address: Address, record: WorkerRecord, channel: Channel, until: float
+    ) -> tuple[StreamLink, int, bytes]:
+        with self._interruptible() as note:
+            sock = self._connect(address, min(until - time.monotonic(), self._settings.connect_timeout), note)
+            try:
+                machine = self._caller(record, channel)
+                self._shake(sock, machine, time.monotonic() + self._settings.connect_timeout)
+                accepted = machine.result
+                assert accepted is not None
+                link = StreamLink(sock, f"{record.name} ({address})", self._settings.reconnect_timeout)
+                return link, accepted.received, machine.leftover
+            except BaseException as error:
+                sock.close()
+                if isinstance(error, TimeoutError):
+                    raise PeerSilent(f"no answer for {self._settings.connect_timeout:g} s") from error
+                raise
+
+    def _connect(self, address: Address, seconds: float, note: Callable[[socket.socket], None]) -> socket.socket:
         try:
-            wanted = Identity(record.name, record.id, record.incarnation, self.group)
-            received = channel.session.received
-            machine = Caller(
-                self.identity, channel.session_id, received, self.secret, expected=wanted, insecure=self.insecure
-            )
-            self._shake(sock, machine, deadline)
-            accepted = machine.result
-            assert accepted is not None
-            return StreamLink(sock, f"{record.name} ({address})"), accepted.received, machine.leftover
-        except BaseException:
-            sock.close()
-            raise
+            return dial.connect(address, max(seconds, 0.01), note)
+        except (TimeoutError, BlockingIOError) as error:
+            if address.kind == "tcp":
+                raise
+            raise PeerSilent("so many wait to be let in that we cannot even queue") from error  # there is no way to cut
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[Callable[[socket.socket], None]]:
+        """Inside, `stop` ends the waits of the socket that is shown to what this yields."""
+        noted: list[socket.socket] = []
+
+        def note(sock: socket.socket) -> None:
+            with self._lock:
+                if self._stopped:
+                    raise ConnectionAbortedError("this worker is shutting down")
+                self._dialled.add(sock)
+                noted.append(sock)
+
+        try:
+            yield note
+        finally:
+            with self._lock:
+                self._dialled.difference_update(noted)
+
+    def stop(self) -> None:
+        """End every attempt to dial, and make no more."""
+        with self._lock:
+            self._stopped = True
+            dialled = list(self._dialled)
+        for sock in dialled:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def _caller(self, record: WorkerRecord, channel: Channel) -> Caller:
+        return Caller(
+            self.identity,
+            channel.session_id,
+            channel.session.received,
+            self.secret,
+            expected=Identity(record.name, record.id, record.incarnation, self.group),
+            insecure=self.insecure,
+            home=self.home,
+        )
 
     def _shake(self, sock: socket.socket, machine: Caller, deadline: float) -> None:
         sock.sendall(machine.start())
@@ -111,7 +179,9 @@ class Introduction:
             except (AuthenticationError, ProtocolError) as error:
                 if machine.refusal:
                     sock.sendall(machine.refusal)
-                if machine.why in (Why.RESTARTED, Why.WORKER, Why.ADMISSION):  # not our peer any more, or not willing
+                if machine.why is Why.ADMISSION:
+                    raise GivenUp(str(error)) from error
+                if machine.why in (Why.RESTARTED, Why.WORKER):
                     raise PeerRefused(str(error)) from error
                 raise
             if answer:

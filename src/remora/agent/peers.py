@@ -1,80 +1,49 @@
-"""The other workers: how to reach each, whether it lives, and what happens to its calls when it does not.
+"""The other workers: who is there, how to reach each, and what happens to its calls when it is gone.
 
-A peer is *alive* until it says goodbye (*left*) or is given up (*dead*). A broken connection is restored in silence; a
-peer is given up when nobody listens at its address any more (its process is gone), when its connection cannot be
-restored in time, or when it is silent for too long. Then every call that waits for it fails at once, by name.
+A broken connection is restored in silence (`remora.agent.dialling`). A peer is given up when that fails, when its process
+or its host is gone, or when it is silent for too long (`remora.agent.vigil`). Then every call that waits for it fails at
+once, by name. Whoever is gone is remembered for a while, so that calls to it can say what became of it.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.crew import Crew
+from remora.agent.dialling import LEAVING, LEFT, Dialling
 from remora.agent.dispatch import Dispatch
-from remora.agent.introduction import Introduction, PeerRefused
+from remora.agent.introduction import Introduction
+from remora.agent.news import News
+from remora.agent.peer import Peer, State
+from remora.agent.roll import Roll
 from remora.agent.timers import Timers
-from remora.errors import (
-    AuthenticationError,
-    CallNotSent,
-    CallOutcomeUnknown,
-    ProtocolError,
-    RemoraError,
-    WorkerLost,
-    WorkerNotFound,
-)  # fmt: skip
+from remora.agent.vigil import HostSilent, Vigil
+from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
 from remora.options import Settings
+from remora.protocol.membership import Died, Joined, Left, Recovered, Suspected
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.poller import Poller
 from remora.transport.stream import StreamLink
-from remora.vocabulary.ids import WorkerInfo, WorkerKey
+from remora.vocabulary.ids import WorkerKey
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import Frame
 
 log = logging.getLogger("remora")
 
-ACK, PING = int(MessageType.ACK), int(MessageType.PING)
 GRACE = 0.25  # how long a caller may take to come back before we look whether it lives
-
-LEFT = "it left the group"
-
-State = Literal["alive", "left", "dead"]
-
-
-class Peer:
-    """One other worker (or this one: calls to oneself take the same road)."""
-
-    def __init__(self, record: WorkerRecord, outgoing: Channel) -> None:
-        self.info = WorkerInfo(record.name, record.id)
-        self.name = record.name
-        self.id = record.id
-        self.record = record
-        self.state: State = "alive"
-        self.reason = ""
-        self.key = WorkerKey(record.id, record.incarnation)
-        self.outgoing = outgoing
-        self.incoming: Channel | None = None
-        self.dialling = False
-        self.leaving = False  # it said goodbye, on one of its two channels at least
-        self.lock = threading.Lock()  # guards state, dialling and incoming
-        self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
-
-    def __repr__(self) -> str:
-        return f"<Peer {self.name} id={self.id} {self.state}>"
-
 
 Obituary = Callable[[Peer], None]
 
+__all__ = ["Peer", "Peers", "State"]
 
-class Peers:
+
+class Peers(Roll):
     """All peers of one worker."""
 
     def __init__(
@@ -86,84 +55,53 @@ class Peers:
         settings: Settings,
         introduction: Introduction,
     ) -> None:
+        super().__init__()
         self._crew = crew
         self._poller = poller
         self._timers = timers
         self._dispatch = dispatch
         self._settings = settings
-        self._introduction = introduction
-        self._lock = threading.Lock()  # guards the three tables
-        self._by_name: dict[str, Peer] = {}
-        self._by_id: dict[int, Peer] = {}
-        self._of_channel: dict[str, Peer] = {}  # by session id
-        self._stopping = threading.Event()
         self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
         self.me: Peer  # this worker as its own peer
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
+        self.news = News(crew)
+        self.vigil = Vigil(self, crew, settings)
+        self._dialling = Dialling(self, introduction, settings, timers)
 
     # Who is there.
 
     def add(self, record: WorkerRecord) -> Peer:
         """Know a worker. A worker that comes back under the same name is a new one: the old one is given up."""
-        with self._lock:
-            known = self._by_name.get(record.name)
-            if known is not None and known.record.incarnation == record.incarnation:
-                if record.addresses:
-                    known.record = record
-                return known
-            channel = Channel(record.name, secrets.token_hex(8), True, self, self._crew, self._poller)
-            peer = Peer(record, channel)
-            self._by_name[record.name] = self._by_id[record.id] = peer
-            self._of_channel[channel.session_id] = peer
-        if known is not None:
-            self.give_up(known, "another worker of the same name took its place")
+        peer, predecessor, is_new = self.enter(record, lambda: Peer(record, self))
+        if predecessor is not None:
+            self.give_up(predecessor, "another worker of the same name took its place")
+        if is_new:
+            self.news.publish(Joined(peer.info))
         return peer
+
+    def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
+        """One direction of talking with a peer."""
+        return Channel(peer.name, session_id, dialled, peer, self._crew, self._poller)
 
     def add_unless_known(self, record: WorkerRecord) -> None:
         """Know a worker that somebody mentions; what we know of its name already is not changed by hearsay."""
-        if record.name not in self._by_name:
+        if not self.has_name(record.name):
             self.add(record)
-
-    def find(self, key: str | int) -> Peer:
-        """The peer of that name or id."""
-        peer = self._by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
-        if peer is None:
-            names = ", ".join(sorted(self._by_name)[:8])
-            raise WorkerNotFound(f"could not find destination {key!r} among {len(self._by_name)} workers ({names} …)")
-        return peer
-
-    def by_key(self, key: WorkerKey) -> Peer | None:
-        """That very worker, if it is not gone."""
-        peer = self._by_id.get(key.id)
-        return peer if peer is not None and peer.key == key and peer.state == "alive" else None
-
-    def known(self, key: WorkerKey) -> Peer | None:
-        """That very worker, gone or not, if it was ever known."""
-        return next((peer for peer in list(self._of_channel.values()) if peer.key == key), None)
-
-    def all(self) -> list[Peer]:
-        with self._lock:
-            return list(self._by_name.values())
-
-    def remove(self, name: str, state: State, reason: str) -> None:
-        """A worker left: forget it, after its calls failed."""
-        with self._lock:
-            peer = self._by_name.get(name)
-        if peer is not None:
-            self.give_up(peer, reason, state)
 
     # What channels tell us.
 
-    def arrive(self, channel: Channel, frame: Frame) -> Any:
+    def arrive(self, peer: Peer, frame: Frame) -> Any:
+        """References came with a message."""
         if self.arrivals is None:
-            raise ProtocolError(f"{channel.peer} sent references to a worker that keeps none")
-        return self.arrivals(self._of_channel[channel.session_id], frame)
+            raise ProtocolError(f"{peer.name} sent references to a worker that keeps none")
+        return self.arrivals(peer, frame)
 
-    def request(self, channel: Channel, frame: Frame) -> None:
-        self._dispatch.request(self._of_channel[channel.session_id], channel, frame)
+    def request(self, peer: Peer, channel: Channel, frame: Frame) -> None:
+        """A peer asks for something."""
+        self._dispatch.request(peer, channel, frame)
 
-    def word(self, channel: Channel, frame: Frame) -> None:
-        peer = self._of_channel[channel.session_id]
+    def word(self, peer: Peer, channel: Channel, frame: Frame) -> None:
+        """A peer says something that wants no answer."""
         if frame.kind == MessageType.CANCEL:
             self._dispatch.cancel(channel, frame.call)
         elif frame.kind == MessageType.GOODBYE:
@@ -182,10 +120,9 @@ class Peers:
                 )
                 call.settle(self._crew.serve)
 
-    def lost(self, channel: Channel, error: BaseException) -> None:
+    def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None:
         """The link of a channel broke."""
-        peer = self._of_channel.get(channel.session_id)
-        if peer is None or peer.state != "alive" or self._stopping.is_set():
+        if peer.gone or self.stopping:
             return
         log.debug("link with %s broke: %s", peer.name, error)
         if isinstance(error, ProtocolError):
@@ -193,92 +130,66 @@ class Peers:
         elif channel.dialled and peer.leaving:
             self.give_up(peer, LEFT, "left")
         elif channel.dialled:
-            self.connect(channel)
+            self.connect(peer)
         else:
-            self._timers.at(time.monotonic() + GRACE, lambda: self._crew.serve(lambda: self._look_after(peer, channel)))
+            wait = 0.0 if isinstance(error, HostSilent) else GRACE
+            self._later(wait, lambda: self._look_after(peer, channel))
 
     def _look_after(self, peer: Peer, channel: Channel) -> None:
         """A caller's link broke a moment ago. If it did not come back, see whether it lives by calling it."""
-        if channel.link is None and peer.state == "alive" and peer.incoming is channel:
-            self.connect(peer.outgoing)
-            limit = time.monotonic() + self._settings.reconnect_timeout
-            self._timers.at(limit, lambda: self._crew.serve(lambda: self._drop_if_away(peer, channel)))
+        if channel.link is None and not peer.gone and peer.incoming is channel:
+            self.connect(peer)
+            self._later(self._settings.silence_limit, lambda: self._drop_if_away(peer, channel))
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
+        """It lives, or we would have given it up, but it does not call any more: its session is of no use."""
         away = time.monotonic() - channel.lost_at
-        if channel.link is None and peer.incoming is channel and away >= self._settings.reconnect_timeout - 0.01:
+        if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
             self._dispatch.forget(channel)
 
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.at(time.monotonic() + seconds, lambda: self._crew.serve(action))
+
     # Connecting.
+
+    @property
+    def stopping(self) -> bool:
+        """Whether we are about to leave."""
+        return self._dialling.stopping.is_set()
 
     def probe(self, names: Iterable[str]) -> None:
         """Connect to those of these peers that we have no link with: whoever is gone is found out."""
         for name in names:
-            peer = self._by_name.get(name)
-            if peer is not None and peer.state == "alive" and peer.outgoing.link is None:
-                self.connect(peer.outgoing)
+            peer = self.find(name) if self.has_name(name) else None
+            if peer is not None and not peer.gone and peer.outgoing.link is None:
+                self.connect(peer)
 
-    def connect(self, channel: Channel) -> None:
-        """Give a dialled channel a link, soon."""
-        peer = self._of_channel.get(channel.session_id)
-        if peer is None:
-            return
+    def connect(self, peer: Peer) -> None:
+        """Give the channel to a peer a link, soon."""
         with peer.lock:
-            if peer.state == "alive" and (peer.dialling or channel.link is not None):
+            if not peer.gone and (peer.dialling or peer.outgoing.link is not None):
                 return
-            peer.dialling = peer.state == "alive"
+            peer.dialling = not peer.gone
         if peer.dialling:
             self._crew.serve(lambda: self._dial(peer))
         else:
-            channel.fail_pending(lambda call: self._epitaph(peer, call))
+            peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
 
     def _dial(self, peer: Peer) -> None:
-        deadline = time.monotonic() + self._settings.reconnect_timeout
-        pause = 0.01
         try:
-            while not self._stopping.is_set() and peer.state == "alive":
-                try:
-                    link, arrived, leftover = self._introduction.to(peer.record, peer.outgoing)
-                except (AuthenticationError, ProtocolError) as error:
-                    peer.outgoing.fail_pending(lambda call, error=error: type(error)(f"{call.what}: {error}"))  # type: ignore[misc]
-                    return
-                except PeerRefused as error:
-                    self.give_up(peer, str(error))
-                    return
-                except (ConnectionRefusedError, FileNotFoundError) as error:
-                    if peer.leaving:
-                        self.give_up(peer, LEFT, "left")
-                    self.give_up(peer, f"nobody listens at its address any more (Connection closed by peer: {error})")
-                    return
-                except OSError as error:
-                    if time.monotonic() + pause > deadline:
-                        self.give_up(peer, f"it cannot be reached: {error}")
-                        return
-                    self._stopping.wait(pause)
-                    pause = min(pause * 2, 0.5)
-                else:
-                    if self._stopping.is_set():
-                        link.close()
-                    else:
-                        peer.outgoing.attach(link, arrived, leftover)
-                    return
+            self._dialling.dial(peer)
         finally:
             peer.dialling = False
-            if (
-                peer.outgoing.link is None
-                and peer.state == "alive"
-                and peer.outgoing.pending
-                and not self._stopping.is_set()
-            ):
-                self.connect(peer.outgoing)  # messages came after we had given up
+            if peer.outgoing.link is None and not peer.gone and peer.outgoing.pending and not self.stopping:
+                self.connect(peer)  # messages came after we had given up
 
     def admit(self, record: WorkerRecord, session_id: str) -> int | str:
         """A proven caller asks for a session: how much of it we have, or why not."""
-        if self._stopping.is_set():
-            return "this worker is shutting down"
-        known = self._by_name.get(record.name)
-        if known is not None and known.record.incarnation == record.incarnation and known.state == "dead":
+        if self.stopping:
+            return LEAVING
+        known = self.known(WorkerKey(record.id, record.incarnation))
+        if known is not None and known.state == "dead":
             return f"{record.name} was given up ({known.reason}); it must join again as a new worker"
         incoming = None if known is None else known.incoming
         if incoming is None or incoming.session_id != session_id:
@@ -295,9 +206,7 @@ class Peers:
             if peer.state == "dead":
                 channel = None  # given up while it was being admitted: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
-                channel = Channel(record.name, session_id, False, self, self._crew, self._poller)
-                self._of_channel[session_id] = peer
-                peer.incoming = channel
+                channel = peer.incoming = self.make_channel(peer, session_id, False)
         if channel is None:
             link.close()
             return
@@ -307,15 +216,32 @@ class Peers:
             link.close()
             self.give_up(peer, str(error))
 
-    # The end of a peer.
+    # What becomes of a peer.
+
+    def suspect(self, peer: Peer, reason: str) -> None:
+        """A peer does not answer. Its calls wait on; whoever asks or listens may know."""
+        with peer.lock:
+            news = not peer.gone and not peer.doubt
+            peer.doubt, peer.doubted_at = reason, time.monotonic()
+        if news:
+            log.info("%s suspects %s: %s", self._dispatch.me, peer.info, reason)
+            self.news.publish(Suspected(peer.info, reason))
+
+    def trust(self, peer: Peer) -> None:
+        """A peer answers (again)."""
+        with peer.lock:
+            news, peer.doubt, peer.unreachable_since = bool(peer.doubt), "", None
+        if news and not peer.gone:
+            self.news.publish(Recovered(peer.info))
 
     def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None:
         """Nothing more will come from this peer. Idempotent."""
         with peer.lock:
-            if peer.state != "alive":
+            if peer.gone:
                 return
             peer.state = state
             peer.reason = reason
+        self.bury(peer)
         if state == "dead":
             log.warning("%s lost %s: %s", self._dispatch.me, peer.info, reason)
         peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
@@ -323,9 +249,10 @@ class Peers:
         if peer.incoming is not None:
             peer.incoming.close()
             self._dispatch.forget(peer.incoming)
-        for obituary in self.obituaries:
+        for obituary in list(self.obituaries):
             obituary(peer)
         peer.ended.set()
+        self.news.publish(Left(peer.info) if state == "left" else Died(peer.info, reason))
 
     def _epitaph(self, peer: Peer, call: Call) -> RemoraError:
         kind = WorkerLost if peer.outgoing.ever_connected else CallNotSent
@@ -335,26 +262,11 @@ class Peers:
         """The error for a call to a peer that is known to be gone: it was not sent."""
         return CallNotSent(f"{what}: {peer.info} {'is gone' if peer.state == 'dead' else 'has left'}: {peer.reason}")
 
-    # Now and then.
+    # Now and then, and in the end.
 
     def tick(self, now: float) -> None:
-        """Called about twice a second: ask silent peers for a sign of life, give up the mute, expire what is due."""
-        for peer in self.all():
-            if peer.state != "alive":
-                continue
-            for channel in (peer.outgoing, peer.incoming):
-                link = None if channel is None else channel.link
-                if channel is None or link is None:
-                    continue
-                channel.watch(again=True)
-                silence = now - link.last_heard
-                if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
-                    self._crew.serve_quickly(partial(channel.say, ACK))
-                elif silence > self._settings.silence_limit:
-                    reason = f"it has been silent for {silence:.0f} s"
-                    self._crew.serve(lambda peer=peer, reason=reason: self.give_up(peer, reason))  # type: ignore[misc]
-                elif channel.dialled and silence > self._settings.heartbeat:
-                    self._crew.serve_quickly(partial(channel.say, PING))
+        """Called about twice a second."""
+        self.vigil.tick(now)
 
     def due(self, before: float) -> Iterable[tuple[Channel, Call]]:
         """Asynchronous calls whose deadline comes before the given time."""
@@ -372,11 +284,14 @@ class Peers:
         """Calls of ours that wait for an answer."""
         return sum(len(peer.outgoing.pending) for peer in self.all())
 
+    def dial_no_more(self) -> None:
+        """We are about to leave: a link that breaks now stays broken, and nobody is suspected or given up."""
+        self._dialling.stop()
+
     def say_goodbye(self, patience: float) -> None:
         """Tell everybody that we leave of our own will, and wait a moment until they have heard it."""
-        self._stopping.set()
-        channels = [channel for peer in self.all() for channel in (peer.outgoing, peer.incoming)]
-        talking = [channel for channel in channels if channel is not None and channel.link is not None]
+        self.dial_no_more()
+        talking = [channel for peer in self.all() for channel in peer.channels() if channel.link is not None]
         for channel in talking:
             channel.send(int(MessageType.GOODBYE), 0, b"")
         end = time.monotonic() + patience
@@ -385,14 +300,13 @@ class Peers:
 
     def stop(self, make_error: Callable[[Call], BaseException]) -> None:
         """Fail what waits and close every channel."""
-        self._stopping.set()
+        self.dial_no_more()
         for peer in self.all():
             peer.outgoing.fail_pending(make_error)
-            peer.outgoing.close()
-            if peer.incoming is not None:
-                peer.incoming.close()
+            for channel in peer.channels():
+                channel.close()
 
     def descriptors(self) -> list[socket.socket]:
         """The sockets of all links, to be closed in a forked child."""
-        channels = [channel for peer in self._by_name.values() for channel in (peer.outgoing, peer.incoming)]
-        return [channel.link.sock for channel in channels if channel is not None and channel.link is not None]
+        links = [channel.link for peer in self.all() for channel in peer.channels()]
+        return [link.sock for link in links if link is not None]

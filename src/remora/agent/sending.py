@@ -15,15 +15,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from remora.agent.calls import Call
+from remora.agent.pacing import Pacing
 from remora.errors import CallNotSent
 from remora.protocol.session import Session
 from remora.transport.stream import Part, StreamLink
-from remora.vocabulary.messages import RESPONSE
+from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire import memory
 from remora.wire.frames import HEADER, lengths
 from remora.wire.packed import Packed
 
+PING = int(MessageType.PING)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
+NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 LAZY_LIMIT = 1 << 17
 LARGE = 1 << 17
 STALL = 0.25  # how long a large message may make no progress before the rest of it is copied aside
@@ -55,19 +58,19 @@ class Sending(ABC):
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.session: Session[Kept] = Session()
+        self.link: StreamLink | None = None  # what carries the session now
+        self.pacing = Pacing(self)  # of the requests that come in
         self.closed = False
         self._writing = threading.Lock()
         self._lazy: deque[Lazy] = deque()
         self._lazy_bytes = 0
+        self._words: deque[int] = deque()  # to be said to whoever is at the other end of the link
         self._flush_due = False  # somebody was asked to flush and has not begun
         self._last_send = 0.0
+        self._unhurried_at = 0.0  # when a message was sent that nobody waits for, if it was the last
+        self._followed = False  # the last time another one came soon after
         self._room = threading.Condition(threading.Lock())
         self._room_wanted = 0
-
-    @property
-    @abstractmethod
-    def link(self) -> StreamLink | None:
-        """What carries the session now."""
 
     @abstractmethod
     def _want_link(self) -> None:
@@ -100,6 +103,11 @@ class Sending(ABC):
             return
         self._lazy.append((kind, flags, call, 0.0, 0, len(body), body))
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether something that was put aside is still there."""
+        return bool(self._lazy)
+
     def send_lazily(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
         """Like `send`, but messages in quick succession share one write, done by the crew (or by the next `send`)."""
         if self.closed:
@@ -118,21 +126,59 @@ class Sending(ABC):
         elif self._lazy_bytes > LAZY_LIMIT:
             self.flush()
 
+    def send_unhurried(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> bool:
+        """Like `send`, for what nobody waits for, yet. If the last such message was followed by another one in no time (as
+        `remote` is by `to_here`), this one is held back to share a write with the next, and the peer is woken once. True
+        if it is: whoever sent it has `flush` called soon, in any case."""
+        if self.closed:
+            return False
+        self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
+        held = self._followed and self._lazy_bytes < LAZY_LIMIT and self.link is not None
+        if held:
+            self._lazy_bytes += len(body)
+        else:
+            self.flush()
+        self._unhurried_at = time.monotonic()
+        return held
+
     def flush(self) -> None:
         """Write what waits; if somebody else is writing, that thread does it."""
         self._flush_due = False
-        while self._lazy and not self.closed and self._writing.acquire(False):
+        while (self._lazy or self._words) and not self.closed and self._writing.acquire(False):
             try:
                 self._write_lazy()
             finally:
                 self._writing.release()
         if self.link is None:
             self._want_link()
+        pacing = self.pacing
+        if pacing.parked or pacing.held:
+            pacing.go_on()
+
+    # What pacing asks for.
+
+    def unsent_bytes(self) -> int:
+        """How much waits to be written; without a link, or to be heard."""
+        link = self.link
+        return self._lazy_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
+
+    def ask_to_read(self) -> None:
+        """Have the peer show that it reads: `Pacing.answered` is called then."""
+        self.say(PING)
+
+    @abstractmethod
+    def reconsider_reading(self) -> None:
+        """Read from this peer, or do not, as pacing says."""
 
     def _write_lazy(self) -> None:
         lazy, session = self._lazy, self.session
         ack = session.telling()
+        if self._unhurried_at:
+            self._followed = time.monotonic() - self._unhurried_at < NO_TIME
+            self._unhurried_at = 0.0
         batch: list[bytes] = []
+        while self._words:
+            batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, ack, 0.0))
         size = 0
         while lazy and size < LAZY_LIMIT:
             kind, flags, call, timeout, count, length, rest = lazy.popleft()
@@ -142,18 +188,16 @@ class Sending(ABC):
             batch.append(data)
             size += len(data)
         self._lazy_bytes = max(self._lazy_bytes - size, 0) if lazy else 0
-        if batch:
-            self._put((batch[0] if len(batch) == 1 else b"".join(batch),))
+        if len(batch) == 1 or size > 2 * LAZY_LIMIT:  # (a large one among them is not copied again)
+            self._put(batch)
+        elif batch:
+            self._put((b"".join(batch),))
 
     def say(self, kind: int) -> None:
-        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. If somebody is writing,
-        it is not needed: what is being written says as much."""
-        if self._writing.acquire(False):
-            try:
-                self._put((HEADER.pack(0, kind, 0, 0, 0, 0, self.session.telling(), 0.0),))
-            finally:
-                self._writing.release()
-            self.flush()
+        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. Does not block."""
+        if kind not in self._words:
+            self._words.append(kind)
+        self.flush()
 
     # Messages with buffers.
 
@@ -170,7 +214,8 @@ class Sending(ABC):
             return
         body = packed.body + lengths(packed.buffers)
         size = len(body) + sum(map(len, packed.buffers))
-        if size < LARGE or self.link is None:  # small, or it has to wait, and the program's memory may change meanwhile
+        link = self.link
+        if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
             self._postpone(kind, flags, number, timeout, body, packed)
         elif self._writing.acquire(timeout=self._lock_patience(kind, until)):
             try:
@@ -250,6 +295,7 @@ class Sending(ABC):
     def _forget_unsent(self) -> None:
         """Closed: nobody will hear it."""
         self._lazy.clear()
+        self._words.clear()
         self._lazy_bytes = 0
         self.session.kept.clear()
 

@@ -1,7 +1,7 @@
 """How the two ends of a new link prove who they are before anything is unpickled; no I/O, no clock, no threads.
 
     caller                                         listener
-      │ ── HELLO      who I am, session, nonce ──────► │
+      │ ── HELLO      who, where, session, nonce ────► │
       │ ◄─ CHALLENGE  who I am, nonce ──────────────── │    now the caller knows the listener
       │ ── PROOF ────────────────────────────────────► │    now the listener knows the caller: `admit` is asked
       │ ◄─ WELCOME    frames received so far ───────── │    both go on from where the session stood
@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from remora.protocol.conversation import MAX_TEXT, Body, Conversation, Kind, Malformed, Why
 from remora.vocabulary.ids import MAX_WORKER_ID, check_worker_name
 
-__all__ = ["Accepted", "Admit", "Caller", "Hello", "Identity", "Listener", "Why"]
+__all__ = ["Accepted", "Admit", "Caller", "Hello", "Home", "Identity", "Listener", "Why"]
 
 _MAX_COUNT = 2**63
+_MAX_ADDRESSES = 8
 _CALLER = b"remora handshake, caller:"
 _LISTENER = b"remora handshake, listener:"
 
@@ -44,12 +45,25 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class Home:
+    """Where a worker can be reached: its host, and the addresses to dial, best first. Nothing if it does not say."""
+
+    host: str = ""
+    addresses: tuple[str, ...] = ()
+
+
+_NOWHERE = Home()
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """What a caller asks for. `received` is how many frames of the session it has had from the listener."""
+    """What a caller asks for. `received` is how many frames of the session it has had from the listener; `home` is where
+    the listener can call it back."""
 
     peer: Identity
     session: str
     received: int
+    home: Home = _NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,7 @@ class Accepted:
     peer: Identity
     session: str
     received: int
+    home: Home = _NOWHERE
 
 
 Admit = Callable[[Hello], int | str]
@@ -80,10 +95,12 @@ class Caller(Conversation):
         *,
         insecure: bool = False,
         expected: Identity | None = None,
+        home: Home = _NOWHERE,
         nonce: bytes | None = None,
     ) -> None:
         super().__init__(secret, insecure)
         self.me = me
+        self._home = home
         self.result: Accepted | None = None
         self._session = session
         self._received = received
@@ -97,7 +114,8 @@ class Caller(Conversation):
     def start(self) -> bytes:
         """The first message of the conversation."""
         expected = self._expected.incarnation if self._expected else None
-        request: Body = {"session": self._session, "received": self._received, "expected": expected}
+        home: Body = {"host": self._home.host, "addresses": list(self._home.addresses)}
+        request: Body = {"session": self._session, "received": self._received, "expected": expected, "home": home}
         return self._message(Kind.HELLO, _introduction(self.me, self._nonce) | request)
 
     def _on_message(self, body: Body) -> bytes:
@@ -147,7 +165,7 @@ class Listener(Conversation):
         return self._welcome(self._hello)
 
     def _read_hello(self, body: Body) -> Hello:
-        hello = Hello(_identity(body), _text(body, "session"), _count(body))
+        hello = Hello(_identity(body), _text(body, "session"), _count(body), _home(body))
         if hello.peer.group != self.me.group:
             self._fail(Why.GROUP)
         if body.get("expected") not in (None, self.me.incarnation):
@@ -158,7 +176,7 @@ class Listener(Conversation):
         verdict = self._admit(hello)
         if isinstance(verdict, str):
             self._fail(Why.ADMISSION, verdict)
-        self.result = Accepted(hello.peer, hello.session, hello.received)
+        self.result = Accepted(hello.peer, hello.session, hello.received, hello.home)
         self._over = True
         return self._message(Kind.WELCOME, {"received": verdict})
 
@@ -178,6 +196,16 @@ def _identity(body: Body) -> Identity:
     except RuntimeError as error:
         raise Malformed(str(error)) from None
     return Identity(name, worker, _text(body, "incarnation"), _text(body, "group"))
+
+
+def _home(body: Body) -> Home:
+    home = body.get("home", {})
+    host, addresses = (home.get("host"), home.get("addresses")) if isinstance(home, dict) and home else ("", [])
+    if not isinstance(addresses, list) or len(addresses) > _MAX_ADDRESSES:
+        raise Malformed("'addresses' is not a short list")
+    if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in (host, *addresses)):
+        raise Malformed("'home' holds something that is not a short text")
+    return Home(str(host), tuple(addresses))
 
 
 def _text(body: Body, field: str) -> str:

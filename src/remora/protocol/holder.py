@@ -97,9 +97,13 @@ class Holder:
         """A worker is lost: (forks of its values, worthless now, and whether the program uses each; effects)."""
         self.gone.add(worker)
         worthless = [(fork, held.in_use) for fork, held in self.forks.items() if held.owner == worker]
+        effects: list[Effect] = [
+            TellParent(held.parent, fork)  # it may not know of the loss, and would wait for ever
+            for fork, held in self.forks.items()
+            if held.owner == worker and not held.confirmed and held.parent is not None and held.parent not in self.gone
+        ]
         for fork, _ in worthless:
             self.forget(fork)
-        effects: list[Effect] = []
         for held in list(self.forks.values()):
             for child in [child for child, to in held.children.items() if to == worker]:
                 effects += self.accepted(child)

@@ -86,6 +86,11 @@ class Session(Generic[M]):
         self.owed_bytes += size
         return True
 
+    def expect(self, upto: int) -> None:
+        """The peer says that it has sent everything up to `upto` before: if that is not here, it was lost on the way."""
+        if upto > self.received:
+            raise ProtocolError(f"message {upto} was sent, but only {self.received} arrived: some are missing")
+
     def acknowledged(self, upto: int) -> bool:
         """The peer has everything up to `upto`. True if that freed something."""
         if upto <= self.acked:

@@ -5,7 +5,7 @@ under a number drawn atomically, says that a worker joined or left; names and id
 change hands atomically, so that no two workers have the same.
 
 Nothing here authenticates anyone. The store is open to whoever can reach it, so a record is a hint where to dial, and
-the handshake decides (`remora.protocol.handshake`). Groups are not thread-safe.
+the handshake decides (`remora.protocol.handshake`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+import threading
 import time
 from collections.abc import Collection
 from typing import Protocol
@@ -35,6 +36,9 @@ class Group(Protocol):
 
     def leave(self, record: WorkerRecord) -> None:
         """Cease to be a member."""
+
+    def remove(self, record: WorkerRecord) -> None:
+        """Strike off a member that died."""
 
     def members(self) -> list[WorkerRecord]:
         """Who is there now, by id."""
@@ -77,6 +81,9 @@ class StaticGroup:
     def leave(self, record: WorkerRecord) -> None:
         """Nothing to do: a static group ends as a whole, and the next one is another generation."""
 
+    def remove(self, record: WorkerRecord) -> None:
+        """Nothing to do: nobody takes the place of a dead member."""
+
     def members(self) -> list[WorkerRecord]:
         """All members, by id; none before `join`."""
         return list(self._members)
@@ -92,14 +99,14 @@ class DynamicGroup:
     def __init__(self, store: Store, timeout: float) -> None:
         self.group_id = ""
         self._board = Board(store)
+        self._reading = threading.Lock()  # guards what follows, while it is brought up to date
         self._read = 0
         self._unwritten: set[int] = set()  # lines that were drawn and not yet written: their workers are slow, or dead
-        self._records: dict[str, WorkerRecord] = {}  # by incarnation, for all that ever joined
-        self._gone: set[str] = set()
+        self._present: dict[str, WorkerRecord] = {}  # by incarnation: joined, and not left
+        self._early: set[str] = set()  # incarnations that left by a line that we read before the one by which they joined
 
     def __repr__(self) -> str:
-        known = len(self._records.keys() - self._gone)
-        return f"<DynamicGroup {self.group_id[:8]} at {self._board.where}: {known} workers>"
+        return f"<DynamicGroup {self.group_id[:8]} at {self._board.where}: {len(self._present)} workers>"
 
     def join(self, record: WorkerRecord, dead: Collection[str] = ()) -> list[WorkerRecord]:
         """Become a member. A name or id that is held by an incarnation in `dead` is taken over."""
@@ -115,22 +122,29 @@ class DynamicGroup:
         return self.members()
 
     def leave(self, record: WorkerRecord) -> None:
-        """Cease to be a member, or remove one that is dead. Harmless if it has left already."""
-        self._write({"left": record.incarnation})
+        """Cease to be a member. Harmless if it has left already, or was struck off."""
+        if any(each.incarnation == record.incarnation for each in self.members()):
+            self._write({"left": record.incarnation})
         self._release(_name_key(record), record)
         self._release(_id_key(record), record)
 
+    def remove(self, record: WorkerRecord) -> None:
+        """Strike off a member that died. All who notice may do it: to say it twice does no harm."""
+        self.leave(record)
+
     def members(self) -> list[WorkerRecord]:
         """Who is there now, by id. Reads only what was not read before: one operation when nothing happened."""
-        end = self._board.add("dynamic/lines", 0)
-        numbers = sorted(self._unwritten | set(range(self._read + 1, end + 1)))
-        written = self._written(numbers)
-        for line in self._board.take([_line_key(number) for number in written]):
-            self._apply(line)
-        self._unwritten = set(numbers) - set(written)
-        self._read = end
-        present = (record for key, record in self._records.items() if key not in self._gone)
-        return sorted(present, key=lambda record: record.id)
+        with self._reading:
+            end = self._board.add("dynamic/lines", 0)
+            numbers = sorted(self._unwritten | set(range(self._read + 1, end + 1)))
+            written = self._written(numbers)
+            for line in self._board.take([_line_key(number) for number in written]):
+                self._apply(line)
+            self._unwritten = set(numbers) - set(written)
+            self._read = end
+            if not self._unwritten:
+                self._early.clear()  # they were said to leave twice: the line by which they joined is never behind
+            return sorted(self._present.values(), key=lambda record: record.id)
 
     def find(self, name_or_id: str | int) -> WorkerRecord | None:
         """The member of that name or id, if there is one now."""
@@ -146,12 +160,21 @@ class DynamicGroup:
         try:
             fields = json.loads(line)
             if "left" in fields:
-                self._gone.add(str(fields["left"]))
+                self._take_out(str(fields["left"]))
             else:
-                record = WorkerRecord.from_fields(fields["joined"])
-                self._records[record.incarnation] = record
+                self._put_in(WorkerRecord.from_fields(fields["joined"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RendezvousError(f"The store holds a line that no worker wrote: {line[:80]!r}.") from error
+
+    def _put_in(self, record: WorkerRecord) -> None:
+        if record.incarnation in self._early:
+            self._early.discard(record.incarnation)
+        else:
+            self._present[record.incarnation] = record
+
+    def _take_out(self, incarnation: str) -> None:
+        if self._present.pop(incarnation, None) is None:
+            self._early.add(incarnation)
 
     def _write(self, line: dict[str, object]) -> None:
         self._board.put(_line_key(self._board.add("dynamic/lines", 1)), json.dumps(line, separators=(",", ":")))

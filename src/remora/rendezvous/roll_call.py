@@ -12,7 +12,8 @@ On the board, below `static/<size>/`, so that groups of different sizes do not m
 The generation is read from the board and not counted by a process, so workers with different histories agree on it.
 A roster is decided on by changing `state` from what it was *before* the records were gathered, so nobody who gave up
 meanwhile is in it. The generation moves on before the roster is shown, so whoever has seen it finds the next one.
-Each worker takes a fixed number of steps; only the last one reads all records, in one go where the store can.
+Each worker takes a fixed number of steps, and looks now and then whether the roster is there; only the last one reads all
+records, in one go where the store can.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlparse, urlunparse
@@ -27,7 +27,7 @@ from remora.transport.addresses import host_and_port
 from remora.transport.patience import in_time, until_listening
 
 _FOR_EVER = timedelta(days=365)
-_ANSWER_TIMEOUT = 10.0  # for a store that is there: it answers at once, or when it has looked up our name in vain
+_ANSWER_TIMEOUT = 10.0  # for a store that is there
 _FREE_BYTES_NEEDED = 256 * 1024
 
 T = TypeVar("T")
@@ -50,6 +50,11 @@ class _Meeting:
     @property
     def scheme(self) -> str:
         return urlparse(self.url).scheme
+
+    def within(self, seconds: float) -> _Meeting:
+        """The same, with no more time than that."""
+        deadline = time.monotonic() + seconds
+        return self if self.deadline <= deadline else replace(self, timeout=seconds, deadline=deadline)
 
     def failed(self, reason: str) -> RendezvousError:
         who = f"rank {self.rank} of {self.world_size or 'a dynamic group'}"
@@ -152,7 +157,8 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
     host, port, hosts = place
     if not hosts:
         _await_host(meeting, host, port)
-        return _rendezvous(meeting, url)
+        # Somebody listens there. A store answers at once, or when it has looked up our name in vain.
+        return _rendezvous(meeting.within(_ANSWER_TIMEOUT), url)
     try:
         store = _rendezvous(meeting, url)
     except RendezvousError as error:

@@ -8,14 +8,17 @@ from typing import Any
 from remora import autograd as dist_autograd
 from remora.agent.futures import Future
 from remora.rendezvous.store import open_store
-from remora.rpc import api, backend_registry, constants, functions, gathering, internal, options
+from remora.rpc import api, backend_registry, constants, functions, internal, membership, options, rref_proxy
 from remora.rpc.api import (
     _all_gather,
     _barrier,
+    _delete_all_user_and_unforked_owner_rrefs,
     _get_current_rpc_agent,
     _get_debug_info,
     _is_current_rpc_agent_set,
+    _reset_current_rpc_agent,
     _rref_context_get_debug_info,
+    _set_and_start_rpc_agent,
     _set_rpc_timeout,
     enable_gil_profiling,
     get_rpc_timeout,
@@ -29,7 +32,9 @@ from remora.rpc.api import (
 from remora.rpc.backend_registry import BackendType, BackendValue
 from remora.rpc.backends import REMORA, TENSORPIPE
 from remora.rpc.gathering import AllGatherStates
+from remora.rpc.membership import get_worker_infos, members, on_membership
 from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
+from remora.rpc.server_process_global_profiler import _server_process_global_profile
 from remora.rref.handle import RRef
 from remora.vocabulary.ids import WorkerInfo, check_worker_name
 from remora.worker import Worker, after_fork_in_child
@@ -37,6 +42,12 @@ from remora.worker import Worker, after_fork_in_child
 log = logging.getLogger("remora")
 
 TensorPipeAgent = RpcAgent = Worker
+_TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions
+_is_tensorpipe_available = True
+_DEFAULT_INIT_METHOD = constants.DEFAULT_INIT_METHOD
+_DEFAULT_NUM_WORKER_THREADS = constants.DEFAULT_NUM_WORKER_THREADS
+_DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
+_UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
 PyRRef = RRef
 
 
@@ -92,7 +103,6 @@ def _init_rpc_backend(
 ) -> None:
     if api._is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process")
-    gathering.forget()
     agent = backend_registry.init_backend(
         backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
     )
@@ -100,7 +110,6 @@ def _init_rpc_backend(
 
 
 after_fork_in_child(api._reset_current_rpc_agent)
-after_fork_in_child(gathering.forget)
 
 __all__ = [
     "REMORA",
@@ -116,10 +125,14 @@ __all__ = [
     "WorkerInfo",
     "_all_gather",
     "_barrier",
+    "_delete_all_user_and_unforked_owner_rrefs",
     "_get_current_rpc_agent",
     "_get_debug_info",
     "_is_current_rpc_agent_set",
+    "_reset_current_rpc_agent",
     "_rref_context_get_debug_info",
+    "_server_process_global_profile",
+    "_set_and_start_rpc_agent",
     "_set_rpc_timeout",
     "backend_registry",
     "constants",
@@ -127,13 +140,18 @@ __all__ = [
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
+    "get_worker_infos",
     "init_rpc",
     "internal",
     "is_available",
+    "members",
+    "membership",
+    "on_membership",
     "options",
     "references",
     "remote",
     "rpc_async",
     "rpc_sync",
+    "rref_proxy",
     "shutdown",
 ]

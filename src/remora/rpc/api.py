@@ -12,13 +12,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
+from remora import autograd
 from remora.agent.crew import acting_worker
 from remora.agent.futures import Future
 from remora.errors import NotInitialized
-from remora.rpc import gathering, outgoing
+from remora.rpc import gathering, outgoing, profiling
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from remora.rpc.functions import MARK
 from remora.rpc.gathering import AllGatherStates
-from remora.rpc.internal import _internal_rpc_pickler
+from remora.rpc.internal import _internal_rpc_pickler, check_arguments
+from remora.rpc.profiling import Target
 from remora.rref import handle, proxy
 from remora.rref.handle import RRef
 from remora.rref.snapshot import Snapshot
@@ -35,6 +38,7 @@ _ignore_rref_leak = True
 _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 
+_profiler_enabled = torch._C._autograd._profiler_enabled
 _current: Worker | None = None
 
 
@@ -45,7 +49,12 @@ def _set_and_start_rpc_agent(agent: Worker) -> None:
     """Make a worker the current one of this process and let it serve."""
     global _current
     _current = agent
-    agent.start()
+    try:
+        agent.start()
+    except BaseException:
+        _current = None
+        agent.stop()
+        raise
 
 
 def _is_current_rpc_agent_set() -> bool:
@@ -120,8 +129,10 @@ def rpc_sync(
     """
     worker = _worker()
     peer = worker.peer(to)
-    kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
     worker.calls_made += 1
+    if _profiler_enabled():
+        return cast(R, profiling.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler))
+    kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
     return cast(R, worker.agent.call(peer, kind, packed, flags, timeout, func))
 
 
@@ -135,12 +146,14 @@ def rpc_async(
     """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
     worker = _worker()
     peer = worker.peer(to)
-    kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
     worker.calls_made += 1
     caller = sys._getframe(1)
-    future = worker.agent.call_async(
-        peer, kind, packed, flags, timeout, func, (caller.f_code.co_filename, caller.f_lineno)
-    )
+    origin = (caller.f_code.co_filename, caller.f_lineno)
+    if _profiler_enabled():
+        future = profiling.rpc_async(worker, peer, Target(func, args, kwargs), timeout, _default_pickler, origin)
+    else:
+        kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
+        future = worker.agent.call_async(peer, kind, packed, flags, timeout, func, origin)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -159,8 +172,12 @@ def remote(
     """
     worker = _worker()
     peer = worker.peer(to)
-    kind, target, flags = outgoing.remote_target(peer, func, args, kwargs)
+    if isinstance(scripted := getattr(func, MARK, func), torch.jit.ScriptFunction):
+        check_arguments(scripted, args or (), kwargs or {})
     worker.calls_made += 1
+    if _profiler_enabled():
+        return profiling.remote(worker, peer, Target(func, args, kwargs), timeout)
+    kind, target, flags = outgoing.remote_target(peer, func, args, kwargs)
     return worker.references.remote(peer, kind, target, func, flags, timeout)
 
 
@@ -189,8 +206,6 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 # All workers together. The two targets of calls live here because programs and tests look for them here.
-
-_all_gather_states: dict[str, AllGatherStates] = gathering.states
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: object, worker_names: set[str] | None = None) -> None:
@@ -282,7 +297,8 @@ def _finalize_shutdown(graceful: bool) -> None:
 
 def _get_debug_info() -> dict[str, str]:
     """Counters of every layer, by name."""
-    return {**_rref_context_get_debug_info(), **_get_current_rpc_agent().get_debug_info()}
+    agent = _get_current_rpc_agent().get_debug_info()
+    return {**_rref_context_get_debug_info(), **agent, **autograd._get_debug_info()}
 
 
 def references() -> Snapshot:
@@ -295,7 +311,8 @@ def enable_gil_profiling(flag: bool) -> None:
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 
+autograd.current_engine = lambda: _get_current_rpc_agent().autograd
 handle.current_references = lambda: _get_current_rpc_agent().references
 proxy.calls.update(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote)
 
-__all__ = ["RRef", "get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]
+__all__ = ["AllGatherStates", "RRef", "get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]

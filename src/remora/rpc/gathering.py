@@ -1,20 +1,23 @@
 """All workers exchange a value: the smallest name leads, gathers what the others report and tells everybody.
 
-A worker that dies ends it for all of them, with its name in the error. `settle` is built on it: it ends when no call is
-under way anywhere.
+Gatherings are counted by each worker for itself, per set of participants. Participants are told apart by incarnation, not
+only by name: after one of them was restarted all count from the beginning, whatever happened before. A worker that dies
+ends a gathering for all, with its name in the error. `settle` is built on it: it ends when no call is under way anywhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import defaultdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from remora.agent.crew import waiting
+from remora.agent.crew import acting_worker, waiting
 from remora.agent.futures import Future
 from remora.agent.peers import Peer
-from remora.errors import CallNotSent, CallTimeout, RemoraError, WorkerLost
+from remora.errors import CallNotSent, CallTimeout, RemoraError, RendezvousError, WorkerLost
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.outgoing import pack_call
@@ -38,72 +41,131 @@ class AllGatherStates:
             self.proceed_signal.set()
 
 
-_lock = threading.RLock()  # guards the two tables and the gatherings in them
-_rounds: dict[str, int] = defaultdict(int)
-states: dict[str, AllGatherStates] = defaultdict(AllGatherStates)
+class Gatherings:
+    """Those that one worker takes part in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards the two tables and the gatherings in them
+        self._rounds: dict[str, int] = defaultdict(int)  # how many were begun, by who takes part
+        self.states: dict[str, AllGatherStates] = {}
+
+    def begin(self, participants: str) -> tuple[str, AllGatherStates]:
+        """The next gathering of these: its id, and its state, to which some may have reported already."""
+        with self._lock:
+            sequence_id = f"{participants}#{self._rounds[participants]}"
+            self._rounds[participants] += 1
+            return sequence_id, self.states.setdefault(sequence_id, AllGatherStates())
+
+    def end(self, sequence_id: str) -> None:
+        """Nobody here waits for it any more."""
+        with self._lock:
+            self.states.pop(sequence_id, None)
+
+    def expect(self, state: AllGatherStates, names: set[str]) -> None:
+        """On the leader: these must report."""
+        with self._lock:
+            state.expected = names
+            state.look()
+
+    def report(self, sequence_id: str, name: str, obj: object) -> None:
+        """On the leader: a worker is here with its object."""
+        with self._lock:
+            participants, _, number = sequence_id.rpartition("#")
+            if sequence_id not in self.states and int(number) < self._rounds[participants]:
+                raise CallTimeout(f"{name} came too late: the others timed out in _all_gather, or it failed for them")
+            state = self.states.setdefault(sequence_id, AllGatherStates())
+            assert name not in state.gathered_objects, f"{name} reported twice in {sequence_id}"
+            state.gathered_objects[name] = obj
+            state.look()
+
+    def conclude(self, sequence_id: str, outcome: object) -> None:
+        """On a follower: the leader says how it ended."""
+        with self._lock:
+            state = self.states.get(sequence_id)
+            if state is None:
+                return  # we gave up waiting
+            if isinstance(outcome, BaseException):
+                state.failure = outcome
+            else:
+                assert isinstance(outcome, dict)
+                state.gathered_objects = outcome
+            state.proceed_signal.set()
+
+    def forget(self, peer: Peer) -> None:
+        """A worker is gone: what it reported to gatherings that nobody here has begun is of no use."""
+        with self._lock:
+            for sequence_id, state in list(self.states.items()):
+                if state.expected is None and set(state.gathered_objects) == {peer.name}:
+                    del self.states[sequence_id]
+
+
+_gatherings: WeakKeyDictionary[Worker, Gatherings] = WeakKeyDictionary()
+_making = threading.RLock()
+
+
+def _of(worker: Worker) -> Gatherings:
+    with _making:
+        found = _gatherings.get(worker)
+        if found is None:
+            found = _gatherings[worker] = Gatherings()
+            worker.agent.peers.obituaries.append(found.forget)
+        return found
 
 
 def report(sequence_id: str, name: str, obj: object) -> None:
-    """On the leader: a worker is here with its object."""
-    with _lock:
-        state = states[sequence_id]
-        assert name not in state.gathered_objects, f"{name} reported twice in {sequence_id}"
-        state.gathered_objects[name] = obj
-        state.look()
+    """Called by a follower, on the leader."""
+    _of(acting_worker()).report(sequence_id, name, obj)
 
 
 def conclude(sequence_id: str, outcome: object) -> None:
-    """On a follower: the leader says how it ended."""
-    with _lock:
-        state = states[sequence_id]
-        if isinstance(outcome, BaseException):
-            state.failure = outcome
-        else:
-            assert isinstance(outcome, dict)
-            state.gathered_objects = outcome
-        state.proceed_signal.set()
-
-
-def forget() -> None:
-    """A new group starts counting from the beginning (different members may have different histories)."""
-    with _lock:
-        _rounds.clear()
-        states.clear()
+    """Called by the leader, on a follower."""
+    _of(acting_worker()).conclude(sequence_id, outcome)
 
 
 def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float) -> dict[str, Any]:
     """See the head of this file. `api` is the module whose functions are called: programs may replace them there."""
-    if names is None:
-        names = {info.name for info in worker.get_worker_infos()} | set(worker.static_names)
-    names = set(names)
+    names = _everybody(worker) if names is None else set(names)
     me = worker.get_worker_info().name
     assert me in names, f"{me} is not part of this gathering: {sorted(names)}"
-    leader = min(names)
-    key = "".join(sorted(names))
-    with _lock:
-        sequence_id = f"{key}{_rounds[key]}"
-        _rounds[key] += 1
-        state = states[sequence_id]
-
+    peers = {name: worker.peer(name) for name in names}
+    gatherings, leader = _of(worker), min(names)
+    sequence_id, state = gatherings.begin(_identity(peers))
     awaited = names if me == leader else {leader}  # the leader tells the others whom it lost
 
     def mourn(peer: Peer) -> None:
-        if peer.name in awaited and peer.name not in state.gathered_objects and not state.proceed_signal.is_set():
+        waits = peer is peers.get(peer.name) and peer.name in awaited and peer.name not in state.gathered_objects
+        if waits and not state.proceed_signal.is_set():
             state.failure = WorkerLost(f"{peer.info} was lost while {me} waited for it: {peer.reason}")
             state.proceed_signal.set()
 
     worker.agent.peers.obituaries.append(mourn)
     try:
-        for peer in worker.agent.peers.all():
-            if peer.state != "alive":
+        for peer in peers.values():
+            if peer.gone:
                 mourn(peer)
         if me == leader:
-            return _lead(api, worker, state, sequence_id, obj, names, timeout)
+            gatherings.report(sequence_id, me, obj)
+            gatherings.expect(state, names)
+            return _lead(api, worker, state, sequence_id, names, timeout)
         return _follow(api, worker, state, sequence_id, obj, leader, timeout)
     finally:
         worker.agent.peers.obituaries.remove(mourn)
-        with _lock:
-            states.pop(sequence_id, None)
+        gatherings.end(sequence_id)
+
+
+def _everybody(worker: Worker) -> set[str]:
+    """All workers of a static group; of a dynamic one, those that are there now."""
+    try:
+        worker.membership.refresh()
+    except RendezvousError:
+        pass  # those we know of must do
+    return {info.name for info in worker.get_worker_infos()} | set(worker.static_names)
+
+
+def _identity(peers: dict[str, Peer]) -> str:
+    """Names the participants: the same on all of them, and another one after a restart."""
+    lives = "".join(peers[name].key.incarnation for name in sorted(peers))
+    return f"{''.join(sorted(peers))}/{hashlib.blake2b(lives.encode(), digest_size=8).hexdigest()}"
 
 
 def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float) -> bool:
@@ -125,17 +187,17 @@ def _ask(worker: Worker, name: str, func: Any, args: tuple[Any, ...], timeout: f
 
 
 def _lead(
-    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, obj: object, names: set[str], timeout: float
+    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, names: set[str], timeout: float
 ) -> dict[str, Any]:
     me = worker.get_worker_info().name
-    with _lock:
-        state.expected = names
-    report(sequence_id, me, obj)
     in_time = _await(state, worker, names - {me}, timeout)
     failure = state.failure
     if not in_time:
         missing = sorted(names - set(state.gathered_objects))
-        failure = CallTimeout(f"{missing} timed out in _all_gather after {timeout:.2f} seconds. {me} waited for them.")
+        failure = CallTimeout(
+            f"{missing} timed out in _all_gather after {timeout:.2f} seconds. {me} waited for them."
+            f"{_doubts(worker, missing)}"
+        )
     outcome: object = dict(state.gathered_objects) if failure is None else failure
     here = names if failure is None else set(state.gathered_objects)
     errors = _tell(api, worker, sorted(here - {me}), (sequence_id, outcome), timeout)
@@ -183,8 +245,17 @@ def _follow(
     if state.failure is not None:
         raise state.failure
     if not in_time:
-        raise CallTimeout(f"{leader} timed out in _all_gather after {timeout:.2f} seconds. {me} waited for it.")
+        raise CallTimeout(
+            f"{leader} timed out in _all_gather after {timeout:.2f} seconds. {me} waited for it."
+            f"{_doubts(worker, [leader])}"
+        )
     return dict(state.gathered_objects)
+
+
+def _doubts(worker: Worker, names: list[str]) -> str:
+    """What is known of those who were waited for in vain."""
+    doubts = [f"{name} is suspected: {doubt}" for name in names if (doubt := worker.peer(name).doubt)]
+    return f" ({'; '.join(doubts)})" if doubts else ""
 
 
 def settle(api: Any, worker: Worker, timeout: float) -> None:

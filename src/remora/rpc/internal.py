@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -61,6 +61,23 @@ def run_serialized(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
     """On the callee: run a call that a pickler of the program's own serialized."""
     udf = _internal_rpc_pickler.deserialize(binary_data, tensor_table)
     return udf.func(*(udf.args or ()), **(udf.kwargs or {}))
+
+
+def check_arguments(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what calling a scripted function with too many, unknown or too few arguments would raise on its worker: the
+    caller of `remote` does not wait for that. The types of arguments are left to the worker."""
+    schema = function.schema
+    if len(args) > len(schema.arguments):
+        raise RuntimeError(
+            f"{schema.name}() expected at most {len(schema.arguments)} argument(s) but received {len(args)} argument(s). "
+            f"Declaration: {schema}"
+        )
+    unknown = kwargs.keys() - {argument.name for argument in schema.arguments}
+    if unknown:
+        raise RuntimeError(f"Unknown keyword argument '{min(unknown)}' for operator '{schema.name}'. Schema: {schema}")
+    for argument in schema.arguments[len(args) :]:
+        if argument.name not in kwargs and not argument.has_default_value():
+            raise RuntimeError(f"{schema.name}() is missing value for argument '{argument.name}'. Declaration: {schema}")
 
 
 def _build_rpc_profiling_key(

@@ -9,13 +9,12 @@ import torch
 from torch.jit._builtins import _find_builtin
 
 from remora.agent.peers import Peer
+from remora.agent.recording import current_recording, pack_recorded
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, run_serialized
 from remora.vocabulary.messages import MessageType
-from remora.wire import preamble
 from remora.wire.frames import ASYNC
 from remora.wire.packed import Packed
-from remora.wire.pickling import pack
 from remora.wire.scopes import PackScope
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
@@ -32,15 +31,15 @@ def pack_call(
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
-    scope = PackScope(peer, ordered=True)
+    scope, recording = PackScope(peer, ordered=True), current_recording.get()
     if script is not None:
-        packed = pack((*script, args, kwargs), scope)
-        return SCRIPT_CALL, packed, flags | preamble.attach(packed, scope)
+        packed, more = pack_recorded((*script, args, kwargs), scope, recording)
+        return SCRIPT_CALL, packed, flags | more
     if pickler is not _internal_rpc_pickler:
         binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
         func, args, kwargs = run_serialized, (binary, tensors), {}
-    packed = pack((func, args, kwargs), scope)
-    return PYTHON_CALL, packed, flags | preamble.attach(packed, scope)
+    packed, more = pack_recorded((func, args, kwargs), scope, recording)
+    return PYTHON_CALL, packed, flags | more
 
 
 def remote_target(

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from remora.agent.calls import Call
 from remora.agent.peers import Peer
+from remora.agent.recording import current_recording, pack_recorded
 from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
 from remora.rref.handle import RRef
 from remora.rref.values import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.messages import MessageType
-from remora.wire import preamble
-from remora.wire.pickling import pack
 from remora.wire.scopes import PackScope
 
 if TYPE_CHECKING:
@@ -60,8 +59,13 @@ def _create_here(
         error = call.error()
         alive = known()
         if error is not None and alive is not None:
-            alive._creation_error = _for_user(rref, error)
-        table.deleted(rref, rref)
+            alive._creation_failed(_for_user(rref, error))
+        if isinstance(error, CallTimeout):
+            table.tell_deleted(me.key, rref, rref)  # behind the call, which is still on its way
+        else:
+            table.deleted(rref, rref)
+        if isinstance(error, CallNotSent):
+            value.fail(_for_user(rref, error))
 
     try:
         _ask(references, me, kind, target, what, flags, timeout, rref, rref, settled)
@@ -84,10 +88,10 @@ def _ask(
     settled: Any,
 ) -> None:
     scope = PackScope(peer, ordered=True)
-    packed = pack(target, scope)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
-    flags |= preamble.attach(packed, scope, creates)
+    packed, more = pack_recorded(target, scope, current_recording.get(), creates)
+    flags |= more
     call = Call(peer, what, settled)
     try:
         references.agent.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 from remora.agent.calls import UNSET_TIMEOUT
 from remora.agent.futures import Future, fresh
 from remora.agent.peers import Peer
+from remora.agent.recording import current_recording, pack_recorded
 from remora.errors import CallNotSent, NotInitialized, OwnerDied, RemoraError, WorkerLost
 from remora.rref.values import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import MessageType
-from remora.wire.pickling import pack
+from remora.wire.identities import pack_ids
+from remora.wire.packed import Packed
+from remora.wire.scopes import PackScope
 
 if TYPE_CHECKING:
     from remora.rref.references import References
@@ -118,7 +121,8 @@ class RRef(Generic[T]):
         self._check_usable("to_here() on it")
         agent = self._references.agent
         try:
-            return cast(T, agent.call(self._owner, self._fetch_kind(), pack(self._rref_id), 0, timeout, "to_here()"))
+            packed, flags = self._fetch()
+            return cast(T, agent.call(self._owner, self._fetch_kind(), packed, flags, timeout, "to_here()"))
         except (WorkerLost, CallNotSent) as error:
             raise self._translated(error) from None
 
@@ -128,9 +132,8 @@ class RRef(Generic[T]):
             return self._local_future(self._value)
         self._check_usable("to_here() on it")
         agent = self._references.agent
-        future: Future[T] = agent.call_async(
-            self._owner, self._fetch_kind(), pack(self._rref_id), 0, timeout, "to_here()"
-        )
+        packed, flags = self._fetch()
+        future: Future[T] = agent.call_async(self._owner, self._fetch_kind(), packed, flags, timeout, "to_here()")
         future._when_settled(partial(_keep, self))  # else its goodbye could free the value before it is fetched
         return future
 
@@ -148,6 +151,12 @@ class RRef(Generic[T]):
 
         value.when_ready(ready)
         return future
+
+    def _fetch(self) -> tuple[Packed, int]:
+        recording = current_recording.get()
+        if recording is None:
+            return Packed(pack_ids(self._rref_id), [], [], []), 0
+        return pack_recorded(self._rref_id, PackScope(self._owner, ordered=True), recording)
 
     def _fetch_kind(self) -> int:
         return int(MessageType.SCRIPT_RREF_FETCH_CALL if self._script else MessageType.PYTHON_RREF_FETCH_CALL)
@@ -196,16 +205,26 @@ class RRef(Generic[T]):
         """A future that is done when the owner has made the value."""
         if self._created is None:
             done: Future[None] = Future(f"the creation of {self._rref_id}")
-            if self._value is not None:
+            self._created = done
+            if self._creation_error is not None:
+                self._settle_created(done)
+            elif self._value is not None:
                 self._value.when_ready(partial(self._settle_created, done))
             else:
                 assert self._fork is not None
                 self._references.table.when_confirmed(self._fork, partial(self._settle_created, done))
-            self._created = done
         return self._created
+
+    def _creation_failed(self, error: BaseException) -> None:
+        """On the owner: nobody knows whether the value will be made."""
+        self._creation_error = error
+        if self._created is not None:
+            self._settle_created(self._created)
 
     def _settle_created(self, done: Future[None]) -> None:
         failure = self._creation_error
+        if done.done():
+            return
         if failure is None and self._fork is not None:
             failure = self._references.table.failures.get(self._fork)
         if failure is None:

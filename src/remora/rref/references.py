@@ -29,7 +29,8 @@ from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import GloballyUniqueId
 from remora.vocabulary.messages import MessageType
 from remora.wire import preamble
-from remora.wire.frames import Frame
+from remora.wire.frames import RECORDED, Frame
+from remora.wire.identities import unpack_ids
 from remora.wire.pickling import register_reducer
 from remora.wire.scopes import PackScope, current_unpack_scope
 
@@ -65,6 +66,7 @@ class References:
         self.agent = agent
         self.dynamic = dynamic  # workers come and go: who sends a reference says who its owner is
         self.table = Table(agent, first_id)
+        self.differentiate: Callable[[RRef[Any], int, bool], None] | None = None  # set by distributed autograd
         self.execution: Execution = agent.execution
         agent.peers.arrivals = self.arrive
         on = agent.dispatch.on
@@ -119,8 +121,9 @@ class References:
         arrival = Arrival(self)
         creates, forks, frame.body = preamble.detach(frame.body)
         if creates is not None:
-            rref, fork = GloballyUniqueId(*creates[:2]), GloballyUniqueId(*creates[2:4])
-            arrival.created = self.table.create(rref, fork, sender.key, creates[4])
+            value_on, value, fork_on, fork_id, script = creates
+            rref, fork = GloballyUniqueId(value_on, value), GloballyUniqueId(fork_on, fork_id)
+            arrival.created = self.table.create(rref, fork, sender.key, script)
         for data, incarnation, record in forks:
             fork = GloballyUniqueId(data[3], data[4])
             arrival.handles[fork] = self._adopt(data, sender, arrival, incarnation, record)
@@ -184,32 +187,38 @@ class References:
         run(request, target, finish)
 
     def _fetch(self, request: Request) -> None:
-        rref = cast(RRefId, request.unpack())
+        recorded = request.frame.flags & RECORDED
+        rref = cast(RRefId, request.unpack()) if recorded else unpack_ids(request.frame.body)[0]
         value = self.table.find(rref)
         if value is None:
             raise RemoraError(f"{rref} is not known to its owner {self.me.info}")
         kind = int(MessageType.SCRIPT_RREF_FETCH_RET if value.script else MessageType.PYTHON_RREF_FETCH_RET)
 
-        def answer() -> None:
-            if value.error is not None:
-                request.fail(value.error)
-            else:
-                request.reply(kind, value.get())
+        if not value.watch(partial(self._answer, request, kind, value)):
+            self.agent.crew.serve_quickly(value.tell)  # not here: to pack it may run code of the program
 
-        self.agent.crew.serve_quickly(partial(value.when_ready, answer))
+    def _answer(self, request: Request, kind: int, value: Value) -> None:
+        if not request.has_room(self._answer, kind, value):
+            return  # the caller does not read its answers
+        if value.error is not None:
+            request.fail(value.error)
+        else:
+            request.reply(kind, value.get())
 
     def _fork_request(self, request: Request) -> None:
-        rref, fork = cast("tuple[RRefId, ForkId]", request.unpack())
+        rref, fork = unpack_ids(request.frame.body)
         self.table.counted(rref, fork, request.caller.key)
         request.reply(RREF_ACK, None)
 
     def _user_delete(self, request: Request) -> None:
-        self.table.deleted_all(cast("list[tuple[Any, ...]]", request.unpack()))
-        request.reply(RREF_ACK, None)
+        body = memoryview(request.frame.body)
+        self.table.deleted_all(unpack_ids(body[1:]), never_made=bool(body[0]))
+        request.acknowledge(RREF_ACK)
 
     def _child_accept(self, request: Request) -> None:
-        self.table.accepted(cast(ForkId, request.unpack()))
-        request.reply(RREF_ACK, None)
+        (child,) = unpack_ids(request.frame.body)
+        self.table.accepted(child)
+        request.acknowledge(RREF_ACK)
 
     # Asking.
 
@@ -228,13 +237,9 @@ class References:
         return type_of(rref, timeout, blocking)
 
     def backward(self, rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
-        """Local backward; distributed autograd is not there yet."""
-        if rref._value is None:
-            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified for distributed autograd")
-        value = rref._value.get()
-        if not isinstance(value, torch.Tensor):
-            raise RuntimeError("RRef should contain a tensor for .backward()")
-        value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        """Backpropagate from the value."""
+        assert self.differentiate is not None
+        self.differentiate(rref, context_id, retain_graph)
 
     def check_value(self, value: object, type_hint: object) -> None:
         """PyTorch asks for the interface of a ScriptModule, and for none otherwise."""

@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, assert_never
 
 from remora.agent.agent import Agent
-from remora.agent.calls import Call
 from remora.agent.peers import Peer
 from remora.errors import OwnerDied, RemoraError
 from remora.protocol.holder import Held, Holder
@@ -36,12 +36,16 @@ from remora.vocabulary.effects import (
 )
 from remora.vocabulary.ids import GloballyUniqueId
 from remora.vocabulary.messages import MessageType
+from remora.wire.identities import pack_ids
+from remora.wire.packed import Packed
 from remora.wire.pickling import pack
 
 log = logging.getLogger("remora")
 
 GATHER = 0.005  # seconds
 URGENT = (MessageType.RREF_FORK_REQUEST, MessageType.MEMBERSHIP)  # somebody waits for the answer
+
+_DELETED, _NEVER_MADE = b"\0", b"\1"  # how a RREF_USER_DELETE begins
 
 _serial = itertools.count()  # numbers of values and forks made by this process; never reset
 
@@ -57,8 +61,10 @@ class Table:
         self.failures: dict[ForkId, BaseException] = {}  # references that will never work, and why
         self.closed = False
         self._first_id = first_id
+        self._my_id = agent.me.id
         self._lock = threading.Lock()  # guards everything above
         self._changed = threading.Condition(self._lock)
+        self._onlookers = 0  # threads that wait for a change
         self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}
         self._held_since: dict[ForkId, float] = {}
         self._dropped: deque[ForkId] = deque()
@@ -69,7 +75,7 @@ class Table:
 
     def new_id(self) -> GloballyUniqueId:
         """A number that no other value or fork has."""
-        return GloballyUniqueId(self.agent.me.id, self._first_id + next(_serial))
+        return GloballyUniqueId(self._my_id, self._first_id + next(_serial))
 
     @property
     def me(self) -> Worker:
@@ -114,14 +120,15 @@ class Table:
 
     def deleted(self, rref: RRefId, fork: ForkId) -> None:
         """A holder says goodbye."""
-        self.deleted_all([(rref, fork)])
+        self.deleted_all([rref, fork])
 
-    def deleted_all(self, entries: list[tuple[Any, ...]]) -> None:
-        """A holder says many goodbyes at once: (value, fork) each, and True behind it if the value was never made."""
+    def deleted_all(self, ids: list[GloballyUniqueId], never_made: bool = False) -> None:
+        """A holder says goodbyes, many at once: a value and a fork in turn. Or: these values will never be made."""
         effects: list[Effect] = []
+        say = self.owner.never_made if never_made else self.owner.delete
         with self._lock:
-            for rref, fork, *never_made in entries:
-                effects += self.owner.never_made(rref, fork) if never_made else self.owner.delete(rref, fork)
+            for rref, fork in zip(ids[::2], ids[1::2], strict=True):
+                effects += say(rref, fork)
         self.perform(effects)
 
     # References held here.
@@ -150,16 +157,19 @@ class Table:
         """The owner counts a reference of ours."""
         with self._lock:
             effects = self.holder.confirm(fork)
-            waiting = self._confirmations.pop(fork, [])
-            self._changed.notify_all()
-        self.perform(effects)
-        self._tell_all(waiting)
+            waiting = self._confirmations.pop(fork, None)
+            if self._onlookers:
+                self._tell_onlookers()
+        if effects:
+            self.perform(effects)
+        if waiting:
+            self._tell_all(waiting)
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that we handed on."""
         with self._lock:
             effects = self.holder.accepted(child)
-            self._changed.notify_all()
+            self._tell_onlookers()
         self.perform(effects)
 
     def ruin(self, fork: ForkId, error: BaseException) -> None:
@@ -171,7 +181,7 @@ class Table:
             self.holder.forget(fork)
             self._held_since.pop(fork, None)
             waiting = self._confirmations.pop(fork, [])
-            self._changed.notify_all()
+            self._tell_onlookers()
         if held is not None and held.parent is not None:
             self.tell_accepted(held.parent, fork)  # it will never be counted: the parent need not wait
         self._tell_all(waiting)
@@ -264,7 +274,7 @@ class Table:
                     self.failures.pop(fork, None)
                     self._held_since.pop(fork, None)
                     effects += self.holder.drop(fork)
-                self._changed.notify_all()
+                self._tell_onlookers()
         self.perform(effects)
 
     # Losses.
@@ -278,7 +288,7 @@ class Table:
             self.failures.update({fork: error for fork, in_use in worthless if in_use})
             told = [tell for fork, _ in worthless for tell in self._confirmations.pop(fork, [])]
             effects += self.owner.lost(peer.key, survivors)
-            self._changed.notify_all()
+            self._tell_onlookers()
         self.perform(effects)
         self._tell_all(told)
 
@@ -290,22 +300,22 @@ class Table:
 
     # Effects.
 
-    def perform(self, effects: Iterable[Effect]) -> None:
+    def perform(self, effects: list[Effect]) -> None:
         """Carry out what the machines asked for."""
-        freed: list[object] = []
-        goodbyes: dict[Worker, list[tuple[RRefId, ForkId]]] = {}
+        if not effects:
+            return
+        freed: list[RRefId] = []
+        goodbyes: dict[Worker, list[GloballyUniqueId]] = {}
         for effect in effects:
             match effect:
                 case AskOwner(owner, rref, fork):
                     self._ask_owner(owner, rref, fork)
                 case TellParent(parent, fork):
-                    self._tell(parent, MessageType.RREF_CHILD_ACCEPT, fork)
+                    self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_ids(fork))
                 case Goodbye(owner, rref, fork):
-                    goodbyes.setdefault(owner, []).append((rref, fork))
+                    goodbyes.setdefault(owner, []).extend((rref, fork))
                 case Free(rref):
-                    with self._lock:
-                        freed.append(None if rref in self.owner.values else self.values.pop(rref, None))
-                        self._changed.notify_all()
+                    freed.append(rref)
                 case NeverMade(rref):
                     value = self.find(rref)
                     if value is not None:
@@ -315,10 +325,17 @@ class Table:
                         self._tell(survivor, MessageType.MEMBERSHIP, ("gone", lost))
                 case _:
                     assert_never(effect)
-        if any(value is not None for value in freed):
-            self.agent.crew.serve(freed.clear)  # destructors of the program's values do not run here
-        for owner, forks in goodbyes.items():
-            self._tell(owner, MessageType.RREF_USER_DELETE, forks)
+        if freed:
+            self._free(freed)
+        for owner, ids in goodbyes.items():
+            self._tell(owner, MessageType.RREF_USER_DELETE, _DELETED + pack_ids(*ids))
+
+    def _free(self, rrefs: list[RRefId]) -> None:
+        with self._lock:
+            values = [self.values.pop(rref, None) for rref in rrefs if rref not in self.owner.values]
+            self._tell_onlookers()
+        if any(value is not None for value in values):
+            self.agent.crew.serve(values.clear)  # destructors of the program's values do not run here
 
     def _ask_owner(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         def answered(failure: BaseException | None) -> None:
@@ -327,45 +344,44 @@ class Table:
             else:
                 self.ruin(fork, failure)
 
-        self._tell(owner, MessageType.RREF_FORK_REQUEST, (rref, fork), answered)
+        self._tell(owner, MessageType.RREF_FORK_REQUEST, pack_ids(rref, fork), answered)
 
     def _tell(
         self, to: Worker, kind: MessageType, body: object, done: Callable[[BaseException | None], None] | None = None
     ) -> None:
         """Send a control message. If the worker is gone, that is the answer."""
         peer = self.agent.peers.by_key(to)
-
-        def settled(call: Call) -> None:
-            self._finish(done, call.error())
-
         with self._lock:
             self._in_flight += 1
-        try:
-            if peer is None:
-                raise OwnerDied(f"worker {to} is gone")
-            call = Call(peer, kind.name, settled)
-            self.agent.start_call(peer, call, int(kind), pack(body), 0, 0.0, control=True, urgent=kind in URGENT)
-        except RemoraError as error:
-            self._finish(done, error)
+        finish = partial(self._finish, done)
+        if peer is None:
+            finish(OwnerDied(f"worker {to} is gone"))
+        else:
+            packed = Packed(body, [], [], []) if isinstance(body, bytes) else pack(body)
+            self.agent.retries.send(peer, int(kind), packed, kind.name, finish, urgent=kind in URGENT)
 
     def _finish(self, done: Callable[[BaseException | None], None] | None, failure: BaseException | None) -> None:
         with self._lock:
             self._in_flight -= 1
-            self._changed.notify_all()
+            self._tell_onlookers()
         if done is not None:
             done(failure)
 
     def tell_accepted(self, parent: Worker, child: ForkId) -> None:
         """On the owner: a reference came home, its parent need not wait for it."""
-        self._tell(parent, MessageType.RREF_CHILD_ACCEPT, child)
+        self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_ids(child))
 
     def tell_heard(self, owner: Worker, lost: Worker) -> None:
         """An owner wants to know when we know of a loss. We do, and said all we had to say before."""
         self._tell(owner, MessageType.MEMBERSHIP, ("heard", lost))
 
+    def tell_deleted(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
+        """Say goodbye in order: behind what was sent to the owner before."""
+        self._tell(owner, MessageType.RREF_USER_DELETE, _DELETED + pack_ids(rref, fork))
+
     def tell_never_made(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         """The owner will never be asked to make this value; whoever waits for it there must know."""
-        self._tell(owner, MessageType.RREF_USER_DELETE, [(rref, fork, True)])
+        self._tell(owner, MessageType.RREF_USER_DELETE, _NEVER_MADE + pack_ids(rref, fork))
 
     # Figures, and the end.
 
@@ -414,12 +430,20 @@ class Table:
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Wait for a condition of the tables; it is looked at under the lock. False at the deadline."""
         with self._lock:
-            while not ready():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
+            self._onlookers += 1
+            try:
+                while not ready():
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    self._changed.wait(left)
+            finally:
+                self._onlookers -= 1
         return True
+
+    def _tell_onlookers(self) -> None:
+        if self._onlookers:
+            self._changed.notify_all()
 
     def delete_all(self, timeout: float) -> None:
         """Before shutdown: say goodbye for every reference that is held here, and wait until ours are let go too."""

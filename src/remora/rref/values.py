@@ -18,42 +18,35 @@ _UNSET = object()
 class Value:
     """Set once, to a value or an error. It keeps the identity of what it is given."""
 
-    __slots__ = ("_error", "_ready", "_value", "_watchers", "id", "made_at", "script")
+    __slots__ = ("_value", "_watchers", "error", "id", "made_at", "ready", "script")
 
     def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
         self.id = id
         self.script = script  # made by a torch operator or a TorchScript function
         self.made_at = time.time()
         self._value = value
-        self._error: BaseException | None = None
-        self._ready = value is not _UNSET
+        self.error: BaseException | None = None  # why it could not be made
+        self.ready = value is not _UNSET  # there is a value, or an error
         self._watchers: list[Callable[[], None]] = []
-
-    @property
-    def ready(self) -> bool:
-        return self._ready
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._error
 
     def set(self, value: Any) -> None:
         """The value is made. A second setting is ignored: the first stays."""
-        if not self._ready:
+        if not self.ready:
             self._value = value
             self._finish()
 
     def fail(self, error: BaseException) -> None:
         """It could not be made."""
-        if not self._ready:
-            self._error = error
+        if not self.ready:
+            self.error = error
             self._finish()
 
     def _finish(self) -> None:
-        self._ready = True
-        self._tell()
+        self.ready = True
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Call whoever waits: there is a value or an error."""
         while self._watchers:
             try:
                 watcher = self._watchers.pop()
@@ -66,19 +59,23 @@ class Value:
 
     def when_ready(self, watcher: Callable[[], None]) -> None:
         """Call `watcher` when there is a value or an error; at once if there is."""
+        if not self.watch(watcher):
+            self.tell()
+
+    def watch(self, watcher: Callable[[], None]) -> bool:
+        """The same, but if there is one already, this is false, and `tell` is to be called where `watcher` may run."""
         self._watchers.append(watcher)
-        if self._ready:
-            self._tell()
+        return not self.ready
 
     def _when_ready(self, watcher: Callable[[object], None]) -> None:
         self.when_ready(lambda: watcher(self))
 
     def get(self) -> Any:
         """The value; waits until it is there, and raises the error that prevented it."""
-        if not self._ready:
+        if not self.ready:
             block_until(self._when_ready, None, f"the value of {self.id}")
-        if self._error is not None:
-            raise fresh(self._error)
+        if self.error is not None:
+            raise fresh(self.error)
         return self._value
 
     def peek(self) -> Any:

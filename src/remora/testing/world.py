@@ -4,10 +4,13 @@
         world.run(0, rpc.rpc_sync, "worker1", torch.add, args=(1, 2))
 
 Inside `run`, and inside every function that a worker of the world runs, the functions of `remora.rpc` act for that worker.
+With `faults="drop PYTHON_CALL worker0->worker1 1"`, or by `world.faults.set(...)` at any time, things go wrong by plan; see
+`remora.testing.faults`. Time is real: there is no virtual clock (docs/testing.md says why).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +20,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from remora.agent import injection
 from remora.agent.crew import act_for
+from remora.faults.injector import Stage
+from remora.faults.plan import Plan
 from remora.options import Settings
+from remora.rpc import api
 from remora.worker import Worker
 
 P = ParamSpec("P")
@@ -28,18 +35,33 @@ R = TypeVar("R")
 class World:
     """`n` workers, named worker0, worker1, … (and with ids 0, 1, …)."""
 
-    def __init__(self, n: int, threads: int = 4, timeout: float = 60.0, **settings: Any) -> None:
+    def __init__(
+        self, n: int, threads: int = 4, timeout: float = 60.0, faults: Plan | str | None = None, **settings: Any
+    ) -> None:
         self.timeout = timeout
+        self._stage: Stage | None = None
         store = HashStore()
-        chosen = Settings(**{"transports": ["inproc"], **settings})
+        chosen = Settings(**{"transports": ["inproc"], **settings}, faults="")  # the plan is the world's, not each worker's
 
         def start(rank: int) -> Worker:
             return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen)
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))
+        plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
+        if plan is not None:
+            self.faults.set(plan)
         for worker in self.workers:
             worker.start()
+
+    @property
+    def faults(self) -> Stage:
+        """The fault plan of this world: `set` another, `heal`, `report` what was done, count the `messages`."""
+        if self._stage is None:
+            stage = self._stage = Stage("world", shared=True)
+            for worker in self.workers:
+                injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
+        return self._stage
 
     def __getitem__(self, i: int) -> Worker:
         return self.workers[i]
@@ -60,6 +82,27 @@ class World:
         """Call `function` as if it were part of worker i's program."""
         with self.acting(i):
             return function(*args, **kwargs)
+
+    def run_all(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call it for every living worker, at the same time; the values in order. The first error is raised at the end."""
+        living = [i for i, worker in enumerate(self.workers) if worker.agent.running]
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            pending = [pool.submit(self.run, i, function, *args, **kwargs) for i in living]
+        return [each.result() for each in pending]
+
+    def unrest(self) -> list[str]:
+        """What is still under way on the living workers, in words: calls, requests, references. Empty when all is done."""
+        return [
+            f"{worker.get_worker_info().name}: {what} {n}"
+            for worker in self.workers
+            if worker.agent.running
+            for what, n in _under_way(worker).items()
+            if n
+        ]
+
+    def shutdown(self, timeout: float = 0.0) -> None:
+        """Have all living workers shut down together, gracefully. Raises what one of them raises."""
+        self.run_all(api.shutdown, timeout=timeout)
 
     def kill(self, i: int) -> None:
         """End worker i without a word to the others, as if its process had been killed."""
@@ -84,3 +127,16 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _under_way(worker: Worker) -> dict[str, int]:
+    table = worker.references.table.counts()
+    held = len(worker.references.table.snapshot().held)
+    return {
+        "calls": worker.agent.peers.active_calls(),
+        "requests": worker.agent.dispatch.counts(),
+        "references held": held,
+        "values held by others": table["num_owner_rrefs"],
+        "control messages": table["num_pending_futures"],
+        "contexts": worker.autograd.counts()["num_autograd_contexts"],
+    }

@@ -11,14 +11,23 @@ from collections.abc import Callable, Iterable
 from remora.errors import RendezvousError
 from remora.transport.addresses import Address
 
+BACKLOG = 1024  # a kernel that has no place for a caller does not answer it, which looks as if the host were cut off
+
 _rooms: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> who takes the other end
 _rooms_lock = threading.Lock()
 
 
-def connect(address: Address, timeout: float) -> socket.socket:
-    """A connected socket. Raises OSError: ConnectionRefusedError or FileNotFoundError mean that nobody listens there."""
+def _no_matter(sock: socket.socket) -> None:
+    """Nobody wants to know."""
+
+
+def connect(address: Address, timeout: float, opened: Callable[[socket.socket], None] = _no_matter) -> socket.socket:
+    """A connected socket. Raises OSError: ConnectionRefusedError or FileNotFoundError mean that nobody listens there.
+
+    `opened` is shown the socket before it connects: to shut it down ends the wait.
+    """
     if address.kind == "inproc":
-        return _connect_inproc(address.path)
+        return _connect_inproc(address.path, opened)
     if address.kind == "unix":
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         target: str | tuple[str, int] = _unix_name(address.path)
@@ -27,6 +36,7 @@ def connect(address: Address, timeout: float) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         target = (address.host, address.port)
     try:
+        opened(sock)
         sock.settimeout(timeout)
         sock.connect(target)
     except BaseException:
@@ -35,12 +45,18 @@ def connect(address: Address, timeout: float) -> socket.socket:
     return sock
 
 
-def _connect_inproc(name: str) -> socket.socket:
+def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socket.socket:
     with _rooms_lock:
         take = _rooms.get(name)
     if take is None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, f"no worker listens on inproc://{name} in this process")
     ours, theirs = socket.socketpair()
+    try:
+        opened(ours)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
     take(theirs)
     return ours
 
@@ -68,7 +84,7 @@ def listen_unix(token: str) -> tuple[socket.socket, Address]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(_unix_name(path))
-        sock.listen(256)
+        sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise
@@ -89,7 +105,7 @@ def listen_tcp(host: str, ports: Iterable[int]) -> tuple[socket.socket, Address]
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
-            sock.listen(256)
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             tried.append(port)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from remora.wire.frames import Frame, FrameReader
+from remora.wire.frames import Damaged, Frame, FrameReader
 
 # Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
@@ -35,9 +35,9 @@ class StreamLink:
 
     __slots__ = ("_fd", "_outbox", "_reader", "failed", "last_heard", "outbox_bytes", "sock", "where")
 
-    def __init__(self, sock: socket.socket, where: str) -> None:
+    def __init__(self, sock: socket.socket, where: str, unreachable_after: float = 4.0) -> None:
         sock.settimeout(None)
-        tune(sock)
+        tune(sock, unreachable_after)
         self.sock = sock
         self.where = where
         self._fd = sock.fileno()
@@ -82,7 +82,11 @@ class StreamLink:
                 if frames:
                     break
                 raise LinkClosed(f"connection to {self.where} was closed by the other end")
-            frames += reader.received(n)
+            try:
+                frames += reader.received(n)
+            except Damaged as damage:
+                damage.frames[:0] = frames
+                raise
             budget -= n
             if n < len(space):
                 break
@@ -111,7 +115,8 @@ class StreamLink:
     # Writing.
 
     def write(self, parts: Sequence[Part], patience: float = 0.0, until: float = 0.0) -> bool:
-        """Write all parts, or put what the kernel does not take into the outbox, copied. True if all was taken.
+        """Write all parts, or put what the kernel does not take into the outbox, copied if it can change. True if all
+        was taken.
 
         With patience, wait up to that long *without progress*, and no longer than `until`, before copying: large tensors
         then leave from their own memory even if the peer is a little slower than we are.
@@ -154,7 +159,8 @@ class StreamLink:
     def _store(self, rest: list[memoryview]) -> bool:
         for part in rest:
             if len(part):
-                self._outbox.append(memoryview(bytes(part)))
+                unchanging = type(part.obj) is bytes
+                self._outbox.append(part if unchanging else memoryview(bytes(part)))
                 self.outbox_bytes += len(part)
         return False
 
@@ -198,13 +204,16 @@ class StreamLink:
         self.sock.close()
 
 
-def tune(sock: socket.socket) -> None:
-    """Options every link wants: no delay, early notice of a dead host, bounded blocking, room for a burst."""
+def tune(sock: socket.socket, unreachable_after: float) -> None:
+    """Options every link wants: no delay, notice of a host that is gone, bounded blocking, room for a burst."""
     option = sock.setsockopt
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
+        # For an idle link. One that waits for acknowledgements is watched by `remora.agent.vigil` (no TCP_USER_TIMEOUT:
+        # `remora.transport.pulse` says why).
+        half = max(round(unreachable_after / 2), 1)
+        for name, value in (("TCP_KEEPIDLE", half), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", half)):
             if hasattr(socket, name):
                 option(socket.IPPROTO_TCP, getattr(socket, name), value)
     else:

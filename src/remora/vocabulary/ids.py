@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_NAME_LENGTH = 128
 MAX_WORKER_ID = 2**15 - 1
@@ -58,18 +59,12 @@ class WorkerKey:
         return f"{self.id}/{self.incarnation[:6]}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GloballyUniqueId:
-    """The `local_id`-th thing that worker `created_on` numbered."""
+class GloballyUniqueId(NamedTuple):
+    """The `local_id`-th thing that worker `created_on` numbered. A tuple, because the tables of references are keyed by
+    these, and Python compares and hashes tuples by itself."""
 
     created_on: int
     local_id: int
 
-    def __hash__(self) -> int:
-        return hash((self.created_on << 48) | self.local_id)
-
     def __reduce__(self) -> tuple[type[GloballyUniqueId], tuple[int, int]]:
-        return GloballyUniqueId, (self.created_on, self.local_id)  # many times faster than what dataclasses do
-
-    def __str__(self) -> str:
-        return f"GloballyUniqueId(created_on={self.created_on}, local_id={self.local_id})"
+        return GloballyUniqueId, (self.created_on, self.local_id)  # twice as fast as what tuples do

@@ -44,6 +44,12 @@ class MessageType(IntEnum):
     # Ours.
     MEMBERSHIP = 0x140  # who joined or left
     MEMBERSHIP_ACK = 0x241
+    AUTOGRAD_CONTEXT_HELD_REQ = 0x154  # I have a part of this context of yours: is it still there?
+    AUTOGRAD_CONTEXT_HELD_RESP = 0x255
+    BACKWARD_PART_REQ = 0x150  # these of your messages take part in a backward pass
+    BACKWARD_PART_RESP = 0x251
+    BACKWARD_END_REQ = 0x152  # a backward pass failed: forget it
+    BACKWARD_END_RESP = 0x253
     CANCEL = 0x40  # caller to callee: nobody waits for this call any more
     ACK = 0x41  # "I have everything up to here"; sent when no other frame carries the news
     PING = 0x42

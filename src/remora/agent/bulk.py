@@ -1,0 +1,113 @@
+"""Large tensors between workers of one host: through shared memory, if both can. The messages go the usual way.
+
+A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are. The
+receiver gives the memory back, when it is done with it, by a word (GIVE_BACK) that goes along with whatever is sent next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from remora.transport import shm
+from remora.vocabulary.ids import WorkerKey
+from remora.wire.frames import Frame
+from remora.wire.packed import Packed
+
+log = logging.getLogger("remora")
+
+SHARED_FROM = 1 << 16  # bytes of tensors in a message; below, the kernel copies them faster than we can arrange this
+
+_LENGTH = struct.Struct("<I")
+
+
+def credentials() -> dict[str, object]:
+    """What others must know of this process to share memory with it."""
+    return {"memory": shm.identity(), "process": os.getpid()}
+
+
+class Sharing:
+    """What two workers share: the segments we lend one, and those it lends us."""
+
+    __slots__ = ("_borrower", "_key", "_lender", "name", "willing")
+
+    def __init__(self, lender: shm.Lender, key: WorkerKey, name: str, process: int) -> None:
+        self._lender = lender
+        self._key = key
+        self.name = name
+        self.willing = True  # the peer can use what we lend
+        self._borrower = shm.Borrower(process)
+
+    def lend(self, packed: Packed) -> bytes | None:
+        """The body of a message whose tensors are in shared memory now; None if they have to go another way."""
+        if not self.willing:
+            return None
+        segment = self._lender.lend(shm.room_for(packed.buffers), self._key)
+        if segment is None:
+            return None
+        reference = segment.fill(packed.buffers)
+        return packed.body + reference + _LENGTH.pack(len(reference))
+
+    def borrow(self, frame: Frame) -> bool:
+        """Give a message the memory it refers to. False if that cannot be had."""
+        view = memoryview(frame.body)
+        end = len(view) - _LENGTH.size
+        start = end - _LENGTH.unpack_from(view, end)[0]
+        try:
+            frame.buffers = self._borrower.take(view[start:end], time.monotonic())
+        except (OSError, ValueError) as error:
+            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
+            frame.buffers = None
+            return False
+        frame.size += sum(storage.nbytes() for storage in frame.buffers)
+        frame.body = bytes(view[:start])
+        return True
+
+    @property
+    def unused(self) -> deque[int]:
+        """Segments that have to be given back."""
+        return self._borrower.unused
+
+    def returns(self) -> bytes:
+        """The same, as the body of a word."""
+        numbers = self._borrower.given_back()
+        return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+    def take_back(self, body: bytes | bytearray) -> None:
+        """The peer gives segments back; none at all means that it cannot use any."""
+        numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+        self.willing = self.willing and bool(numbers)
+        self._lender.take_back(numbers, self._key, time.monotonic())
+
+    def trim(self, now: float) -> None:
+        """Unmap what has not been used for a while."""
+        self._borrower.trim(now)
+
+    def forget(self) -> None:
+        """The peer is gone."""
+        self._lender.forget(self._key)
+
+
+class Bulk:
+    """The shared memory of one worker."""
+
+    def __init__(self, limit: int) -> None:
+        self.lender = shm.Lender(limit)
+        self._memory = shm.identity() if limit else ""
+
+    def with_peer(self, key: WorkerKey, name: str, extra: dict[str, object]) -> Sharing | None:
+        """What we share with a peer, by what it says of itself; None if nothing can be shared."""
+        process = extra.get("process")
+        if not self._memory or extra.get("memory") != self._memory or not isinstance(process, int):
+            return None
+        return Sharing(self.lender, key, name, process)
+
+    def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
+        """Return to the system what has not been used for a while."""
+        self.lender.trim(now)
+        for each in sharing:
+            each.trim(now)

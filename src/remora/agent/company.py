@@ -1,0 +1,34 @@
+"""Messages that nobody is in a hurry for wait for company: here is who sees to it that they do not wait for long."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from remora.agent.timers import Timers
+
+if TYPE_CHECKING:
+    from remora.agent.sending import Sending
+
+PATIENCE = 0.002  # seconds
+
+
+class Company:
+    """Channels on which something was put aside. Whatever is sent next on one of them takes it along; else, we do."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._waiting: set[Sending] = set()
+        self._due = False  # a timer will look at them
+
+    def expect(self, channel: Sending) -> None:
+        """Have what was put aside on this channel sent in a moment."""
+        self._waiting.add(channel)
+        if not self._due:
+            self._due = True
+            self._timers.at(time.monotonic() + PATIENCE, self._give_up)
+
+    def _give_up(self) -> None:
+        self._due = False
+        while self._waiting:
+            self._waiting.pop().flush()

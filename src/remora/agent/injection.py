@@ -1,0 +1,36 @@
+"""Where a fault plan meets a worker: its links are led through the plan, its dials and its calls ask it. No plan: nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from remora.agent.crew import Crew
+from remora.faults.injector import Injector, Stage
+from remora.transport.stream import StreamLink
+
+if TYPE_CHECKING:
+    from remora.agent.agent import Agent
+
+_injectors: WeakKeyDictionary[Crew, Injector] = WeakKeyDictionary()  # a crew is one worker's
+
+
+def begin(agent: Agent, plan: str) -> None:
+    """Have a worker that is alone in its process follow a plan."""
+    install(agent, Stage(agent.me.name, plan).join(agent.me.name))
+
+
+def install(agent: Agent, injector: Injector) -> None:
+    """Have a worker follow a plan. Links that it has already are made anew, so that they pass the plan, too."""
+    agent.faults = injector
+    agent.door.introduction.barred = injector.barred
+    _injectors[agent.crew] = injector
+    for peer in agent.peers.all():
+        for channel in peer.channels():
+            channel.cut(ConnectionError("the link is made anew, under a fault plan"))
+
+
+def interposed(crew: Crew, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
+    """The link to use in the place of a new one."""
+    injector = _injectors.get(crew)
+    return link if injector is None else injector.insert(link, peer, leftover)

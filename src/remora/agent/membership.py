@@ -1,0 +1,158 @@
+"""One worker's part in the membership of its group: what it tells the others, and what it does with what they tell.
+
+In a dynamic group a worker greets everybody when it comes and says when it goes. Whoever died is struck off the group's
+list by those who noticed, so that its place is free and newcomers do not look for it. In every group the death of a worker
+is passed on to those who have no link with it; they see for themselves.
+
+Nobody is in charge. A member needs the store where the group met only to find workers that it has never heard of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from remora.agent.agent import Agent
+from remora.agent.calls import Call
+from remora.agent.dispatch import Request
+from remora.agent.futures import Future
+from remora.agent.peer import Peer
+from remora.errors import RemoraError, RendezvousError
+from remora.rendezvous.group import Group
+from remora.rendezvous.record import WorkerRecord
+from remora.vocabulary.ids import WorkerKey
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickling import pack
+
+log = logging.getLogger("remora")
+
+MEMBERSHIP = int(MessageType.MEMBERSHIP)
+MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
+PATIENCE = 5.0  # for others to hear that we come or go
+LEAVE_PATIENCE = 100.0  # for calls under way to end before we go
+
+Hearing = Callable[[WorkerKey, WorkerKey], None]
+
+
+class Membership:
+    """See the head of this file."""
+
+    def __init__(self, agent: Agent, group: Group, record: WorkerRecord, dynamic: bool) -> None:
+        self._agent = agent
+        self._peers = agent.peers
+        self._group = group
+        self._record = record
+        self._dynamic = dynamic
+        self.heard: Hearing | None = None  # (who, lost): a survivor confirms a loss that we asked about
+        self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
+        agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
+        agent.peers.vigil.spread = self._spread
+        if dynamic:
+            agent.peers.obituaries.append(self._strike_off)
+
+    # Telling.
+
+    def greet(self, records: Sequence[WorkerRecord]) -> None:
+        """We are here. Returns when the others know, or it was not to be."""
+        self._announce("joined", [self._peers.find(record.name) for record in records])
+
+    def leave(self, timeout: float) -> None:
+        """Let calls under way end, then tell the others that we go."""
+        self._agent.idle(time.monotonic() + (timeout or LEAVE_PATIENCE))
+        alive = [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
+        self._announce("left", alive)
+        self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+        try:
+            self._group.leave(self._record)
+        except RendezvousError as error:  # the others know; newcomers will find that nobody answers
+            log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
+
+    def _announce(self, event: str, to: Sequence[Peer]) -> None:
+        """Tell others of ourselves; those who cannot be reached will find out by themselves."""
+        packed = pack((event, self._record))
+        futures: list[Future[Any]] = []
+        for peer in to:
+            try:
+                future = self._agent.call_async(peer, MEMBERSHIP, packed, 0, PATIENCE, "membership")
+            except RemoraError:
+                continue
+            if not peer.doubt:
+                futures.append(future)
+        for future in futures:
+            try:
+                future.wait()
+            except RemoraError:
+                pass
+
+    def _spread(self, lost: Peer) -> None:
+        """A worker that we were to keep an eye on died: those who have no link with it should see for themselves."""
+        packed = pack(("lost", lost.key))
+        for peer in self._peers.all():
+            if not peer.gone and peer is not self._peers.me:
+                call = Call(peer, "membership", _ignore)
+                try:
+                    self._agent.start_call(peer, call, MEMBERSHIP, packed, 0, PATIENCE, control=True, urgent=False)
+                except RemoraError:
+                    pass
+
+    def _strike_off(self, peer: Peer) -> None:
+        if peer.state == "dead" and not peer.gave_us_up:
+            self._agent.crew.serve(lambda: self._remove(peer))
+
+    def _remove(self, peer: Peer) -> None:
+        try:
+            self._group.remove(peer.record)
+        except RendezvousError as error:
+            log.info("%s is gone, but could not be struck off the list of the group: %s", peer.info, error)
+
+    # Hearing.
+
+    def _receive(self, request: Request) -> None:
+        """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
+        event, about = cast("tuple[str, Any]", request.unpack())
+        if event == "heard":
+            if self.heard is not None:
+                self.heard(request.caller.key, about)
+            request.reply(MEMBERSHIP_ACK, None)
+        else:
+            self._agent.crew.serve(lambda: self._act_on(event, about, request))
+
+    def _act_on(self, event: str, about: Any, request: Request) -> None:
+        match event:
+            case "joined":
+                self._peers.add(about)
+            case "left":
+                request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
+                self._peers.give_up(request.caller, "it left the group", "left")
+                return
+            case "lost":
+                peer = self._peers.known(about)
+                if peer is not None and peer is not self._peers.me:
+                    self._peers.vigil.look_for(peer)
+            case "gone":
+                self._is_gone(about, request.caller)
+        request.reply(MEMBERSHIP_ACK, None)
+
+    def _is_gone(self, key: WorkerKey, caller: Peer) -> None:
+        """An owner of values has lost a worker and must know that we are through with it, too."""
+        peer = self._peers.known(key)
+        if peer is not None and peer is not self._peers.me:
+            self._peers.give_up(peer, f"{caller.name} lost it")
+            peer.ended.wait()  # another thread may be at it: we answer behind all that came from the lost one
+        if self.tell_heard is not None:
+            self.tell_heard(caller.key, key)
+
+    def refresh(self) -> bool:
+        """In a dynamic group, look at the store for workers that we have not heard of. Whether there are any."""
+        if not self._dynamic:
+            return False
+        before = {peer.key for peer in self._peers.all()}
+        for record in self._group.members():
+            self._peers.add(record)
+        return {peer.key for peer in self._peers.all()} != before
+
+
+def _ignore(call: Call) -> None:
+    """Whoever cannot be told finds out in another way."""

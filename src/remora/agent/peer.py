@@ -1,0 +1,92 @@
+"""One other worker as this one sees it: who it is, how to reach it, and whether it lives. It decides nothing itself.
+
+A peer is *alive* until it says goodbye (*left*) or is given up (*dead*). While it is alive it may be *suspected*: it does
+not answer, and nobody knows why.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import Any, Literal, Protocol
+
+from remora.agent.channel import Channel
+from remora.rendezvous.record import WorkerRecord
+from remora.vocabulary.ids import WorkerInfo, WorkerKey
+from remora.wire.frames import Frame
+
+State = Literal["alive", "left", "dead"]
+
+
+class Keeper(Protocol):
+    """Who is told what happens on a peer's channels (`agent.peers`)."""
+
+    def arrive(self, peer: Peer, frame: Frame) -> Any: ...
+    def request(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
+    def word(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
+    def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None: ...
+    def connect(self, peer: Peer) -> None: ...
+    def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel: ...
+
+
+class Peer:
+    """One other worker (or this one: calls to oneself take the same road)."""
+
+    def __init__(self, record: WorkerRecord, keeper: Keeper) -> None:
+        self.info = WorkerInfo(record.name, record.id)
+        self.name = record.name
+        self.id = record.id
+        self.record = record
+        self.key = WorkerKey(record.id, record.incarnation)
+        self.state: State = "alive"
+        self.reason = ""  # why it is not alive
+        self.doubt = ""  # why it is suspected, if it is
+        self.doubted_at = 0.0
+        self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
+        self.dialling = False
+        self.gave_us_up = False  # it lives, but not for us
+        self.leaving = False  # it said goodbye, on one of its two channels at least
+        self.lock = threading.Lock()  # guards state, doubt, dialling and incoming
+        self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
+        self._keeper = keeper
+        self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
+        self.incoming: Channel | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether it left or died."""
+        return self.state != "alive"
+
+    @property
+    def condition(self) -> str:
+        """In one word: alive, suspected, left or dead."""
+        return "suspected" if self.doubt and self.state == "alive" else self.state
+
+    def channels(self) -> list[Channel]:
+        """The one or two that there are."""
+        return [self.outgoing] if self.incoming is None else [self.outgoing, self.incoming]
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.name} id={self.id} {self.condition}>"
+
+    # What its channels tell: passed on, together with whose they are.
+
+    def arrive(self, channel: Channel, frame: Frame) -> Any:
+        """References came with a message."""
+        return self._keeper.arrive(self, frame)
+
+    def request(self, channel: Channel, frame: Frame) -> None:
+        """It asks for something."""
+        self._keeper.request(self, channel, frame)
+
+    def word(self, channel: Channel, frame: Frame) -> None:
+        """It says something that wants no answer."""
+        self._keeper.word(self, channel, frame)
+
+    def lost(self, channel: Channel, error: BaseException) -> None:
+        """A link broke."""
+        self._keeper.lost(self, channel, error)
+
+    def connect(self, channel: Channel) -> None:
+        """There is something to say on a channel we dialled, and no link."""
+        self._keeper.connect(self)

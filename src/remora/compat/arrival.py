@@ -1,0 +1,57 @@
+"""Waits, in an interpreter that has just started, until torch has been imported, and redirects it then. Imports nothing.
+
+torch imports its own RPC while it is being imported, so there is no earlier moment; and no later one, since the program
+goes on right after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def watch() -> None:
+    """Redirect torch when it has been imported; at once, if it has been."""
+    if "torch" in sys.modules:
+        _redirect()
+    elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+class _Watch(MetaPathFinder):
+    """Sees every import until torch's."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == "torch":
+            sys.meta_path.remove(self)
+            return _redirecting(find_spec(name))
+        if name.startswith("remora.") and not name.startswith("remora.compat"):
+            __import__("torch")  # else it would be imported in the middle of a module of ours that the redirection needs
+        return None
+
+
+def _redirecting(spec: ModuleSpec | None) -> ModuleSpec | None:
+    """The spec of torch, such that loading it ends with the redirection."""
+    if spec is None or spec.loader is None:
+        return spec
+    loader, load = spec.loader, spec.loader.exec_module
+
+    def load_and_redirect(module: ModuleType) -> None:
+        del loader.exec_module  # the loader is itself again
+        load(module)
+        _redirect()
+
+    loader.exec_module = load_and_redirect  # type: ignore[method-assign]
+    return spec
+
+
+def _redirect() -> None:
+    from remora.compat import install
+
+    install()

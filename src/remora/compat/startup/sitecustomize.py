@@ -1,0 +1,39 @@
+"""Run by an interpreter that starts with this folder on its PYTHONPATH. Makes way for the sitecustomize it stands before.
+
+It may be an interpreter in which nobody expects us (another Python, a tool written in Python), so it never fails.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _watch() -> None:
+    if os.environ.get("REMORA_COMPAT", "0") in ("", "0"):
+        return
+    try:
+        from remora.compat import arrival
+    except ImportError as error:
+        if importlib.util.find_spec("torch") is not None:
+            sys.stderr.write(f"REMORA_COMPAT is set, but {sys.executable} runs PyTorch's own RPC: {error}\n")
+    else:
+        arrival.watch()
+
+
+def _make_way() -> None:
+    """Run the sitecustomize that would have been run without us, and let it have the name."""
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_watch()
+_make_way()

@@ -1,0 +1,137 @@
+"""What may go wrong, as values: with messages, with links, with workers. Plans are made of them; they do nothing.
+
+What happens to a *message* happens on the wire, below the session (but for `fail`: the attempt to send a request fails,
+as if it had never been made). What happens to *links* and *workers* happens at a time, or after a number of messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from remora.vocabulary.messages import MessageType
+
+ANY = "*"
+
+Deed = Literal["fail", "delay", "drop", "duplicate", "reorder", "corrupt"]
+DEEDS: tuple[Deed, ...] = ("fail", "delay", "drop", "duplicate", "reorder", "corrupt")
+Choice = Literal["every", "first", "nth"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Who speaks to whom; `*` is anybody. `both`: in either direction."""
+
+    sender: str = ANY
+    receiver: str = ANY
+    both: bool = False
+
+    def matches(self, sender: str, receiver: str) -> bool:
+        """Whether a message from one to the other is meant."""
+        return self._one_way(sender, receiver) or (self.both and self._one_way(receiver, sender))
+
+    def _one_way(self, sender: str, receiver: str) -> bool:
+        return self.sender in (ANY, sender) and self.receiver in (ANY, receiver)
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which of the messages that match, counted apart for each sender and receiver.
+
+    `every` (each n-th), the `first` n, or the `nth` alone. `each`: counted apart for each payload, too, so that what is
+    sent again is known again (`fail` only, where payloads are seen).
+    """
+
+    choice: Choice = "every"
+    n: int = 1
+    each: bool = False
+
+    def picks(self, count: int) -> bool:
+        """Whether the count-th message (from 1) is meant."""
+        if self.choice == "every":
+            return count % self.n == 0
+        return count <= self.n if self.choice == "first" else count == self.n
+
+
+@dataclass(frozen=True)
+class MessageFault:
+    """Something that happens to messages. `kind` None is every type of message, words like PING and ACK excepted."""
+
+    deed: Deed
+    kind: MessageType | None = None
+    pair: Pair = field(default_factory=Pair)
+    which: Which = field(default_factory=Which)
+    chance: float = 1.0
+    seconds: float = 0.0  # of a delay
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.chance <= 1.0:
+            raise ValueError(f"a chance is from 0 to 1, not {self.chance}")
+        if self.seconds < 0 or (self.seconds and self.deed != "delay"):
+            raise ValueError(f"{self.deed} takes no time of {self.seconds} s")
+        if self.which.n < 0 or (self.which.n < 1 and self.which.choice != "first"):
+            raise ValueError(f"{self.deed}: messages are counted from 1, not from {self.which.n}")
+        if self.which.each and self.deed != "fail":
+            raise ValueError(f"{self.deed} cannot tell payloads apart: `each` goes with fail alone")
+
+
+@dataclass(frozen=True)
+class When:
+    """After so many messages of a type (None: any) on that link or worker; else `at` so many seconds from the start."""
+
+    at: float = 0.0
+    after: int | None = None
+    kind: MessageType | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The connections between two workers break, and none can be made until they are healed, or for so long."""
+
+    link: Pair
+    when: When = field(default_factory=When)
+    lasting: float | None = None
+
+
+@dataclass(frozen=True)
+class Heal:
+    """What was cut between them can be connected again."""
+
+    link: Pair
+    when: When = field(default_factory=When)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """All connections between the groups are cut. Workers that are in none of them are not concerned."""
+
+    groups: tuple[tuple[str, ...], ...]
+    when: When = field(default_factory=When)
+    lasting: float | None = None
+
+    def separates(self, one: str, other: str) -> bool:
+        """Whether two workers are in different groups."""
+        sides = [i for name in (one, other) for i, group in enumerate(self.groups) if name in group]
+        return len(sides) == 2 and sides[0] != sides[1]
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A worker is alive and silent, for so long or for good."""
+
+    worker: str
+    when: When = field(default_factory=When)
+    lasting: float | None = None
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A worker ends without a word."""
+
+    worker: str
+    when: When = field(default_factory=When)
+
+
+LinkFault = Cut | Heal | Partition
+WorkerFault = Freeze | Kill
+Fault = MessageFault | LinkFault | WorkerFault

@@ -1,0 +1,244 @@
+"""Brings a plan about: asks its course about every message, and breaks, holds and mends the links of its workers.
+
+A stage is where a plan is at work: for one worker, in a process of its own, or for all workers of a world in one process.
+Each worker has an injector there. A worker injects faults into what it *sends*; links that are cut, it cuts on its side.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from remora.faults.course import NEVER, Course, Record
+from remora.faults.plan import Plan
+from remora.transport.faulty import Fate, Pipe
+from remora.transport.pump import Pump
+from remora.transport.stream import StreamLink
+from remora.vocabulary.messages import MessageType
+
+Message = tuple[str, str, MessageType]  # sender, receiver, type
+
+
+class Report:
+    """What was done to which message. Prints as a list, one deed a line."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, i: int) -> Record:
+        return self.records[i]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.records)) or "nothing was done"
+
+    __repr__ = __str__
+
+
+class Stage:
+    """A plan at work, and the workers it works on."""
+
+    def __init__(self, name: str, plan: Plan | str = "", shared: bool = False) -> None:
+        self.shared = shared  # all workers are here: each message is seen where it leaves, and counted there alone
+        self.injectors: list[Injector] = []
+        self.pump = Pump(name)
+        self._lock = threading.Lock()  # guards the course, the counts and the list of injectors
+        self._records: list[Record] = []
+        self._began = time.monotonic()
+        self._seen: Counter[Message] = Counter()
+        self.course: Course
+        self.set(plan)
+
+    def set(self, plan: Plan | str) -> None:
+        """Have another plan from now on: counting begins anew, and what was cut or frozen is as this one says."""
+        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
+        with self._lock:
+            self.course = Course(parsed, time.monotonic(), self._records, self._began)
+        if self.injectors:
+            self.pump.do(self._look)
+
+    @property
+    def plan(self) -> Plan:
+        return self.course.plan
+
+    def heal(self) -> None:
+        """What is cut or frozen now works again."""
+        with self._lock:
+            self.course.heal(time.monotonic())
+        self.pump.do(self._look)
+
+    def report(self) -> Report:
+        """What was done so far."""
+        with self._lock:
+            return Report(self._records)
+
+    def messages(self) -> Counter[Message]:
+        """How many messages of each type left each worker for each other, whatever became of them."""
+        with self._lock:
+            return Counter(self._seen)
+
+    def join(self, me: str, kill: Callable[[], None] | None = None) -> Injector:
+        """The part of one worker. `kill` ends it; by default its process kills itself, and is stopped to freeze."""
+        injector = Injector(self, me, kill)
+        with self._lock:
+            self.injectors.append(injector)
+        if self.course.next_time != NEVER or self.course.killed or self.course.frozen:
+            self.pump.do(self._look)
+        return injector
+
+    def leave(self, injector: Injector) -> None:
+        """A worker ended."""
+        with self._lock:
+            if injector in self.injectors:
+                self.injectors.remove(injector)
+            last = not self.injectors
+        self.pump.do(injector.close_pipes)
+        if last:
+            self.pump.do(self.pump.forget_times)
+
+    # What injectors ask.
+
+    def attempt(self, sender: str, receiver: str, kind: int, payload: bytes) -> bool:
+        with self._lock:
+            return self.course.attempt(sender, receiver, kind, payload, time.monotonic())
+
+    def leaving(self, sender: str, receiver: str, kind: int, number: int) -> Fate:
+        with self._lock:
+            if number:
+                self._seen[sender, receiver, MessageType(kind)] += 1
+            return self.course.leaving(sender, receiver, kind, number > 0, time.monotonic())
+
+    def passed(self, sender: str, receiver: str, kind: int, number: int) -> None:
+        with self._lock:
+            happened = self.course.passed(sender, receiver, kind, number > 0, time.monotonic())
+        if happened:
+            self._look()
+
+    def severed(self, one: str, other: str) -> bool:
+        with self._lock:
+            return self.course.severed(one, other)
+
+    def _look(self) -> None:
+        """Bring about what the course says now. Runs on the pump's thread, at every change and whenever time brings one."""
+        with self._lock:
+            self.course.advance(time.monotonic())
+            next_time = self.course.next_time
+            injectors = list(self.injectors)
+        for injector in injectors:
+            injector.look(self.course)
+        if next_time != NEVER:
+            self.pump.at(next_time, self._look)  # (once too often does no harm)
+
+
+@dataclass(eq=False)
+class _Link:
+    """A pipe of ours, and where it leads."""
+
+    pipe: Pipe
+    peer: str
+    shut: bool = False  # made while the link was cut: silent until it is healed
+
+
+class Injector:
+    """The part of one worker in a plan."""
+
+    def __init__(self, stage: Stage, me: str, kill: Callable[[], None] | None) -> None:
+        self.stage = stage
+        self.me = me
+        self._kill = kill
+        self._links: list[_Link] = []  # of the pump's thread
+        self._dying = False
+        self._stopped_until = 0.0
+
+    # What the agent asks.
+
+    def refuses(self, peer: str, kind: int, payload: bytes) -> bool:
+        """Whether the attempt to send this request fails."""
+        return self.stage.attempt(self.me, peer, kind, payload)
+
+    def barred(self, peer: str) -> bool:
+        """Whether no connection to that peer can be made."""
+        return self.stage.severed(self.me, peer)
+
+    def insert(self, link: StreamLink, peer: str, leftover: bytes) -> StreamLink:
+        """Have what this link carries pass the plan. `leftover` was read from it already."""
+        sock = self.stage.pump.insert(link.sock, _Judge(self, peer), leftover, lambda pipe: self._adopt(pipe, peer))
+        return StreamLink(sock, link.where)
+
+    def close(self) -> None:
+        """The worker ended."""
+        self.stage.leave(self)
+
+    # On the pump's thread.
+
+    def _adopt(self, pipe: Pipe, peer: str) -> None:
+        link = _Link(pipe, peer, shut=self.stage.severed(self.me, peer))
+        self._links = [other for other in self._links if not other.pipe.closed] + [link]
+        pipe.held = link.shut or self._silent(self.stage.course)
+
+    def look(self, course: Course) -> None:
+        """Cut, hold and mend our links as the course says, and end if it says so."""
+        if self.me in course.killed and not self._dying:
+            self._dying = True
+            threading.Thread(target=self._kill or _kill_process, name=f"remora-faults-kill-{self.me}").start()
+        if self._kill is None and course.frozen.get(self.me, 0.0) > self._stopped_until:
+            self._stopped_until = course.frozen[self.me]
+            _stop_process(self._stopped_until)
+        for link in [link for link in self._links if not link.pipe.closed]:
+            cut = self.stage.severed(self.me, link.peer)
+            if cut and not link.shut:
+                link.pipe.sever()
+            else:
+                link.shut = cut
+                link.pipe.held = cut or self._silent(course)
+
+    def _silent(self, course: Course) -> bool:
+        """Whether this worker is to seem frozen. One with a process of its own is stopped, and needs not seem so."""
+        return self._kill is not None and self.me in course.frozen
+
+    def close_pipes(self) -> None:
+        for link in self._links:
+            if not link.pipe.closed:
+                link.pipe.sever()
+
+
+class _Judge:
+    """Decides about one link of a worker."""
+
+    def __init__(self, injector: Injector, peer: str) -> None:
+        self.stage = injector.stage
+        self.me = injector.me
+        self.peer = peer
+
+    def leaving(self, kind: int, number: int) -> Fate:
+        return self.stage.leaving(self.me, self.peer, kind, number)
+
+    def left(self, kind: int, number: int) -> None:
+        self.stage.passed(self.me, self.peer, kind, number)
+
+    def arrived(self, kind: int, number: int) -> None:
+        if not self.stage.shared:  # else it was counted when it left
+            self.stage.passed(self.peer, self.me, kind, number)
+
+
+def _kill_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_process(until: float) -> None:
+    """Stop this process. Somebody else has to wake it up: a process that does nothing but wait for the time."""
+    waker: subprocess.Popen[bytes] | None = None
+    if until != NEVER:
+        seconds = max(until - time.monotonic(), 0.0)
+        waker = subprocess.Popen(["sh", "-c", f"sleep {seconds:.3f}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    if waker is not None:
+        waker.wait()

@@ -1,0 +1,86 @@
+"""`python -m remora.launch`: start the worker processes of a program on this host, and see to them until they have ended.
+
+    python -m remora.launch -n 4 train.py --lr 0.1
+    python -m remora.launch -n 4 --restart on-failure --restarts 10 -m package.module
+
+Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and REMORA_RESTARTS (which life
+this is). The store where they meet is hosted here and outlives them all, so that any of them may end and come again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from remora.supervision import Outcome, RestartPolicy, Supervisor
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says. The exit code: 0, or that of the first process that failed by itself."""
+    options = _parse(sys.argv[1:] if arguments is None else list(arguments))
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    store = TCPStore(options.host, options.port, None, True, timedelta(seconds=60), wait_for_workers=False)
+    policy = RestartPolicy(options.restart, options.restarts, options.delay)
+    with Supervisor(policy, restart=options.scope, together=not options.apart, grace=options.grace) as supervisor:
+        for rank in range(options.n):
+            env = _environment(rank, options.n, options.host, store.port)
+            supervisor.start(f"rank {rank}", _command(options), env=env)
+        outcomes = supervisor.wait()
+    return _exit_code(list(outcomes.values()))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m remora.launch",
+        description="Start the worker processes of a program on this host, and see to them until they have ended.",
+    )
+    add = parser.add_argument
+    add("-n", type=int, default=1, help="how many processes (1)")
+    add("--restart", choices=("never", "on-failure", "always"), default="never", help="when one ends (never)")
+    add("--restarts", type=int, default=3, help="how often in a row (3)")
+    add("--delay", type=float, default=0.5, help="seconds before the first restart; doubled each time (0.5)")
+    add("--scope", choices=("one", "all"), default="one", help="restart that one, or all of them (one)")
+    add("--apart", action="store_true", help="when one has failed for good, let the others run on")
+    add("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (10)")
+    add("--host", default="127.0.0.1", help="where the store listens (127.0.0.1)")
+    add("--port", type=int, default=0, help="its port (any that is free)")
+    add("-m", dest="module", action="store_true", help="the program is a module")
+    add("program", help="a Python file, or a module with -m")
+    add("arguments", nargs=argparse.REMAINDER, help="for the program")
+    return parser.parse_args(arguments)
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    return [sys.executable, "-u", *(["-m"] if options.module else []), options.program, *options.arguments]
+
+
+def _environment(rank: int, size: int, host: str, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # PyTorch's word for: rank 0 does not host the store
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # as its launcher does
+    }
+
+
+def _exit_code(outcomes: list[Outcome]) -> int:
+    failed = [outcome.code for outcome in outcomes if outcome.code != 0]
+    by_itself = [outcome.code for outcome in outcomes if outcome.code != 0 and not outcome.ended]
+    code = (by_itself or failed or [0])[0]
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main())

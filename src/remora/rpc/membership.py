@@ -1,0 +1,56 @@
+"""Who is there, and what becomes of them: `remora.rpc.on_membership` and what it tells.
+
+    def tell(event):
+        match event:
+            case Died(worker, reason):
+                print(f"{worker.name} died: {reason}")
+
+    with rpc.on_membership(tell):
+        ...
+
+PyTorch has nothing like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remora.agent.news import Subscription
+from remora.protocol.membership import Died, Joined, Left, Member, MembershipEvent, Recovered, Suspected
+from remora.rpc import api
+from remora.vocabulary.ids import WorkerInfo
+
+
+def on_membership(callback: Callable[[MembershipEvent], object]) -> Subscription:
+    """Have `callback` called when a worker joins, leaves, dies, is suspected, or turns out to be well after all.
+
+    It runs on a thread of the worker, one event after the other, in the order in which they happened as seen from here; it
+    may make calls. Ends with `cancel()` on what this returns, at the end of a `with` block, or with the worker. What
+    happened before is not told: subscribe first, then look at `members()`.
+    """
+    return api._worker().agent.peers.news.subscribe(callback)
+
+
+def get_worker_infos() -> list[WorkerInfo]:
+    """The workers that are there now, by id: this one, and all others that have not left or died as far as is known."""
+    return api._worker().get_worker_infos()
+
+
+def members() -> list[Member]:
+    """The same with the state of each (alive, suspected, left or dead) and the reason; the last of those gone included."""
+    return api._worker().members()
+
+
+__all__ = [
+    "Died",
+    "Joined",
+    "Left",
+    "Member",
+    "MembershipEvent",
+    "Recovered",
+    "Subscription",
+    "Suspected",
+    "get_worker_infos",
+    "members",
+    "on_membership",
+]

@@ -1,0 +1,115 @@
+"""One process and its descendants, as their supervisor sees them: started, signalled, ended as a whole. Knows no policy.
+
+Each child leads a session of its own, so that what it started can be ended with it, and so that Ctrl-C in the terminal
+reaches the supervisor alone, which passes it on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+_PR_SET_PDEATHSIG = 1
+
+Target = Callable[..., Any] | Sequence[str]
+
+
+class Child:
+    """A running process."""
+
+    def __init__(self, target: Target, args: tuple[Any, ...], env: Mapping[str, str]) -> None:
+        self.started = time.monotonic()
+        if callable(target):
+            self._process = _start_function(target, args, env)
+        else:
+            self._process = _start([*target, *map(str, args)], env)
+        self.pid = self._process.pid
+        self._watch = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None  # type: ignore[attr-defined,unused-ignore]
+
+    def fileno(self) -> int | None:
+        """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+        return self._watch
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended. It is not forgotten by that: nobody else gets its number."""
+        if self._process.returncode is not None:
+            return True
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        return found is not None
+
+    def signal(self, number: int) -> None:
+        """To the process and all it started, unless it has ended."""
+        if self._process.returncode is None:
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):  # none left; or (macOS) only the dead
+                pass
+
+    def bury(self) -> int:
+        """The process has ended, or is made to: end what it left behind as well. Its exit code; negative for a signal."""
+        self.signal(signal.SIGKILL)
+        code = self._process.wait()
+        if self._watch is not None:
+            os.close(self._watch)
+            self._watch = None
+        return code
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, env=dict(env), pass_fds=pass_fds, start_new_session=True, preexec_fn=_tie_to_parent()
+    )
+
+
+def _tie_to_parent() -> Callable[[], None] | None:
+    """What a new process does first, so that it does not outlive a supervisor that is killed (Linux).
+
+    The kernel means the thread that started it: only the main one lives as long as its process.
+    """
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up before the fork
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it is dead already
+
+    return tie
+
+
+def _start_function(
+    target: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """In a new interpreter: a fork of this one would inherit locks that are held and a worker that is not its own."""
+    with tempfile.TemporaryFile() as luggage:
+        pickle.dump(sys.path, luggage)
+        cloudpickle.dump((target, args), luggage)
+        luggage.seek(0)
+        number = luggage.fileno()
+        command = [sys.executable, "-c", "from remora.supervision.child import run; run()", str(number)]
+        return _start(command, env, [number])
+
+
+def run() -> None:
+    """The life of a process that runs a function. What it raises is printed, and ends it with exit code 1."""
+    with _luggage(int(sys.argv.pop())) as luggage:
+        sys.path[:] = pickle.load(luggage)
+        target, args = cloudpickle.load(luggage)
+    target(*args)
+
+
+def _luggage(number: int) -> IO[bytes]:
+    return os.fdopen(number, "rb")

@@ -1,0 +1,83 @@
+"""Fault plans for programs under test: set one, change it while the program runs, ask what it did.
+
+    from remora.testing import faults
+
+    faults.set("drop PYTHON_CALL worker0->worker1 1; cut worker0-worker2 after 10 for 2s")
+    ...
+    print(faults.report())
+
+These act for the current worker of this process, which injects faults into what it sends. To have all workers follow a
+plan from the start, set REMORA_FAULTS for all of them, or pass `faults=` in `RemoraRpcBackendOptions`. A `World` has its
+own (`world.faults`), for all its workers. docs/testing.md has the notation and a worked example.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from remora.agent import injection
+from remora.faults.course import Record
+from remora.faults.deeds import Cut, Freeze, Heal, Kill, MessageFault, Pair, Partition, When, Which
+from remora.faults.injector import Message, Report, Stage
+from remora.faults.plan import Plan
+from remora.rpc import api
+from remora.worker import Worker
+
+
+def stage(worker: Worker | None = None) -> Stage:
+    """Where the plan of a worker is at work; of the current worker by default. From now on its links pass a plan."""
+    agent = (worker or api._get_current_rpc_agent()).agent
+    if agent.faults is None:
+        injection.begin(agent, "")
+    assert agent.faults is not None
+    return agent.faults.stage
+
+
+def set(plan: Plan | str, worker: Worker | None = None) -> None:
+    """Follow a plan from now on, in the place of the one before."""
+    parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # a plan that makes no sense changes nothing
+    stage(worker).set(parsed)
+
+
+def clear(worker: Worker | None = None) -> None:
+    """Let nothing go wrong any more. What was cut or frozen works again."""
+    stage(worker).set("")
+
+
+def heal(worker: Worker | None = None) -> None:
+    """What is cut or frozen now works again; the plan stays."""
+    stage(worker).heal()
+
+
+def report(worker: Worker | None = None) -> Report:
+    """What was done so far, to which message. Print it."""
+    return stage(worker).report()
+
+
+def messages(worker: Worker | None = None) -> Counter[Message]:
+    """How many messages of each type were sent: what a plan can name. In a `World`, those of all workers."""
+    return stage(worker).messages()
+
+
+__all__ = [
+    "Cut",
+    "Freeze",
+    "Heal",
+    "Kill",
+    "Message",
+    "MessageFault",
+    "Pair",
+    "Partition",
+    "Plan",
+    "Record",
+    "Report",
+    "Stage",
+    "When",
+    "Which",
+    "clear",
+    "heal",
+    "messages",
+    "report",
+    "set",
+    "stage",
+]

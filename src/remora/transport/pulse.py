@@ -1,0 +1,35 @@
+"""What the kernel knows of the host at the other end of a TCP connection. It asks and changes nothing.
+
+A frozen process is silent, but its kernel goes on acknowledging what arrives; a host that is cut off or switched off does
+not. TCP_USER_TIMEOUT would not tell them apart: it also ends a connection whose other end acknowledges faithfully that
+its buffers are full, as those of a frozen process are.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_FIELDS = struct.Struct("=BBBBBBBB13I")  # up to tcpi_last_ack_recv (linux/tcp.h)
+_RETRANSMITS, _PROBES, _LAST_ACK_RECEIVED = 2, 3, 20
+_AT_LEAST = 2  # one retransmission happens to the best of hosts
+
+
+def unanswered(sock: socket.socket) -> float:
+    """For how many seconds the other host has acknowledged nothing, though it was sent something again and again.
+
+    0.0 if it answers, if nothing is due, or if it cannot be told here (no TCP, or not Linux).
+    """
+    if _TCP_INFO is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0.0
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _FIELDS.size)
+    except OSError:  # closed meanwhile
+        return 0.0
+    if len(data) < _FIELDS.size:
+        return 0.0
+    fields = _FIELDS.unpack(data)
+    if max(fields[_RETRANSMITS], fields[_PROBES]) < _AT_LEAST:
+        return 0.0
+    return float(fields[_LAST_ACK_RECEIVED]) / 1000

@@ -1,0 +1,69 @@
+"""What becomes of calls to a peer that cannot be connected to, for reasons of all kinds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from remora import rpc
+from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
+from remora.testing.world import World
+
+
+def fail_to_connect(world: World, error: Exception, times: int) -> list[int]:
+    """Have worker 0's next attempts to dial end with this error; they are counted."""
+    introduction = world[0].introduction
+    real, tries = introduction.to, [0]
+
+    def to(*args: Any) -> Any:
+        tries[0] += 1
+        if tries[0] <= times:
+            raise error
+        return real(*args)
+
+    introduction.to = to  # type: ignore[method-assign]
+    return tries
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def test_an_error_nobody_thought_of_fails_the_call_and_not_the_peer(caplog: pytest.LogCaptureFixture) -> None:
+    with World(2, watch=0) as world:
+        tries = fail_to_connect(world, ValueError("what is this?"), times=1)
+        with pytest.raises(CallOutcomeUnknown, match=r"ValueError while connecting: what is this\?"):
+            world.run(0, rpc.rpc_sync, "worker1", double, args=(1,))
+        assert tries == [1], "it is not tried for ever"
+        assert world.run(0, rpc.rpc_sync, "worker1", double, args=(4,)) == 8
+        assert "cannot connect to worker1" in caplog.text
+
+
+def test_what_may_pass_is_tried_again() -> None:
+    with World(2, watch=0) as world:
+        tries = fail_to_connect(world, OSError("no route"), times=3)
+        assert world.run(0, rpc.rpc_sync, "worker1", double, args=(4,)) == 8
+        assert tries == [4]
+
+
+def test_what_does_not_pass_in_time_is_the_end_of_the_peer() -> None:
+    with World(2, watch=0, reconnect_timeout=1.2) as world:
+        fail_to_connect(world, OSError("no route"), times=10_000)
+        start = time.monotonic()
+        with pytest.raises(CallNotSent, match="cannot be reached: no route"):
+            world.run(0, rpc.rpc_sync, "worker1", double, args=(4,))
+        assert 1.0 < time.monotonic() - start < 3.0
+        assert [member.state for member in world[0].members()] == ["alive", "dead"]
+
+
+def test_stopping_does_not_wait_for_one_that_is_dialling() -> None:
+    with World(2, watch=0) as world:
+        fail_to_connect(world, OSError("no route"), times=10_000)
+        future = world.run(0, rpc.rpc_async, "worker1", double, args=(4,))
+        start = time.monotonic()
+        world[0].stop()
+        assert time.monotonic() - start < 2.0
+        with pytest.raises((WorkerLost, CallNotSent, RuntimeError)):
+            future.wait()

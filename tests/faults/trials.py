@@ -1,0 +1,196 @@
+"""One scenario under one fault plan, in a world of its own: everything right, or an error of ours, in time; and then rest."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from remora.agent import agent, dialling, peers, retries
+from remora.faults.deeds import DEEDS, Cut, Fault, Freeze, Kill, MessageFault, Pair, Partition, When, Which
+from remora.faults.injector import Message
+from remora.faults.plan import Plan
+from remora.rpc import gathering
+from remora.testing.world import World
+from remora.vocabulary.messages import REQUEST, MessageType
+from tests.faults import scenarios
+from tests.faults.scenarios import SCENARIOS, STEP, Story
+
+QUICK = {"heartbeat": 0.04, "suspect_after": 0.3, "reconnect_timeout": 0.4, "silence_limit": 8.0, "connect_timeout": 1.0}
+LIMIT = 12 * STEP  # a scenario has a dozen steps at most
+REST = 5.0
+
+
+@contextmanager
+def quick_time() -> Iterator[None]:
+    """What happens twice a second happens fifty times a second, and so on: the same stack, in less time."""
+    gc.collect()
+    gc.freeze()  # or the collector looks at all of torch each time
+    with (
+        mock.patch.object(agent, "TICK", 0.02),
+        mock.patch.object(peers, "GRACE", 0.03),
+        mock.patch.object(dialling, "LAST_TRY", 0.2),
+        mock.patch.object(gathering, "LOOK_AGAIN", 0.1),
+    ):
+        yield
+    gc.unfreeze()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was wrong, if anything, and what the plan did."""
+
+    scenario: str
+    plan: Plan
+    problems: tuple[str, ...]
+    seconds: float
+    faults: int
+    report: str
+
+    def __str__(self) -> str:
+        return f"{self.scenario} under: {self.plan}\n  " + "\n  ".join((*self.problems, *self.report.splitlines()))
+
+
+def _world(plan: Plan | str) -> World:
+    world = World(3, faults=plan, timeout=STEP, **QUICK)
+    for worker in world.workers:
+        worker.agent.retries.gaps = retries.gaps(first=0.02)
+    return world
+
+
+def survey(scenario: str) -> Counter[Message]:
+    """Every message that a scenario sends when nothing goes wrong, until all is at rest."""
+    with _world("") as world:
+        story = _play(world, scenario)
+        assert not story.problems(), story.problems()
+        failed = [got for name, (_, got) in story.outcomes.items() if isinstance(got, Exception) and name != "error"]
+        assert not failed, failed
+        story.outcomes.clear()
+        _let_go()
+        world.wait_until(lambda: not world.unrest())
+        return world.faults.messages()
+
+
+def try_out(scenario: str, plan: Plan | str, heal: bool = False) -> Verdict:
+    """Run a scenario under a plan, and look whether all is well afterwards; `heal`: when nothing goes wrong any more."""
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    started = time.monotonic()
+    with _world(plan) as world:
+        story = _play(world, scenario)
+        took = time.monotonic() - started
+        problems = story.problems(world.faults.course.killed)
+        if took > LIMIT:
+            problems.append(f"it took {took:.1f} s")
+        problems += [f"{key!r} ran {n} times" for key, n in scenarios.ran.items() if n > _allowed(key)]
+        story.outcomes.clear()
+        if heal:
+            world.faults.set("")
+        _let_go()
+        problems += _unrest(world)
+        report = world.faults.report()
+    problems += _stuck_threads()
+    return Verdict(scenario, plan, tuple(problems), time.monotonic() - started, len(report), str(report))
+
+
+def _play(world: World, scenario: str) -> Story:
+    scenarios.ran.clear()
+    scenarios.kept.clear()
+    story = Story()
+    SCENARIOS[scenario](world, story)
+    return story
+
+
+def _allowed(key: str) -> int:
+    return 2 if key.startswith("async") else 1  # (two calls share such a key)
+
+
+def _let_go() -> None:
+    scenarios.kept.clear()
+    gc.collect()
+
+
+def _unrest(world: World) -> list[str]:
+    end = time.monotonic() + REST
+    while unrest := world.unrest():
+        if time.monotonic() > end:
+            return [f"not at rest after {REST} s: {each}" for each in unrest]
+        time.sleep(0.002)
+        _let_go()  # what was asked for before somebody died may be done only now
+    return []
+
+
+def _stuck_threads() -> list[str]:
+    end = time.monotonic() + REST
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("remora-")]:
+        if time.monotonic() > end:
+            return [f"threads left behind: {left}"]
+        time.sleep(0.001)
+    return []
+
+
+def single_faults(messages: Counter[Message]) -> Iterator[str]:
+    """Every single fault at every one of these messages."""
+    for (sender, receiver, kind), n in sorted(messages.items()):
+        if kind == MessageType.GOODBYE:
+            continue
+        for i in range(1, n + 1):
+            there = f"{kind.name} {sender}->{receiver}"
+            deeds = ["drop", "duplicate", "reorder", "corrupt", *(["fail"] if kind & REQUEST else [])]
+            yield from (f"{deed} {there} #{i}" for deed in deeds)
+            yield f"delay {there} 30ms #{i}"
+            if sender != receiver:
+                yield from (f"cut {sender}-{receiver} after {i} {kind.name}{end}" for end in (" for 0ms", " for 100ms", ""))
+                yield from (f"kill {worker} after {i} {kind.name}" for worker in (sender, receiver))
+                yield f"freeze {receiver} after {i} {kind.name} for 100ms"
+    if any(kind == MessageType.GOODBYE for _, _, kind in messages):  # who is heard last is a matter of luck
+        yield from (f"{deed} GOODBYE * #{i}" for deed in ("drop", "duplicate", "reorder", "corrupt") for i in (1, 2))
+
+
+KINDS = [None, *(kind for kind in MessageType if kind not in (MessageType.VOID, MessageType.CANCEL))]
+NAMES = ["worker0", "worker1", "worker2"]
+
+
+def random_plan(seed: int) -> Plan:
+    """A few faults at random, the same for the same seed; workers are seldom killed."""
+    chance = random.Random(seed)
+    makers = [_random_message_fault] * 6 + [_random_cut] * 2 + [_random_freeze, _random_kill]
+    faults = [chance.choice(makers)(chance) for _ in range(chance.randint(1, 4))]
+    return Plan(tuple(faults), seed)
+
+
+def _random_message_fault(chance: random.Random) -> Fault:
+    deed = chance.choice(DEEDS)
+    kind = chance.choice(KINDS) if chance.random() < 0.5 else None
+    sender, receiver = chance.choice([*NAMES, "*"]), chance.choice([*NAMES, "*"])
+    seconds = chance.uniform(0.001, 0.05) if deed == "delay" else 0.0
+    which = chance.choice([Which(), Which("first", chance.randint(1, 4)), Which("nth", chance.randint(1, 6))])
+    likely = 1.0 if which != Which() else chance.uniform(0.02, 0.3)
+    return MessageFault(deed, kind, Pair(sender, receiver), which, likely, seconds)
+
+
+def _random_when(chance: random.Random) -> When:
+    return When(after=chance.randint(1, 20)) if chance.random() < 0.7 else When(at=chance.uniform(0.0, 0.1))
+
+
+def _random_cut(chance: random.Random) -> Fault:
+    link = Pair(*chance.sample(NAMES, 2), both=True)
+    lasting = None if chance.random() < 0.15 else chance.uniform(0.0, 0.15)
+    if chance.random() < 0.2:
+        lonely = chance.choice(NAMES)
+        rest = tuple(name for name in NAMES if name != lonely)
+        return Partition(((lonely,), rest), When(at=chance.uniform(0.0, 0.05)), lasting)
+    return Cut(link, _random_when(chance), lasting)
+
+
+def _random_freeze(chance: random.Random) -> Fault:
+    return Freeze(chance.choice(NAMES), _random_when(chance), chance.uniform(0.02, 0.2))
+
+
+def _random_kill(chance: random.Random) -> Fault:
+    return Kill(chance.choice(NAMES[1:]), _random_when(chance))

@@ -1,0 +1,200 @@
+"""Real processes under supervision: restarted by policy, signalled together, none left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from remora.supervision import Outcome, RestartPolicy, Supervisor
+
+QUICK = RestartPolicy(limit=3, delay=0.02)
+NEVER = RestartPolicy("never")
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-S", "-c", text]
+
+
+def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "not true in time"
+        time.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def note_life(path: str, code: int) -> None:
+    """Append which life this is, and end."""
+    with open(path, "a") as file:
+        file.write(os.environ["REMORA_RESTARTS"] + "\n")
+    sys.exit(code)
+
+
+def test_functions_and_commands_run_and_their_exit_codes_are_told(tmp_path: Path) -> None:
+    with Supervisor(NEVER, together=False) as supervisor:
+        supervisor.start("function", note_life, str(tmp_path / "lives"), 0)
+        supervisor.start("command", python("import sys; sys.exit(7)"))
+        supervisor.start("lambda", lambda: sys.exit(3))
+        supervisor.start("raises", lambda: 1 / 0)
+        supervisor.start("killed", python("import os; os.kill(os.getpid(), 9)"))
+        supervisor.start("told", python("import os, sys; sys.exit(int(os.environ['CODE']))"), env={"CODE": "5"})
+        found = supervisor.wait(timeout=20.0)
+    codes = {name: outcome.code for name, outcome in found.items()}
+    assert codes == {"function": 0, "command": 7, "lambda": 3, "raises": 1, "killed": -9, "told": 5}
+    assert {(outcome.restarts, outcome.ended) for outcome in found.values()} == {(0, False)}
+    assert (tmp_path / "lives").read_text() == "0\n"
+
+
+def test_a_crash_loop_hits_the_limit_with_growing_pauses(tmp_path: Path) -> None:
+    path = tmp_path / "times"
+    text = f"import time, sys; open({str(path)!r}, 'a').write(f'{{time.monotonic()}}\\n'); sys.exit(4)"
+    with Supervisor(RestartPolicy(limit=3, delay=0.1)) as supervisor:
+        supervisor.start("a", python(text))
+        assert supervisor.wait(timeout=20.0) == {"a": Outcome(4, 3)}
+    times = [float(line) for line in path.read_text().split()]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert len(gaps) == 3
+    assert all(gap >= least for gap, least in zip(gaps, (0.1, 0.2, 0.4), strict=True)), gaps
+
+
+def test_one_that_succeeds_in_its_third_life(tmp_path: Path) -> None:
+    text = "import os, sys; sys.exit(os.environ['REMORA_RESTARTS'] != '2')"
+    with Supervisor(QUICK) as supervisor:
+        supervisor.start("a", python(text))
+        assert supervisor.wait(timeout=20.0) == {"a": Outcome(0, 2)}
+
+
+def test_always_restarts_after_success_as_well() -> None:
+    with Supervisor(RestartPolicy("always", limit=2, delay=0.01)) as supervisor:
+        supervisor.start("a", python(""))
+        assert supervisor.wait(timeout=20.0) == {"a": Outcome(0, 2)}
+
+
+SLEEPER = "import time; time.sleep(60)"
+
+
+def test_one_that_fails_for_good_takes_the_others_with_it() -> None:
+    with Supervisor(NEVER) as supervisor:
+        supervisor.start("sleeper", python(SLEEPER))
+        supervisor.start("fails", python("import sys; sys.exit(2)"))
+        found = supervisor.wait(timeout=20.0)
+    assert found == {"sleeper": Outcome(-signal.SIGTERM, 0, ended=True), "fails": Outcome(2, 0)}
+
+
+def test_all_are_restarted_when_one_fails(tmp_path: Path) -> None:
+    """What a static group needs."""
+    path = str(tmp_path / "lives")
+    with Supervisor(QUICK, restart="all") as supervisor:
+        supervisor.start("note", python(f"import os; open({path!r}, 'a').write(os.environ['REMORA_RESTARTS']); {SLEEPER}"))
+        until(lambda: Path(path).exists() and Path(path).read_text() == "0")
+        supervisor.start("fails", python("import os, sys; sys.exit(9 if os.environ['REMORA_RESTARTS'] == '0' else 0)"))
+        with pytest.raises(TimeoutError, match="note"):
+            supervisor.wait(timeout=1.5)
+    assert Path(path).read_text() == "01"
+
+
+def test_leaving_the_block_ends_everything_that_was_started(tmp_path: Path) -> None:
+    """Also what a command started itself, and what does not want to end."""
+    path = tmp_path / "pids"
+    stubborn = (
+        "import signal, subprocess, sys, os, time; signal.signal(15, signal.SIG_IGN);"
+        f"child = subprocess.Popen([sys.executable, '-S', '-c', {SLEEPER!r}]);"
+        f"open({str(path)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n'); time.sleep(60)"
+    )
+    with Supervisor(NEVER, grace=0.3) as supervisor:
+        supervisor.start("stubborn", python(stubborn))
+        until(lambda: path.exists() and path.read_text().endswith("\n"))
+        pids = [int(text) for text in path.read_text().split()]
+        assert all(map(is_running, pids))
+        assert supervisor.pids() == {"stubborn": pids[0]}
+    assert not any(map(is_running, pids))
+
+
+def test_what_a_dead_process_left_behind_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    text = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-S', '-c', {SLEEPER!r}]);"
+    text += f"open({str(path)!r}, 'w').write(str(child.pid))"
+    with Supervisor(NEVER) as supervisor:
+        supervisor.start("parent", python(text))
+        supervisor.wait(timeout=10.0)
+        until(lambda: not is_running(int(path.read_text())))
+
+
+SUPERVISE = """
+import sys
+from remora.supervision import RestartPolicy, Supervisor
+with Supervisor(RestartPolicy("always"), grace=5.0) as supervisor:
+    for name in "ab":
+        supervisor.start(name, [sys.executable, "-S", "-c", sys.argv[1]])
+    print(*supervisor.pids().values(), flush=True)
+    supervisor.wait()
+"""
+
+
+def supervise(child: str) -> tuple[subprocess.Popen[str], list[int]]:
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISE, child], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, [int(text) for text in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_supervisor_reaches_its_processes_and_ends_it(number: signal.Signals, tmp_path: Path) -> None:
+    told = f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').write(str(n))"
+    child = "import os, signal, sys, time\n"
+    child += f"def end(n, f):\n    {told}\n    sys.exit(0)\n"
+    child += "for n in (1, 2, 15): signal.signal(n, end)\n"
+    child += f"open({str(tmp_path)!r} + f'/ready{{os.getpid()}}', 'w')\n{SLEEPER}"
+    process, pids = supervise(child)
+    with process:
+        until(lambda: all((tmp_path / f"ready{pid}").exists() for pid in pids))
+        process.send_signal(number)
+        assert process.wait(10.0) == -number
+    assert [(tmp_path / str(pid)).read_text() for pid in pids] == [str(int(number))] * 2
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_a_supervisor_that_is_killed_leaves_no_process_behind() -> None:
+    process, pids = supervise(SLEEPER)
+    with process:
+        assert all(map(is_running, pids))
+        process.kill()
+    until(lambda: not any(map(is_running, pids)))
+
+
+def test_it_works_on_any_thread() -> None:
+    found: list[object] = []
+
+    def work() -> None:
+        with Supervisor(NEVER) as supervisor:
+            supervisor.start("a", python(""))
+            found.append(supervisor.wait(timeout=10.0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(20.0)
+    assert found == [{"a": Outcome(0, 0)}]
+
+
+def test_names_are_unique_and_modes_known() -> None:
+    with pytest.raises(ValueError, match="restart must be"):
+        Supervisor(restart="some")  # type: ignore[arg-type]
+    with Supervisor(NEVER) as supervisor:
+        supervisor.start("a", python(""))
+        with pytest.raises(ValueError, match="already"):
+            supervisor.start("a", python(""))
