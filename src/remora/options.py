@@ -32,6 +32,7 @@ class Settings:
     reconnect_timeout: float = 4.0  # how long a peer's host may not answer before the peer is given up
     silence_limit: float = 30.0  # how long a peer may be silent, though its host answers, before it is given up
     faults: str | None = None  # what shall go wrong, in tests: see docs/testing.md (REMORA_FAULTS)
+    shared_memory: int = 1 << 30  # bytes to share with workers of the same host; 0: none (REMORA_SHARED_MEMORY)
     watch: int = 2  # how many workers each keeps an eye on even if it has nothing to say to them
 
     def __post_init__(self) -> None:
@@ -40,6 +41,8 @@ class Settings:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
         if isinstance(self.watch, bool) or not isinstance(self.watch, int) or self.watch < 0:
             raise ValueError(f"watch must be a number of workers, got {self.watch!r}")
+        if isinstance(self.shared_memory, bool) or not isinstance(self.shared_memory, int) or self.shared_memory < 0:
+            raise ValueError(f"shared_memory must be a number of bytes, got {self.shared_memory!r}")
         for name in self.transports or ():
             if name not in TRANSPORTS:
                 raise ValueError(f"unknown transport {name!r}: choose from {', '.join(TRANSPORTS)}")
@@ -51,6 +54,8 @@ class Settings:
         for name in ("host", "interface", "port", "faults"):
             if values[name] is None:
                 values[name] = env.get(f"REMORA_{name.upper()}") or None
+        if env.get("REMORA_SHARED_MEMORY"):
+            values["shared_memory"] = int(env["REMORA_SHARED_MEMORY"])
         if values["transports"] is None and env.get("REMORA_TRANSPORTS"):
             values["transports"] = [name.strip() for name in env["REMORA_TRANSPORTS"].split(",")]
         values["insecure"] = self.insecure or env.get("REMORA_INSECURE", "") not in ("", "0")

@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
+from remora.agent.bulk import credentials
 from remora.agent.crew import forget_thread
 from remora.agent.futures import teach_torch
 from remora.agent.introduction import Introduction
@@ -53,7 +54,9 @@ class Worker:
         try:
             introduction.secret, bind_host = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)
-            self.record = WorkerRecord(name, rank, introduction.incarnation, addresses.host_identity(), tuple(found))
+            self.record = WorkerRecord(
+                name, rank, introduction.incarnation, addresses.host_identity(), tuple(found), credentials()
+            )
             members = self._join()
             introduction.group = self.group.group_id
             introduction.home = Home(self.record.host, self.record.addresses)

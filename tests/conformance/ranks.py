@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 from typing import Any
 
+import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from tests.conformance.trial import die_with_parent
@@ -52,3 +53,22 @@ class ForkedRanks(MultiProcessTestCase):
             rank.join(_PATIENCE)
             rank.kill()
             rank.join()
+
+
+class AssembledRanks(ForkedRanks):
+    """For tests in which a rank that is done with `init_process_group` asks others to use the group by RPC.
+
+    They may not be done with it, and the test fails: rarely, and the more rarely the slower RPC is. So here nobody is done
+    before all have the group.
+    """
+
+    @classmethod
+    def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
+        init_process_group = dist.init_process_group
+
+        def init_together(*group_args: Any, **group_kwargs: Any) -> None:
+            init_process_group(*group_args, **group_kwargs)
+            dist.barrier()
+
+        dist.init_process_group = init_together
+        super()._run(rank, *args, **kwargs)

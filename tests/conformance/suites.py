@@ -17,12 +17,14 @@ _FAULTY = f"{_HOME}.rpc.faulty_rpc_agent_test_fixture:FaultyRpcAgentTestFixture"
 
 @dataclass(frozen=True)
 class Suite:
-    """One class of tests: its name, the module it is in, and the fixture that gives it an agent; which tests, if not all."""
+    """One class of tests: its name, the module it is in, the fixture that gives it an agent, which tests if not all, and
+    the class that starts its processes."""
 
     name: str
     module: str
     fixture: str = _TENSORPIPE
     only: tuple[str, ...] = ()
+    ranks: str = "ForkedRanks"
 
     def tests(self) -> list[UpstreamTest]:
         """Its tests; ImportError says what Remora lacks."""
@@ -45,9 +47,7 @@ class UpstreamTest:
 
     def case(self) -> unittest.TestCase:
         """Itself, ready to run. To be called in the process that runs it: a fixture may register a backend."""
-        from tests.conformance.ranks import ForkedRanks
-
-        bases = (self.suite.cls(), _find(self.suite.fixture), ForkedRanks)
+        bases = (self.suite.cls(), _find(self.suite.fixture), _find(f"tests.conformance.ranks:{self.suite.ranks}"))
         made: unittest.TestCase = type(self.suite.name, bases, {"__module__": __name__})(self.name)
         return made
 
@@ -71,7 +71,7 @@ SUITES = [
     Suite("DistOptimizerTest", f"{_HOME}.rpc.dist_optimizer_test"),
     Suite("RemoteModuleTest", f"{_HOME}.nn.api.remote_module_test"),
     Suite("ThreeWorkersRemoteModuleTest", f"{_HOME}.nn.api.remote_module_test"),
-    Suite("DdpUnderDistAutogradTest", f"{_HOME}.ddp_under_dist_autograd_test"),
+    Suite("DdpUnderDistAutogradTest", f"{_HOME}.ddp_under_dist_autograd_test", ranks="AssembledRanks"),
     Suite("DdpComparisonTest", f"{_HOME}.ddp_under_dist_autograd_test"),
     Suite("JitRpcTest", f"{_HOME}.rpc.jit.rpc_test"),
     Suite("JitDistAutogradTest", f"{_HOME}.rpc.jit.dist_autograd_test"),

@@ -157,6 +157,32 @@ def test_after_a_node_that_sends_on_to_what_waits_for_others(world: World) -> No
         assert_close(gradient(world, 0, context_id, x), 2 * factor.detach() + (2 * x.detach() + 5) * slope)
 
 
+class Once(torch.autograd.Function):
+    """Gives no gradient for its second input, and counts how often it was asked."""
+
+    asked = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        Once.asked += 1
+        return gradient, None
+
+
+def test_a_function_runs_once_though_it_gives_nothing_to_what_waits_for_others(world: World) -> None:
+    x, y = leaf(0), leaf(1)
+    Once.asked = 0
+    middle = y * 2
+    with autograd.context() as context_id:
+        elsewhere = rpc.rpc_sync("worker1", torch.mul, args=(middle, 5.0))
+        autograd.backward(context_id, [(Once.apply(x, middle) + elsewhere).sum()])
+        assert Once.asked == 1
+        assert (gradient(world, 0, context_id, y) == 10).all()
+
+
 def my_layer() -> nn.Linear:
     def make() -> nn.Linear:
         layer = nn.Linear(3, 3, dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import pickle
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.nn.api.remote_module
 from torch import Tensor, nn
 
 from remora import autograd, rpc
@@ -53,6 +55,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:Depre
 
 
 # Calling.
+
+
+@pytest.mark.parametrize(
+    "method", ["__init__", "remote_parameters", "get_module_rref", "init_from_module_rref", "train", "eval"]
+)
+def test_it_is_used_like_that_of_torch(method: str) -> None:
+    ours, theirs = (
+        [(each.name, each.default) for each in inspect.signature(getattr(cls, method)).parameters.values()]
+        for cls in (_RemoteModule, torch.distributed.nn.api.remote_module._RemoteModule)
+    )
+    assert ours == theirs
 
 
 def test_it_is_called_in_every_way_a_module_is(world: World) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.optim
 from torch import optim
 from torch.optim import lr_scheduler
 
@@ -218,7 +222,16 @@ def test_the_state_of_other_groups_is_refused(world: World) -> None:
         DistributedOptimizer(optim.SGD, rrefs, lr=0.1).load_state_dict(state)
 
 
-# How the calls are made.
+# How it is called, and calls.
+
+
+@pytest.mark.parametrize("method", ["__init__", "step"])
+def test_it_is_used_like_that_of_torch(method: str) -> None:
+    ours, theirs = (
+        [(each.name, each.kind, each.default) for each in inspect.signature(getattr(cls, method)).parameters.values()]
+        for cls in (DistributedOptimizer, torch.distributed.optim.DistributedOptimizer)
+    )
+    assert ours == theirs
 
 
 def test_all_owners_step_at_the_same_time(world: World) -> None:
@@ -255,7 +268,7 @@ def test_an_optimizer_that_cannot_be_made_says_where_and_why(world: World) -> No
     with pytest.raises(KeyError, match="no such thing") as caught:
         DistributedOptimizer(Unbuildable, parameters_on("worker2"))
     assert isinstance(caught.value, RemoteError)
-    assert caught.value.__notes__ == ["making it: Unbuildable of 1 parameters on worker2"]
+    assert caught.value.__notes__ == ["making it: Unbuildable for 1 parameter(s) on worker2"]
 
 
 def test_a_step_that_fails_says_where_and_why(world: World) -> None:
@@ -264,8 +277,22 @@ def test_a_step_that_fails_says_where_and_why(world: World) -> None:
     with pytest.raises(ValueError, match="out of order on worker1") as caught:
         step_once(optimizer, rrefs)
     ours, others = caught.value.__notes__
-    assert ours == "step: Broken of 2 parameters on worker1"
+    assert ours == "step: Broken for 2 parameter(s) on worker1"
     assert others.startswith("worker2 failed, too: ValueError")
+
+
+def test_an_error_keeps_nothing_alive(world: World) -> None:
+    rrefs = parameters_on("worker1", "worker2")
+    optimizer = DistributedOptimizer(Broken, rrefs)
+    with pytest.raises(ValueError) as caught:
+        step_once(optimizer, rrefs)
+    error = weakref.ref(caught.value)
+    gc.disable()
+    try:
+        del caught
+        assert error() is None
+    finally:
+        gc.enable()
 
 
 def test_after_a_failed_step_the_next_one_tells_the_options_again(world: World) -> None:
@@ -297,7 +324,7 @@ def test_a_dead_owner_is_an_error_that_names_it(world: World) -> None:
         world.kill(2)
         with pytest.raises(CallError) as caught:
             optimizer.step(context_id)
-    assert any("SGD of 1 parameters on worker2" in note for note in caught.value.__notes__)
+    assert any("SGD for 1 parameter(s) on worker2" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize(

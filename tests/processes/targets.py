@@ -123,3 +123,14 @@ def join_dynamic(name: str, rank: int, init_method: str, **settings: Any) -> Non
 
 def leave(graceful: bool = True) -> None:
     rpc.shutdown(graceful=graceful)
+
+
+def freeze(workers: Any, rank: int) -> None:
+    """SIGSTOP, and wait until it has arrived: until then the process may still answer a call."""
+    workers.stop(rank)
+    wait_until(lambda: _state(workers.pid(rank)) == "T")
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0]

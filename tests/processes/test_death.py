@@ -232,7 +232,7 @@ def test_a_chain_of_calls_breaks_where_a_worker_died() -> None:
 def test_a_stopped_worker_is_waited_for_and_nothing_is_lost_or_repeated() -> None:
     with Workers(2) as workers:
         workers.run(0, targets.call, "worker1", targets.double, 1)
-        workers.stop(1)
+        targets.freeze(workers, 1)
         pending = workers.start(0, count_up, "worker1", 2000)
         targets.wait_until(lambda: "all sent" in workers.output(0))
         time.sleep(2.0)
@@ -252,7 +252,7 @@ def test_a_worker_that_stays_silent_is_given_up() -> None:
     options = {"heartbeat": 0.2, "silence_limit": 1.5}
     with Workers(3, options=options) as workers:
         assert workers.run(0, targets.call, "worker1", targets.double, 1) == 2
-        workers.stop(1)
+        targets.freeze(workers, 1)
         stopped = time.monotonic()
         _, kind, words = workers.run(0, targets.timed_call, "worker1", targets.double, 1, timeout=20.0)
         assert 1.0 < time.monotonic() - stopped < 5.0
@@ -301,7 +301,7 @@ def call_twice_in_vain(to: str) -> list[tuple[float, str]]:
 def test_deadlines_hold_while_the_first_connection_is_being_made(transport: str) -> None:
     """The callee is stopped before anybody has ever talked to it: its kernel takes the connection, and nobody answers."""
     with Workers(2, options={"transports": [transport]}) as workers:
-        workers.stop(1)
+        targets.freeze(workers, 1)
         found = workers.run(0, call_twice_in_vain, "worker1")
         assert all(0.3 < seconds < 1.5 for seconds, _ in found), found
         assert {kind for _, kind in found} <= {"CallTimeout", "CallNotSent"}

@@ -146,7 +146,7 @@ def test_a_frozen_and_a_busy_worker_are_suspected_and_then_well(transport: str) 
         for name in ("worker1", "worker2"):
             assert workers.run(3, targets.call, name, targets.double, 2) == 4
         workers.run_all(witness.listen)
-        workers.stop(1)
+        targets.freeze(workers, 1)
         began = time.monotonic()
         sending = workers.start(0, count_up, "worker1", 30, 1_000_000)  # more than its kernel has room for
         busy = workers.start(2, hold_the_interpreter, 6.0)
@@ -171,7 +171,7 @@ def test_a_silent_worker_is_given_up_after_a_limit_of_its_own() -> None:
     with Workers(2, options={"heartbeat": 0.2, "suspect_after": 0.6, "silence_limit": 2.5}) as workers:
         assert workers.run(0, targets.call, "worker1", targets.double, 1) == 2
         workers.run(0, witness.listen)
-        workers.stop(1)
+        targets.freeze(workers, 1)
         stopped = time.monotonic()
         assert witness.wait_for(workers, 0, "Suspected", "worker1") - stopped < 1.7
         assert 2.0 < witness.wait_for(workers, 0, "Died", "worker1") - stopped < 4.0
@@ -181,7 +181,7 @@ def test_a_silent_worker_is_given_up_after_a_limit_of_its_own() -> None:
 def test_one_that_is_frozen_before_anybody_talked_to_it_is_suspected_too() -> None:
     with Workers(2, options={"suspect_after": 1.0, "watch": 0}) as workers:
         workers.run(0, witness.listen)
-        workers.stop(1)
+        targets.freeze(workers, 1)
         waiting = workers.start(0, targets.timed_call, "worker1", targets.double, 2, timeout=8.0)
         time.sleep(1.8)
         workers.cont(1)

@@ -287,7 +287,7 @@ def read_list_at_once(n: int) -> list[list[str]]:
 
 
 def test_leaving_does_not_wait_for_a_frozen_worker(trio: Workers) -> None:
-    trio.stop(1)
+    targets.freeze(trio, 1)
     witness.wait_for(trio, 0, "Suspected", "worker1")
     start = time.monotonic()
     trio.run(0, targets.leave)

@@ -6,7 +6,7 @@ import pytest
 
 from remora.errors import ProtocolError
 from remora.vocabulary.ids import GloballyUniqueId
-from remora.wire.identities import pack_ids, unpack_ids
+from remora.wire.identities import pack_id, pack_ids, unpack_id, unpack_ids
 
 LARGEST = GloballyUniqueId(2**15 - 1, 2**64 - 1)
 
@@ -18,6 +18,13 @@ def test_ids_come_back(ids: list[GloballyUniqueId]) -> None:
     for form in (data, bytearray(data), memoryview(data)):
         assert unpack_ids(form) == ids
     assert all(type(each) is GloballyUniqueId for each in unpack_ids(data))
+
+
+def test_one_id_comes_back() -> None:
+    assert unpack_id(pack_id(LARGEST)) == LARGEST
+    assert pack_id(LARGEST) == pack_ids(LARGEST)
+    with pytest.raises(ProtocolError, match="32 bytes"):
+        unpack_id(pack_ids(LARGEST, LARGEST))
 
 
 def test_other_bytes_are_refused() -> None:

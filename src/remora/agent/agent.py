@@ -275,6 +275,7 @@ class Agent:
         for sock in (*self.door.descriptors(), *self.peers.descriptors()):
             sock.close()
         self.poller.abandon()
+        self.peers.bulk.lender.abandon()
 
     def kill(self) -> None:
         """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
@@ -287,6 +288,7 @@ class Agent:
         self.coroutines.stop()
         self.timers.stop()
         self.crew.stop(0.5)
+        self.peers.bulk.lender.close()
 
     def _end_faults(self) -> None:
         if self.faults is not None:
@@ -304,5 +306,6 @@ class Agent:
         self.coroutines.stop()
         self.timers.stop()
         stuck = self.crew.stop(patience)
+        self.peers.bulk.lender.close()
         if stuck:
             log.warning("%s stopped while %d of its functions are still running", self.me, stuck)

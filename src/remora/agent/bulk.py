@@ -30,6 +30,12 @@ def credentials() -> dict[str, object]:
     return {"memory": shm.identity(), "process": os.getpid()}
 
 
+def lent_bytes(body: bytes | bytearray) -> int:
+    """How much memory a message has lent, by its body."""
+    start = len(body) - _LENGTH.size - _LENGTH.unpack_from(body, len(body) - _LENGTH.size)[0]
+    return shm.size_of(body, start)
+
+
 class Sharing:
     """What two workers share: the segments we lend one, and those it lends us."""
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from remora.agent.bulk import lent_bytes
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
 from remora.agent.injection import interposed
@@ -27,12 +28,12 @@ from remora.errors import CallNotSent, ProtocolError
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
-from remora.wire.frames import FAILED, HEADER, REFERENCES, Damaged, Frame
+from remora.wire.frames import FAILED, HEADER, REFERENCES, SHARED, Damaged, Frame
 
 log = logging.getLogger("remora")
 
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
-VOID = int(MessageType.VOID)
+VOID, GIVE_BACK = int(MessageType.VOID), int(MessageType.GIVE_BACK)
 DAMAGE_LIMIT = 8
 
 
@@ -168,8 +169,11 @@ class Channel(Sending):
                 elif frame.kind == PONG:
                     self.pacing.answered()
                 continue
-            if not session.accept(frame.number, frame.size):
+            shared = frame.flags & SHARED
+            if not session.accept(frame.number, frame.size + lent_bytes(frame.body) if shared else frame.size):
                 continue
+            if shared:
+                self._borrow(frame)
             if frame.flags & REFERENCES:
                 self._arrive(frame)
             if frame.kind & RESPONSE:
@@ -196,6 +200,12 @@ class Channel(Sending):
             self._crew.serve_quickly(self._acknowledge)
         if requests:
             self.pacing.took(requests)
+
+    def _borrow(self, frame: Frame) -> None:
+        """Give a message the shared memory it refers to. If we cannot have it, its sender should not try again."""
+        if self.sharing is None or not self.sharing.borrow(frame):
+            frame.buffers = None
+            self._crew.serve_quickly(partial(self.send, GIVE_BACK, 0, b""))
 
     def _arrive(self, frame: Frame) -> None:
         """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits

@@ -162,14 +162,14 @@ class Request:
             return
         self._send(kind, packed, flags)
 
-    def acknowledge(self, kind: int, then: Callable[[], None] | None = None) -> None:
+    def acknowledge(self, kind: int, then: Callable[..., None] | None = None, *args: object) -> None:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
-        may be what `then` sends, or in a moment."""
+        may be what `then(*args)` sends, or in a moment."""
         self._answered = True
         self.channel.put_aside(kind, self.frame.call, _NOTHING.body)
         try:
             if then is not None:
-                then()
+                then(*args)
         finally:
             if self.frame.timeout and self.frame.timeout < HURRY:
                 self.channel.flush()

@@ -1,4 +1,4 @@
-"""Where a fault plan meets a worker: its links are led through the plan, its dials and its calls ask it. No plan: nothing."""
+"""Where a fault plan meets a worker: its links are led through the plan, its dials and calls ask it. No plan: nothing."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import secrets
 import threading
 from typing import Any, Literal, Protocol
 
+from remora.agent.bulk import Sharing
 from remora.agent.channel import Channel
+from remora.agent.dispatch import Dispatch
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire.frames import Frame
@@ -21,8 +23,9 @@ State = Literal["alive", "left", "dead"]
 class Keeper(Protocol):
     """Who is told what happens on a peer's channels (`agent.peers`)."""
 
+    dispatch: Dispatch
+
     def arrive(self, peer: Peer, frame: Frame) -> Any: ...
-    def request(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
     def word(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None: ...
     def connect(self, peer: Peer) -> None: ...
@@ -48,7 +51,9 @@ class Peer:
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.lock = threading.Lock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
+        self.sharing: Sharing | None = None  # memory that it and we share
         self._keeper = keeper
+        self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
         self.incoming: Channel | None = None
 
@@ -66,6 +71,12 @@ class Peer:
         """The one or two that there are."""
         return [self.outgoing] if self.incoming is None else [self.outgoing, self.incoming]
 
+    def give_back(self) -> None:
+        """Return the shared memory that we do not use any more."""
+        for channel in self.channels():
+            if channel.link is not None:
+                channel.give_back()
+
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.condition}>"
 
@@ -77,7 +88,7 @@ class Peer:
 
     def request(self, channel: Channel, frame: Frame) -> None:
         """It asks for something."""
-        self._keeper.request(self, channel, frame)
+        self._dispatch.request(self, channel, frame)
 
     def word(self, channel: Channel, frame: Frame) -> None:
         """It says something that wants no answer."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from remora.agent.bulk import Bulk
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.crew import Crew
@@ -59,12 +60,13 @@ class Peers(Roll):
         self._crew = crew
         self._poller = poller
         self._timers = timers
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._settings = settings
         self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
         self.me: Peer  # this worker as its own peer
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
+        self.bulk = Bulk(settings.shared_memory)
         self.vigil = Vigil(self, crew, settings)
         self._dialling = Dialling(self, introduction, settings, timers)
 
@@ -81,7 +83,11 @@ class Peers(Roll):
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
         """One direction of talking with a peer."""
-        return Channel(peer.name, session_id, dialled, peer, self._crew, self._poller)
+        channel = Channel(peer.name, session_id, dialled, peer, self._crew, self._poller)
+        if peer.sharing is None:
+            peer.sharing = self.bulk.with_peer(peer.key, peer.name, peer.record.extra)
+        channel.sharing = peer.sharing
+        return channel
 
     def add_unless_known(self, record: WorkerRecord) -> None:
         """Know a worker that somebody mentions; what we know of its name already is not changed by hearsay."""
@@ -96,14 +102,12 @@ class Peers(Roll):
             raise ProtocolError(f"{peer.name} sent references to a worker that keeps none")
         return self.arrivals(peer, frame)
 
-    def request(self, peer: Peer, channel: Channel, frame: Frame) -> None:
-        """A peer asks for something."""
-        self._dispatch.request(peer, channel, frame)
-
     def word(self, peer: Peer, channel: Channel, frame: Frame) -> None:
         """A peer says something that wants no answer."""
         if frame.kind == MessageType.CANCEL:
-            self._dispatch.cancel(channel, frame.call)
+            self.dispatch.cancel(channel, frame.call)
+        elif frame.kind == MessageType.GIVE_BACK and peer.sharing is not None:
+            peer.sharing.take_back(frame.body)
         elif frame.kind == MessageType.GOODBYE:
             # It says so on both channels. Only on the one we dialled do its last replies come before.
             peer.leaving = True
@@ -146,7 +150,7 @@ class Peers(Roll):
         away = time.monotonic() - channel.lost_at
         if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
-            self._dispatch.forget(channel)
+            self.dispatch.forget(channel)
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._timers.at(time.monotonic() + seconds, lambda: self._crew.serve(action))
@@ -224,7 +228,7 @@ class Peers(Roll):
             news = not peer.gone and not peer.doubt
             peer.doubt, peer.doubted_at = reason, time.monotonic()
         if news:
-            log.info("%s suspects %s: %s", self._dispatch.me, peer.info, reason)
+            log.info("%s suspects %s: %s", self.dispatch.me, peer.info, reason)
             self.news.publish(Suspected(peer.info, reason))
 
     def trust(self, peer: Peer) -> None:
@@ -243,12 +247,14 @@ class Peers(Roll):
             peer.reason = reason
         self.bury(peer)
         if state == "dead":
-            log.warning("%s lost %s: %s", self._dispatch.me, peer.info, reason)
+            log.warning("%s lost %s: %s", self.dispatch.me, peer.info, reason)
         peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
         peer.outgoing.close()
         if peer.incoming is not None:
             peer.incoming.close()
-            self._dispatch.forget(peer.incoming)
+            self.dispatch.forget(peer.incoming)
+        if peer.sharing is not None:
+            peer.sharing.forget()
         for obituary in list(self.obituaries):
             obituary(peer)
         peer.ended.set()
@@ -267,6 +273,11 @@ class Peers(Roll):
     def tick(self, now: float) -> None:
         """Called about twice a second."""
         self.vigil.tick(now)
+        peers = self.all()
+        self.bulk.tick(now, [peer.sharing for peer in peers if peer.sharing is not None])
+        for peer in peers:
+            if peer.sharing is not None and peer.sharing.unused:
+                self._crew.serve_quickly(peer.give_back)
 
     def due(self, before: float) -> Iterable[tuple[Channel, Call]]:
         """Asynchronous calls whose deadline comes before the given time."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from remora.agent.bulk import SHARED_FROM, Sharing, lent_bytes
 from remora.agent.calls import Call
 from remora.agent.pacing import Pacing
 from remora.errors import CallNotSent
@@ -21,10 +22,10 @@ from remora.protocol.session import Session
 from remora.transport.stream import Part, StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire import memory
-from remora.wire.frames import HEADER, lengths
+from remora.wire.frames import HEADER, SHARED, lengths
 from remora.wire.packed import Packed
 
-PING = int(MessageType.PING)
+PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 LAZY_LIMIT = 1 << 17
@@ -59,6 +60,8 @@ class Sending(ABC):
         self.peer = peer
         self.session: Session[Kept] = Session()
         self.link: StreamLink | None = None  # what carries the session now
+        self.sharing: Sharing | None = None  # memory that the peer and we share
+        self._lent: deque[tuple[int, int]] = deque()  # messages with shared memory: number, bytes
         self.pacing = Pacing(self)  # of the requests that come in
         self.closed = False
         self._writing = threading.Lock()
@@ -158,9 +161,21 @@ class Sending(ABC):
     # What pacing asks for.
 
     def unsent_bytes(self) -> int:
-        """How much waits to be written; without a link, or to be heard."""
+        """How much waits to be written; without a link, or in shared memory, to be heard."""
         link = self.link
+        if self._lent and link is not None:
+            return self._lazy_bytes + link.outbox_bytes + self._lent_bytes()
         return self._lazy_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
+
+    def _lent_bytes(self) -> int:
+        """How much we have lent with messages that the peer has not read."""
+        lent, acked = self._lent, self.session.acked
+        while lent and lent[0][0] <= acked:
+            try:
+                lent.popleft()
+            except IndexError:
+                break  # somebody else does the same
+        return sum(size for _, size in list(lent))
 
     def ask_to_read(self) -> None:
         """Have the peer show that it reads: `Pacing.answered` is called then."""
@@ -176,6 +191,9 @@ class Sending(ABC):
         if self._unhurried_at:
             self._followed = time.monotonic() - self._unhurried_at < NO_TIME
             self._unhurried_at = 0.0
+        if self.sharing is not None and self.sharing.unused:
+            returns = self.sharing.returns()
+            lazy.append((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))
         batch: list[bytes] = []
         while self._words:
             batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, ack, 0.0))
@@ -184,7 +202,11 @@ class Sending(ABC):
             kind, flags, call, timeout, count, length, rest = lazy.popleft()
             number = session.number()
             data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
-            session.keep(number, len(data), data)
+            kept = len(data)
+            if flags & SHARED:
+                kept += lent_bytes(rest)
+                self._lent.append((number, kept))
+            session.keep(number, kept, data)
             batch.append(data)
             size += len(data)
         self._lazy_bytes = max(self._lazy_bytes - size, 0) if lazy else 0
@@ -192,6 +214,12 @@ class Sending(ABC):
             self._put(batch)
         elif batch:
             self._put((b"".join(batch),))
+
+    def give_back(self) -> None:
+        """Have shared memory that is not used any more go back to its owner, if it has not gone along with something."""
+        if self.sharing is not None and self.sharing.unused:
+            returns = self.sharing.returns()
+            self.send(GIVE_BACK, 0, returns)
 
     def say(self, kind: int) -> None:
         """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. Does not block."""
@@ -212,8 +240,14 @@ class Sending(ABC):
         if not packed.buffers:
             self.send(kind, number, packed.body, flags, timeout)
             return
+        size = sum(map(len, packed.buffers))
+        if size >= SHARED_FROM and self.sharing is not None:
+            lent = self.sharing.lend(packed)
+            if lent is not None:
+                self.send(kind, number, lent, flags | SHARED, timeout)
+                return
         body = packed.body + lengths(packed.buffers)
-        size = len(body) + sum(map(len, packed.buffers))
+        size += len(body)
         link = self.link
         if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
             self._postpone(kind, flags, number, timeout, body, packed)

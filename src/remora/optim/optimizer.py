@@ -52,9 +52,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self.remote_optimizers: list[RRef[LocalOptimizer]] = [local for local, _, _ in made]
         _, self.defaults, complete = made[0]
-        self._told: list[Options] | None = None  # what all owners know of our options
         self._adopt(complete)
-        self._told = copy.deepcopy(complete)
+        self._told: list[Options] | None = copy.deepcopy(complete)  # what all owners know of our options, if we know
 
     def step(self, context_id: int) -> None:  # type: ignore[override]
         """Have every owner update its parameters with the gradients that the context has collected there.
@@ -118,14 +117,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         done = _attempt(rpc.rpc_sync, last[0].owner, function, last[1])
         outcomes = [each if isinstance(each, _Failed) else _attempt(each.wait) for each in begun] + [done]
         failed = [(share, each) for share, each in zip(self._shares, outcomes, strict=True) if isinstance(each, _Failed)]
-        if failed:
+        if not failed:
+            return outcomes
+        try:
             raise self._explained(doing, failed)
-        return outcomes
+        finally:
+            del begun, done, outcomes, failed  # or the error would keep itself, and all that it saw, through this frame
 
     def _explained(self, doing: str, failed: Sequence[tuple[Share, _Failed]]) -> Exception:
         """The first error, with a note that says whose it is and what else went wrong."""
         (share, first), *others = failed
-        first.error.add_note(f"{doing}: {self._name} of {len(share.positions)} parameters on {share.owner.name}")
+        first.error.add_note(f"{doing}: {self._name} for {len(share.positions)} parameter(s) on {share.owner.name}")
         for share, other in others:
             first.error.add_note(f"{share.owner.name} failed, too: {other.error!r}")
         return first.error

@@ -15,7 +15,7 @@ from remora.rref.values import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import MessageType
-from remora.wire.identities import pack_ids
+from remora.wire.identities import pack_id
 from remora.wire.packed import Packed
 from remora.wire.scopes import PackScope
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remora.rref.references import References
 
 T = TypeVar("T")
+FETCH_CALL, SCRIPT_FETCH_CALL = int(MessageType.PYTHON_RREF_FETCH_CALL), int(MessageType.SCRIPT_RREF_FETCH_CALL)
 
 current_references: Callable[[], References] | None = None  # set by the layer above: whose RRef(value) is made here
 
@@ -122,7 +123,8 @@ class RRef(Generic[T]):
         agent = self._references.agent
         try:
             packed, flags = self._fetch()
-            return cast(T, agent.call(self._owner, self._fetch_kind(), packed, flags, timeout, "to_here()"))
+            value: T = agent.call(self._owner, self._fetch_kind(), packed, flags, timeout, "to_here()")
+            return value
         except (WorkerLost, CallNotSent) as error:
             raise self._translated(error) from None
 
@@ -155,11 +157,11 @@ class RRef(Generic[T]):
     def _fetch(self) -> tuple[Packed, int]:
         recording = current_recording.get()
         if recording is None:
-            return Packed(pack_ids(self._rref_id), [], [], []), 0
+            return Packed(pack_id(self._rref_id), [], [], []), 0
         return pack_recorded(self._rref_id, PackScope(self._owner, ordered=True), recording)
 
     def _fetch_kind(self) -> int:
-        return int(MessageType.SCRIPT_RREF_FETCH_CALL if self._script else MessageType.PYTHON_RREF_FETCH_CALL)
+        return SCRIPT_FETCH_CALL if self._script else FETCH_CALL
 
     def _check_usable(self, doing: str) -> None:
         """Raise the reason for which this reference does not work."""

@@ -30,7 +30,7 @@ from remora.vocabulary.ids import GloballyUniqueId
 from remora.vocabulary.messages import MessageType
 from remora.wire import preamble
 from remora.wire.frames import RECORDED, Frame
-from remora.wire.identities import unpack_ids
+from remora.wire.identities import unpack_id, unpack_ids
 from remora.wire.pickling import register_reducer
 from remora.wire.scopes import PackScope, current_unpack_scope
 
@@ -41,6 +41,7 @@ ForkData = tuple[
 NOBODY = -1
 RREF_ACK = int(MessageType.RREF_ACK)
 REMOTE_RET = int(MessageType.REMOTE_RET)
+FETCH_RET, SCRIPT_FETCH_RET = int(MessageType.PYTHON_RREF_FETCH_RET), int(MessageType.SCRIPT_RREF_FETCH_RET)
 
 
 class Arrival:
@@ -70,8 +71,8 @@ class References:
         self.execution: Execution = agent.execution
         agent.peers.arrivals = self.arrive
         on = agent.dispatch.on
-        on(MessageType.PYTHON_REMOTE_CALL, lambda request: self._make(request, self.execution.run_function))
-        on(MessageType.SCRIPT_REMOTE_CALL, lambda request: self._make(request, self.execution.run_script))
+        on(MessageType.PYTHON_REMOTE_CALL, partial(self._make, self.execution.run_function))
+        on(MessageType.SCRIPT_REMOTE_CALL, partial(self._make, self.execution.run_script))
         on(MessageType.PYTHON_RREF_FETCH_CALL, self._fetch, inline=True)  # a goodbye behind it must not come first
         on(MessageType.SCRIPT_RREF_FETCH_CALL, self._fetch, inline=True)
         on(MessageType.RREF_FORK_REQUEST, self._fork_request, inline=True)
@@ -169,15 +170,14 @@ class References:
 
     # Answering.
 
-    def _make(self, request: Request, run: Callable[..., None]) -> None:
+    def _make(self, run: Callable[..., None], request: Request) -> None:
         """Run the function whose result becomes a value here; answer when it is there."""
-        arrival = cast(Arrival, request.frame.arrival)
+        arrival: Arrival = request.frame.arrival
         value = arrival.created
         assert value is not None
 
         def finish(result: object, error: BaseException | None) -> None:
-            settle = partial(value.set, result) if error is None else partial(value.fail, error)
-            request.acknowledge(REMOTE_RET, settle)  # whoever waits for the value is often the caller
+            request.acknowledge(REMOTE_RET, value.settle, result, error)  # who waits for the value is often the caller
 
         try:
             target = request.unpack()
@@ -187,13 +187,12 @@ class References:
         run(request, target, finish)
 
     def _fetch(self, request: Request) -> None:
-        recorded = request.frame.flags & RECORDED
-        rref = cast(RRefId, request.unpack()) if recorded else unpack_ids(request.frame.body)[0]
+        frame = request.frame
+        rref = cast(RRefId, request.unpack()) if frame.flags & RECORDED else unpack_id(frame.body)
         value = self.table.find(rref)
         if value is None:
             raise RemoraError(f"{rref} is not known to its owner {self.me.info}")
-        kind = int(MessageType.SCRIPT_RREF_FETCH_RET if value.script else MessageType.PYTHON_RREF_FETCH_RET)
-
+        kind = SCRIPT_FETCH_RET if value.script else FETCH_RET
         if not value.watch(partial(self._answer, request, kind, value)):
             self.agent.crew.serve_quickly(value.tell)  # not here: to pack it may run code of the program
 
@@ -216,8 +215,7 @@ class References:
         request.acknowledge(RREF_ACK)
 
     def _child_accept(self, request: Request) -> None:
-        (child,) = unpack_ids(request.frame.body)
-        self.table.accepted(child)
+        self.table.accepted(unpack_id(request.frame.body))
         request.acknowledge(RREF_ACK)
 
     # Asking.

@@ -36,7 +36,7 @@ from remora.vocabulary.effects import (
 )
 from remora.vocabulary.ids import GloballyUniqueId
 from remora.vocabulary.messages import MessageType
-from remora.wire.identities import pack_ids
+from remora.wire.identities import pack_id, pack_ids
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack
 
@@ -85,14 +85,15 @@ class Table:
 
     def find(self, rref: RRefId) -> Value | None:
         """A value that is counted here."""
-        with self._lock:
-            return self.values.get(rref)
+        return self.values.get(rref)  # (one look needs no lock)
 
     def create(self, rref: RRefId, fork: ForkId, creator: Worker, script: bool) -> Value:
         """A call arrived that makes a value. It may have been asked for before."""
         with self._lock:
             self.owner.create(rref, fork, creator)
-            value = self.values.setdefault(rref, Value(rref, script=script))
+            value = self.values.get(rref)
+            if value is None:
+                value = self.values[rref] = Value(rref)
             value.script = script
         return value
 
@@ -311,7 +312,7 @@ class Table:
                 case AskOwner(owner, rref, fork):
                     self._ask_owner(owner, rref, fork)
                 case TellParent(parent, fork):
-                    self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_ids(fork))
+                    self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_id(fork))
                 case Goodbye(owner, rref, fork):
                     goodbyes.setdefault(owner, []).extend((rref, fork))
                 case Free(rref):
@@ -369,7 +370,7 @@ class Table:
 
     def tell_accepted(self, parent: Worker, child: ForkId) -> None:
         """On the owner: a reference came home, its parent need not wait for it."""
-        self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_ids(child))
+        self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_id(child))
 
     def tell_heard(self, owner: Worker, lost: Worker) -> None:
         """An owner wants to know when we know of a loss. We do, and said all we had to say before."""

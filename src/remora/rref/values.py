@@ -29,21 +29,19 @@ class Value:
         self.ready = value is not _UNSET  # there is a value, or an error
         self._watchers: list[Callable[[], None]] = []
 
-    def set(self, value: Any) -> None:
-        """The value is made. A second setting is ignored: the first stays."""
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """The value is made, or it could not be. A second settling is ignored: the first stays."""
         if not self.ready:
-            self._value = value
-            self._finish()
+            if error is None:
+                self._value = value
+            else:
+                self.error = error
+            self.ready = True
+            self.tell()
 
     def fail(self, error: BaseException) -> None:
         """It could not be made."""
-        if not self.ready:
-            self.error = error
-            self._finish()
-
-    def _finish(self) -> None:
-        self.ready = True
-        self.tell()
+        self.settle(None, error)
 
     def tell(self) -> None:
         """Call whoever waits: there is a value or an error."""

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -31,6 +32,15 @@ _ALIGNED = 64
 _STAMP = struct.Struct("<Q")  # at the beginning of a segment: its number
 _REFERENCE = struct.Struct("<QIQI")  # number, descriptor, size, how many places
 _PLACE = struct.Struct("<QQ")
+
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+_munmap = _libc.munmap
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
@@ -86,6 +96,18 @@ class Segment:
         os.close(self.descriptor)
 
 
+def _rounded(size: int) -> int:
+    """A size that messages of about the same size have in common: at most an eighth more."""
+    step = max(1 << max(size.bit_length() - 4, 0), SMALLEST)
+    return -(-size // step) * step
+
+
+def size_of(message: bytes | bytearray, at: int) -> int:
+    """The size of the segment that a reference in a message is to."""
+    size: int = _REFERENCE.unpack_from(message, at)[2]
+    return size
+
+
 def room_for(buffers: Iterable[memoryview]) -> int:
     """The size that a segment needs to take these."""
     return _ALIGNED + sum(-(-buffer.nbytes // _ALIGNED) * _ALIGNED for buffer in buffers)
@@ -109,7 +131,7 @@ class Lender:
             if segment is not None:
                 self._free.remove(segment)
             else:
-                segment = self._make(max(1 << (size - 1).bit_length(), SMALLEST))
+                segment = self._make(_rounded(size))
             if segment is not None:
                 self._lent[segment.number] = (segment, borrower)
         return segment
@@ -164,6 +186,11 @@ class Lender:
             self._free.clear()
             self._lent.clear()
 
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without asking anybody."""
+        for segment in (*self._free, *(segment for segment, _ in self._lent.values())):
+            segment.close()
+
     def counts(self) -> tuple[int, int]:
         """(bytes in all, segments lent)."""
         with self._lock:
@@ -175,7 +202,7 @@ class Borrower:
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._maps: dict[int, tuple[mmap.mmap, list[float]]] = {}
+        self._maps: dict[int, _Mapping] = {}
         self._lock = threading.Lock()
         self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
 
@@ -185,34 +212,36 @@ class Borrower:
         places = [_PLACE.unpack_from(reference, _REFERENCE.size + i * _PLACE.size) for i in range(count)]
         if any(at + length > size for at, length in places):
             raise ValueError("a message refers to memory beyond its segment")
-        region = (ctypes.c_char * size).from_buffer(self._map(number, descriptor, size, now))
+        mapping = self._map(number, descriptor, size, now)
+        region: Any = (ctypes.c_char * size).from_address(mapping.address)
+        region.mapping = mapping
         weakref.finalize(region, self.unused.append, number).atexit = False
         return [_storage(region, at, length) for at, length in places]
 
-    def _map(self, number: int, descriptor: int, size: int, now: float) -> mmap.mmap:
+    def _map(self, number: int, descriptor: int, size: int, now: float) -> _Mapping:
         with self._lock:
             known = self._maps.get(number)
             if known is None:
-                known = self._maps[number] = (self._open(number, descriptor, size), [now])
-            known[1][0] = now
-            return known[0]
+                known = self._maps[number] = self._open(number, descriptor, size)
+            known.used_at = now
+            return known
 
-    def _open(self, number: int, descriptor: int, size: int) -> mmap.mmap:
+    def _open(self, number: int, descriptor: int, size: int) -> _Mapping:
         opened = os.open(f"/proc/{self._process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(opened).st_size != size:
                 raise ValueError("a segment does not have the size it should have")
-            found = mmap.mmap(opened, size)
+            found = _Mapping(opened, size)
         finally:
             os.close(opened)
-        if _STAMP.unpack_from(found)[0] != number:
+        if ctypes.c_uint64.from_address(found.address).value != number:
             raise ValueError("a segment is not the one that was lent")
         return found
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while; what tensors still use stays for as long as they do."""
         with self._lock:
-            for number in [number for number, (_, used_at) in self._maps.items() if now - used_at[0] > 2 * IDLE]:
+            for number in [number for number, mapping in self._maps.items() if now - mapping.used_at > 2 * IDLE]:
                 del self._maps[number]
 
     def given_back(self) -> list[int]:
@@ -223,7 +252,26 @@ class Borrower:
         return numbers
 
 
-def _storage(region: ctypes.Array[ctypes.c_char], at: int, length: int) -> torch.UntypedStorage:
+class _Mapping:
+    """A segment in our address space. Not Python's `mmap`: that would keep a descriptor open for each."""
+
+    __slots__ = ("address", "size", "used_at")
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = 0
+        self.used_at = 0.0
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+        if address is None or address == _FAILED:
+            raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
+        self.address: int = address
+        self.size = size
+
+    def __del__(self) -> None:
+        if self.size:
+            _munmap(self.address, self.size)
+
+
+def _storage(region: Any, at: int, length: int) -> torch.UntypedStorage:
     if not length:
         return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
     return torch.frombuffer(region, dtype=torch.uint8, offset=at, count=length).untyped_storage()

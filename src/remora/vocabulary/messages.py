@@ -55,4 +55,5 @@ class MessageType(IntEnum):
     PING = 0x42
     PONG = 0x43
     GOODBYE = 0x44  # this worker leaves of its own will; its silence is no failure
+    GIVE_BACK = 0x46  # these segments of shared memory are not used any more; none: they cannot be used at all
     VOID = 0x45  # stands for a message that could not be repeated after a reconnect

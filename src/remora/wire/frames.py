@@ -28,6 +28,7 @@ MAX_BUFFERS = 1 << 24
 # Flags.
 FAILED = 1  # the body of a response is a failure, not a value
 ASYNC = 2  # the function returns a future, and its value is the result
+SHARED = 16  # the body ends with where its buffers are, in memory of the sender: see `remora.agent.bulk`
 RECORDED = 8  # the body holds the value and what a recording says of it: see `remora.agent.recording`
 REFERENCES = 4  # the body begins with a preamble: see `remora.wire.preamble`
 

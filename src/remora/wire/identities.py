@@ -11,10 +11,20 @@ from remora.vocabulary.ids import GloballyUniqueId
 _ID = struct.Struct("<QQ")
 
 
+def pack_id(id: GloballyUniqueId) -> bytes:
+    """One id."""
+    return _ID.pack(*id)
+
+
+def unpack_id(data: bytes | bytearray | memoryview) -> GloballyUniqueId:
+    """What `pack_id` was given."""
+    if len(data) != _ID.size:
+        raise ProtocolError(f"{len(data)} bytes are no id")
+    return GloballyUniqueId(*_ID.unpack(data))
+
+
 def pack_ids(*ids: GloballyUniqueId) -> bytes:
-    """These ids, one after the other."""
-    if len(ids) == 1:
-        return _ID.pack(*ids[0])
+    """Many ids, one after the other."""
     return struct.pack(f"<{2 * len(ids)}Q", *chain.from_iterable(ids))
 
 

@@ -40,11 +40,13 @@ def attach(packed: Packed, scope: PackScope, creates: Creates | None = None) -> 
 def detach(body: bytes | bytearray) -> tuple[Creates | None, list[Any], bytes | bytearray]:
     """(what the message makes, the references in it, the rest)."""
     length, makes = _CARRIES.unpack_from(body)
-    if makes:
-        _, _, *ids = _MAKES.unpack_from(body)
-        creates, start = (*ids, makes == 2), _MAKES.size
+    if not makes:
+        start, creates = _CARRIES.size, None
     else:
-        creates, start = None, _CARRIES.size
+        start = _MAKES.size
+        _, _, value_on, value, fork_on, fork = _MAKES.unpack_from(body)
+        creates = (value_on, value, fork_on, fork, makes == 2)
+    if not length:
+        return creates, [], body[start:]
     end = start + length
-    references = pickle.loads(memoryview(body)[start:end]) if length else []
-    return creates, references, body[end:]
+    return creates, pickle.loads(memoryview(body)[start:end]), body[end:]

@@ -1,0 +1,174 @@
+"""Large tensors between processes of one host: through shared memory, right, bounded, returned, and never missed."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from remora import rpc
+from remora.transport import shm
+from tests.processes import targets
+from tests.workers import Workers
+
+MB = 1 << 20
+pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
+
+held: list[torch.Tensor] = []
+
+
+def hold(tensor: torch.Tensor) -> int:
+    """Keep a tensor as it came; how many there are."""
+    held.append(tensor)
+    return len(held)
+
+
+def sums() -> list[float]:
+    return [float(tensor.sum()) for tensor in held]
+
+
+def let_go() -> None:
+    held.clear()
+    gc.collect()
+
+
+def memory() -> tuple[int, int]:
+    """(bytes of shared memory here, segments that others have)."""
+    return rpc._get_current_rpc_agent().agent.peers.bulk.lender.counts()
+
+
+def fill(size: int, value: float) -> torch.Tensor:
+    return torch.full((size,), value)
+
+
+def send_and_change(to: str) -> float:
+    """What the callee has of a tensor that its sender changed as soon as the call was on its way."""
+    tensor = torch.ones(MB)
+    future = rpc.rpc_async(to, hold, args=(tensor,))
+    tensor.fill_(7.0)
+    future.wait()
+    return rpc.rpc_sync(to, sums)[-1]
+
+
+def send_many(to: str, count: int) -> list[float]:
+    for i in range(count):
+        rpc.rpc_sync(to, hold, args=(fill(MB, float(i)),))
+    return rpc.rpc_sync(to, sums)
+
+
+def echo_many(to: str, count: int) -> tuple[int, int]:
+    for i in range(count):
+        back = rpc.rpc_sync(to, targets.echo, args=(fill(4 * MB, float(i)),))
+        assert back[0] == i
+        assert back[-1] == i
+    return memory()
+
+
+def fetch_and_keep(to: str) -> int:
+    return hold(rpc.rpc_sync(to, fill, args=(MB, 3.0)))
+
+
+def start_with(init_method: str, rank: int, size: int, **settings: Any) -> None:
+    options = rpc.RemoraRpcBackendOptions(init_method=init_method, **settings)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+
+
+@pytest.fixture
+def pair() -> Any:
+    with Workers(2) as workers:
+        yield workers
+        workers.run_all(let_go)
+
+
+def test_a_large_tensor_goes_through_shared_memory_and_is_a_value(pair: Workers) -> None:
+    assert pair.run(0, send_and_change, "worker1") == MB
+    total, lent = pair.run(0, memory)
+    assert total >= 4 * MB
+    assert lent == 1, "the callee keeps the tensor, and the memory with it"
+    pair.run(1, let_go)
+    targets.wait_until(lambda: pair.run(0, memory)[1] == 0, what="the memory is given back")
+
+
+def test_tensors_that_are_kept_keep_their_values(pair: Workers) -> None:
+    assert pair.run(0, send_many, "worker1", 12) == [float(i * MB) for i in range(12)]
+
+
+def test_the_same_memory_serves_again_and_again(pair: Workers) -> None:
+    total, _ = pair.run(0, echo_many, "worker1", 40)
+    assert total <= 128 * MB
+
+
+def test_it_is_returned_to_the_system_when_nobody_needs_it(pair: Workers) -> None:
+    pair.run(0, echo_many, "worker1", 3)
+    targets.wait_until(lambda: pair.run(0, memory) == (0, 0), timeout=30.0, what="idle memory is returned")
+
+
+def test_a_receiver_keeps_what_a_worker_sent_that_was_killed() -> None:
+    with Workers(2) as workers:
+        workers.run(0, fetch_and_keep, "worker1")
+        workers.kill(1)
+        assert workers.run(0, sums) == [3.0 * MB]
+        workers.run(0, let_go)
+
+
+def test_memory_of_a_receiver_that_was_killed_is_free_again() -> None:
+    with Workers(3) as workers:
+        workers.run(0, send_many, "worker1", 4)
+        assert workers.run(0, memory)[1] == 4
+        workers.kill(1)
+        targets.wait_until(lambda: workers.run(0, memory)[1] == 0, what="the dead one's memory is free")
+
+
+@pytest.mark.parametrize("limit", [0, 3 * MB])
+def test_without_enough_of_it_tensors_go_the_usual_way(limit: int) -> None:
+    with Workers(2, join=False) as workers:
+        for pending in [
+            workers.start(rank, start_with, workers.init_method, rank, 2, shared_memory=limit) for rank in range(2)
+        ]:
+            pending.result()
+        assert workers.run(0, send_many, "worker1", 3) == [float(i * MB) for i in range(3)]
+        assert workers.run(0, memory)[0] <= limit
+        workers.run(1, let_go)
+
+
+def forget_where_processes_are() -> None:
+    """From now on nothing that others lend can be opened here."""
+    real = os.open
+
+    def fail(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).startswith("/proc/"):
+            raise PermissionError(13, "not allowed", path)
+        return real(path, *args, **kwargs)
+
+    os.open = fail
+
+
+def outcome_of_two(to: str) -> list[str]:
+    outcomes = []
+    for value in (1.0, 2.0):
+        try:
+            outcomes.append(str(rpc.rpc_sync(to, targets.sum_of, args=(fill(MB, value),))))
+        except RuntimeError as error:
+            outcomes.append(type(error).__name__)
+    return outcomes
+
+
+def test_a_peer_that_cannot_use_it_says_so_once_and_is_not_asked_again(pair: Workers) -> None:
+    pair.run(1, forget_where_processes_are)
+    first, second = pair.run(0, outcome_of_two, "worker1")
+    assert "Error" in first
+    assert second == str(2.0 * MB)
+
+
+def test_an_address_of_the_network_makes_no_difference() -> None:
+    with Workers(2, join=False) as workers:
+        for pending in [
+            workers.start(rank, start_with, workers.init_method, rank, 2, transports=["tcp"]) for rank in range(2)
+        ]:
+            pending.result()
+        workers.run(0, send_many, "worker1", 2)
+        assert workers.run(0, memory)[1] == 2
+        workers.run(1, let_go)
