@@ -34,6 +34,8 @@ from remora.vocabulary.ids import WorkerInfo
 
 log = logging.getLogger("remora")
 
+JOIN_TRIES = 3  # others may be about to make room for us
+
 
 class Worker:
     """A worker of this process."""
@@ -79,22 +81,21 @@ class Worker:
 
     def _join(self) -> list[WorkerRecord]:
         """Join the group. In a dynamic one the place of a worker that is no longer there may be taken."""
-        try:
-            return self.group.join(self.record)
-        except RendezvousError:
-            if self.is_static_group or not self._bury_predecessors():
-                raise
-            return self.group.join(self.record)
+        for _ in range(JOIN_TRIES - 1):
+            try:
+                return self.group.join(self.record)
+            except RendezvousError:
+                if self.is_static_group or not self._bury_predecessors():
+                    raise
+        return self.group.join(self.record)
 
     def _bury_predecessors(self) -> bool:
-        """Whether somebody has our name or id in the store and does not listen any more; it is removed."""
-        rivals = [each for each in self.group.members() if each.name == self.record.name or each.id == self.record.id]
-        dead = [
-            each for each in rivals if each.incarnation != self.record.incarnation and self.introduction.is_gone(each)
-        ]
+        """Whether all who have our name or id at the store are gone, or nobody has them any more; the gone are removed."""
+        rivals = self.group.holders(self.record)
+        dead = [each for each in rivals if self.introduction.is_gone(each)]
         for each in dead:
             self.group.remove(each)
-        return bool(dead) and len(dead) == len(rivals)
+        return len(dead) == len(rivals)
 
     def start(self) -> None:
         """Begin to serve, and in a dynamic group tell the others that we are here."""

@@ -13,8 +13,6 @@ from remora import autograd, rpc
 from remora.optim import DistributedOptimizer
 from remora.rpc import RRef
 
-Training = tuple[list[Tensor], list[float]]
-
 
 def parameter(seed: int) -> Tensor:
     """Some numbers, always the same for a seed."""

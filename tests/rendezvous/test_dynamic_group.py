@@ -118,6 +118,28 @@ def test_a_survivor_may_remove_the_dead(place: Open) -> None:
         joined(place(), record("a", 0))
 
 
+def test_who_has_a_name_or_an_id_is_told(place: Open) -> None:
+    a, b = record("a", 0), record("b", 1)
+    group = joined(place(), a, b)
+    assert group.holders(record("a", 1)) == sorted([a, b], key=lambda each: each.to_json())
+    assert group.holders(record("a", 7)) == group.holders(record("c", 0)) == [a]
+    assert group.holders(a) == group.holders(record("c", 7)) == []
+    group.leave(a)
+    assert group.holders(record("a", 0)) == []
+
+
+def test_a_survivor_that_died_while_it_struck_somebody_off_leaves_a_name_that_can_be_freed(place: Open) -> None:
+    """The line was written, and the keys were not released."""
+    a = record("a", 0)
+    group = joined(place(), a)
+    group._write({"left": a.incarnation})
+    assert group.members() == []
+    assert group.holders(record("a", 0)) == [a]
+    group.remove(a)
+    again = record("a", 0)
+    assert group.join(again) == [again]
+
+
 def test_a_record_that_somebody_else_wrote_can_be_taken_over() -> None:
     store = HashStore()
     strange = record("a", 0).to_json().decode().replace(":", ": ")

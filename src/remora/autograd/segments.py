@@ -83,7 +83,7 @@ def _tap(node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack) -
 
     def stand_in(computed: tuple[Any, ...], came_in: tuple[Any, ...]) -> tuple[Any, ...]:
         complete = computed
-        if any(computed[number] is None for number in numbers):
+        if compiled and any(computed[number] is None for number in numbers):
             alone = _alone(node, came_in)
             complete = tuple(alone[i] if i in numbers else gradient for i, gradient in enumerate(computed))
         for hook in theirs.values():
@@ -94,6 +94,7 @@ def _tap(node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack) -
                 outgoing.append((edge, _fitted(complete[number], *edge)))
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
 
+    compiled = not hasattr(node, "apply")  # a function written in Python computes everything in any case
     handle = node.register_hook(stand_in)
     hooks = handle.hooks_dict_ref()
     theirs = {key: hook for key, hook in hooks.items() if key != handle.id}
@@ -124,7 +125,7 @@ def _alone(node: Node, came_in: tuple[Any, ...]) -> tuple[Any, ...]:
 
     def work() -> None:
         with torch.no_grad():
-            results.append(node(*came_in) if not hasattr(node, "apply") else node.apply(*came_in))
+            results.append(node(*came_in))
 
     with torch.enable_grad():
         step: torch.Tensor = _Step.apply(_anchor, work)  # type: ignore[no-untyped-call]

@@ -40,6 +40,9 @@ class Group(Protocol):
     def remove(self, record: WorkerRecord) -> None:
         """Strike off a member that died."""
 
+    def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
+        """Others who have the name or the id of this one."""
+
     def members(self) -> list[WorkerRecord]:
         """Who is there now, by id."""
 
@@ -83,6 +86,10 @@ class StaticGroup:
 
     def remove(self, record: WorkerRecord) -> None:
         """Nothing to do: nobody takes the place of a dead member."""
+
+    def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
+        """Who has them when the group forms is found out by all together."""
+        return []
 
     def members(self) -> list[WorkerRecord]:
         """All members, by id; none before `join`."""
@@ -131,6 +138,13 @@ class DynamicGroup:
     def remove(self, record: WorkerRecord) -> None:
         """Strike off a member that died. All who notice may do it: to say it twice does no harm."""
         self.leave(record)
+
+    def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
+        """Others who have the name or the id of this one; also such as are not on the list any more."""
+        keys = [key for key in (_name_key(record), _id_key(record)) if self._board.has([key])]
+        held = {text for text in self._board.take(keys) if text} if keys else set()
+        found = [WorkerRecord.from_json(text) for text in sorted(held)]
+        return [each for each in found if each.incarnation != record.incarnation]
 
     def members(self) -> list[WorkerRecord]:
         """Who is there now, by id. Reads only what was not read before: one operation when nothing happened."""

@@ -1,0 +1,69 @@
+"""Every scenario under every single fault at every message that it sends, and under random plans: right, or told, in time.
+
+Here a share of them runs; `python -m tests.faults` runs all, and as many random plans as it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from remora.protocol.session import Session
+from remora.rref.table import Table
+from tests.faults.scenarios import SCENARIOS
+from tests.faults.trials import Verdict, quick_time, random_plan, single_faults, survey, try_out
+
+SHARE = 8  # one in so many: no two of a kind next to each other, since each message has eleven or twelve
+RANDOM = 40  # for each scenario
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    with quick_time():
+        yield
+
+
+def assert_all_well(verdicts: list[Verdict]) -> None:
+    bad = [verdict for verdict in verdicts if verdict.problems]
+    assert not bad, f"{len(bad)} of {len(verdicts)} went wrong:\n" + "\n".join(map(str, bad))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_single_fault_ends_well(scenario: str) -> None:
+    plans = list(single_faults(survey(scenario)))
+    assert len(plans) > 150
+    verdicts = [try_out(scenario, plan) for plan in plans[::SHARE]]
+    assert_all_well(verdicts)
+    assert sum(verdict.faults > 0 for verdict in verdicts) > 0.8 * len(verdicts), "the plans hit nothing"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_random_plans_end_well(scenario: str) -> None:
+    assert_all_well([try_out(scenario, random_plan(seed), heal=True) for seed in range(RANDOM)])
+
+
+# The trials can fail.
+
+
+def test_what_runs_twice_is_seen() -> None:
+    def credulous(self: Session[bytes], number: int, size: int) -> bool:
+        self.received = max(self.received, number)
+        return True
+
+    with mock.patch.object(Session, "accept", credulous):
+        verdict = try_out("calls", "duplicate PYTHON_CALL worker0->worker1 #1")
+    assert "'call' ran 2 times" in verdict.problems
+
+
+def test_what_stays_behind_is_seen() -> None:
+    with mock.patch("tests.faults.trials.REST", 0.2), mock.patch.object(Table, "accepted", lambda self, child: None):
+        verdict = try_out("references", "")
+    assert any("not at rest" in problem and "references held" in problem for problem in verdict.problems)
+
+
+def test_a_wrong_result_is_seen() -> None:
+    with mock.patch("tests.faults.scenarios.read", lambda key, reference: 99):
+        verdict = try_out("references", "")
+    assert "read: 99 instead of 7" in verdict.problems
