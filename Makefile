@@ -1,6 +1,6 @@
 # Needs Python 3.11 or newer with venv, pip, and make; the rest is installed into .venv on first use.
 #
-#   make demo     four workers calling each other, with a table at the end
+#   make demo     four workers calling each other, with a table at the end; then three that learn something
 #   make test     lint, types, tests, branch coverage      (ARGS="tests/wire -k tensor" narrows the tests)
 #   make lint     ruff and mypy --strict
 #   make chaos    five workers, killed, frozen and cut off   (ARGS="--seconds 300 --seed 7")
@@ -24,6 +24,7 @@ help:
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(ARGS)
+	@$(BIN)/python examples/pipeline.py --steps 40
 
 # The exit code is pytest's, whatever the coverage report says.
 test: lint

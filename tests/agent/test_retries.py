@@ -1,4 +1,4 @@
-"""Control messages whose sending fails are tried again, on PyTorch's schedule, in order, and no longer than it makes sense."""
+"""Control messages that could not be sent are tried again, on PyTorch's schedule, in order, as long as it makes sense."""
 
 from __future__ import annotations
 

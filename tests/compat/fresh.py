@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-TIMEOUT = 90
+TIMEOUT = 240  # mostly the time to import torch, several times, on a machine that is busy
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
 

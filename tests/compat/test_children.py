@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from remora.compat import children
-from tests.compat.fresh import SOURCE, environment, python, run
+from tests.compat.fresh import SOURCE, TIMEOUT, environment, python, run
+
+pytestmark = pytest.mark.timeout(TIMEOUT + 30)
 
 PROGRAMS = Path(__file__).with_name("programs")
 WAYS = {"fork", "forkserver", "spawn", "subprocess", "torch.multiprocessing"}

@@ -224,9 +224,8 @@ def test_all_that_a_worker_serves(workers: Workers) -> None:
     assert "aten::mul" in inner
     assert "aten::add" not in inner
     assert "aten::sub" not in outer
-    assert workers.run(1, lambda: vars(api._get_current_rpc_agent().agent.execution).keys()).isdisjoint(
-        {"run_function", "run_script"}
-    ), "what was wrapped stayed wrapped"
+    observer = workers.run(1, lambda: api._get_current_rpc_agent().agent.execution.observer)
+    assert observer is None, "all profiles have ended, and the worker is still observed"
 
 
 def names_in(rref: rpc.RRef[Any]) -> list[str]:

@@ -10,7 +10,9 @@ import pytest
 
 from remora.compat.check import what_is_wrong
 from remora.compat.usage import uses
-from tests.compat.fresh import python
+from tests.compat.fresh import TIMEOUT, python
+
+pytestmark = pytest.mark.timeout(TIMEOUT + 30)
 
 PROGRAMS = Path(__file__).with_name("programs")
 TWO_PORTS_TRIES = 50

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.compat.fresh import run
+import pytest
+
+from tests.compat.fresh import TIMEOUT, run
+
+pytestmark = pytest.mark.timeout(TIMEOUT + 30)
 
 BEFORE = """
 import torch, torch.distributed.rpc, torch.distributed.autograd as autograd

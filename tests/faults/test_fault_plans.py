@@ -26,15 +26,15 @@ names = st.from_regex(r"[A-Za-z0-9\-_:]{1,8}", fullmatch=True)
 somebody = names | st.just("*")
 kinds = st.sampled_from(list(MessageType))
 times = st.floats(0.0, 1e6, allow_nan=False, allow_subnormal=False)
-moments = st.builds(When, at=times) | st.builds(lambda n, kind: When(after=n, kind=kind), st.integers(0, 99), st.none() | kinds)
+moments = st.builds(When, at=times) | st.builds(When, after=st.integers(0, 99), kind=st.none() | kinds)
 links = st.builds(Pair, somebody, somebody, st.just(True))
 lasting = st.none() | times
 
 
 def counts(each: bool) -> st.SearchStrategy[Which]:
-    first = st.builds(Which, st.just("first"), st.integers(0, 99), st.booleans() if each else st.just(False))
-    others = st.builds(Which, st.sampled_from(["every", "nth"]), st.integers(1, 99), st.booleans() if each else st.just(False))
-    return first | others
+    apart = st.booleans() if each else st.just(False)
+    first = st.builds(Which, st.just("first"), st.integers(0, 99), apart)
+    return first | st.builds(Which, st.sampled_from(["every", "nth"]), st.integers(1, 99), apart)
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""One scenario under one fault plan, in a world of its own: everything right, or an error of ours, in time; and then rest."""
+"""One scenario under one fault plan, in a world of its own: all is right, or an error of ours, in time; and then at rest."""
 
 from __future__ import annotations
 

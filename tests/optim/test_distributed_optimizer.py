@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import inspect
 import threading
 import weakref
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.optim
 from torch import optim
 from torch.optim import lr_scheduler
 
@@ -225,11 +225,13 @@ def test_the_state_of_other_groups_is_refused(world: World) -> None:
 # How it is called, and calls.
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's is full of TorchScript
 @pytest.mark.parametrize("method", ["__init__", "step"])
 def test_it_is_used_like_that_of_torch(method: str) -> None:
+    of_torch = importlib.import_module("torch.distributed.optim").DistributedOptimizer
     ours, theirs = (
         [(each.name, each.kind, each.default) for each in inspect.signature(getattr(cls, method)).parameters.values()]
-        for cls in (DistributedOptimizer, torch.distributed.optim.DistributedOptimizer)
+        for cls in (DistributedOptimizer, of_torch)
     )
     assert ours == theirs
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from remora.agent import injection
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.company import Company
@@ -16,7 +17,6 @@ from remora.agent.dispatch import Dispatch
 from remora.agent.door import Door
 from remora.agent.execution import Execution
 from remora.agent.futures import Future, wait_until
-from remora.agent.injection import begin
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.retries import Retries
@@ -64,7 +64,7 @@ class Agent:
         self.running = False
         self.gil_profiling = False
         if settings.faults:
-            begin(self, settings.faults)
+            injection.begin(self, settings.faults)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -265,6 +265,7 @@ class Agent:
 
     def discard(self) -> None:
         """Undo the constructor: the worker never started."""
+        injection.end(self)
         self.door.close()
         self.poller.close()
 
@@ -284,15 +285,11 @@ class Agent:
         self.running = False
         self.door.close()
         self.peers.stop(self._stopped)
-        self._end_faults()
+        injection.end(self)
         self.coroutines.stop()
         self.timers.stop()
         self.crew.stop(0.5)
         self.peers.bulk.lender.close()
-
-    def _end_faults(self) -> None:
-        if self.faults is not None:
-            self.faults.close()
 
     def stop(self, patience: float = 2.0) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves."""
@@ -302,7 +299,7 @@ class Agent:
         self.door.close()
         self.peers.say_goodbye(GOODBYE_PATIENCE)
         self.peers.stop(self._stopped)
-        self._end_faults()
+        injection.end(self)
         self.coroutines.stop()
         self.timers.stop()
         stuck = self.crew.stop(patience)

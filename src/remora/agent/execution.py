@@ -6,7 +6,7 @@ import contextvars
 import sys
 import traceback
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ class Execution:
 
     def __init__(self, dispatch: Dispatch, coroutines: Coroutines) -> None:
         self._coroutines = coroutines
+        self.observer: Callable[..., Any] | None = None  # calls the function in our place: observer(function, *args, …)
         dispatch.on(MessageType.PYTHON_CALL, self.python_call)
         dispatch.on(MessageType.SCRIPT_CALL, self.script_call)
 
@@ -64,13 +65,14 @@ class Execution:
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
         function, args, kwargs = target
+        call = function if self.observer is None else partial(self.observer, function)
         token = current_deadline.set(request.deadline)
         try:
             if request.recording is None:
-                result = function(*args, **kwargs)
+                result = call(*args, **kwargs)
             else:
                 with recording_for(request.recording, request.grad_enabled):
-                    result = function(*args, **kwargs)
+                    result = call(*args, **kwargs)
             if type(result) is CoroutineType:
                 self._await(request, result, finish)
                 return
@@ -122,13 +124,14 @@ class Execution:
     def run_script(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
         kind, name, args, kwargs = target
+        call = call_script if self.observer is None else partial(self.observer, call_script)
         token = current_deadline.set(request.deadline)
         try:
             if request.recording is None:
-                result = call_script(kind, name, args, kwargs)
+                result = call(kind, name, args, kwargs)
             else:
                 with recording_for(request.recording, request.grad_enabled):
-                    result = call_script(kind, name, args, kwargs)
+                    result = call(kind, name, args, kwargs)
         except BaseException as error:
             finish(None, error)
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from remora.agent.crew import Crew
 from remora.faults.injector import Injector, Stage
@@ -12,7 +11,7 @@ from remora.transport.stream import StreamLink
 if TYPE_CHECKING:
     from remora.agent.agent import Agent
 
-_injectors: WeakKeyDictionary[Crew, Injector] = WeakKeyDictionary()  # a crew is one worker's
+_injectors: dict[Crew, Injector] = {}  # a crew is one worker's; until that ends
 
 
 def begin(agent: Agent, plan: str) -> None:
@@ -28,6 +27,13 @@ def install(agent: Agent, injector: Injector) -> None:
     for peer in agent.peers.all():
         for channel in peer.channels():
             channel.cut(ConnectionError("the link is made anew, under a fault plan"))
+
+
+def end(agent: Agent) -> None:
+    """The worker ended."""
+    injector = _injectors.pop(agent.crew, None)
+    if injector is not None:
+        injector.close()
 
 
 def interposed(crew: Crew, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:

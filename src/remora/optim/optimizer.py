@@ -14,8 +14,10 @@ a parameter has all the groups, some of them empty perhaps, so that "group 1" me
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -50,8 +52,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         made = self._on_owners(
             "making it", _make, [(optimizer_class, options, share.parameters, args, kwargs) for share in self._shares]
         )
-        self.remote_optimizers: list[RRef[LocalOptimizer]] = [local for local, _, _ in made]
-        _, self.defaults, complete = made[0]
+        self.remote_optimizers: list[RRef[LocalOptimizer]] = [local for local, _, _, _ in made]
+        self._numbers = [number for _, number, _, _ in made]
+        _, _, self.defaults, complete = made[0]
         self._adopt(complete)
         self._told: list[Options] | None = copy.deepcopy(complete)  # what all owners know of our options, if we know
 
@@ -64,10 +67,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         autograd._retrieve_context(context_id)  # or say that there is none
         options = self._options()
         if options == self._told:
-            self._on_owners("step", _step, [(local, context_id, None) for local in self.remote_optimizers])
+            self._on_owners("step", _step, [(number, context_id, None) for number in self._numbers])
         else:
             self._told = None
-            self._on_owners("step", _step, [(local, context_id, options) for local in self.remote_optimizers])
+            self._on_owners("step", _step, [(number, context_id, options) for number in self._numbers])
             self._told = copy.deepcopy(options)
 
     def state_dict(self) -> State:
@@ -167,14 +170,25 @@ def _make(
     parameters: Sequence[Sequence[RRef[torch.Tensor]]],
     args: tuple[Any, ...],
     kwargs: Options,
-) -> tuple[RRef[LocalOptimizer], Options, list[Options]]:
+) -> tuple[RRef[LocalOptimizer], int, Options, list[Options]]:
     values = [[rref.local_value() for rref in group] for group in parameters]
     local = LocalOptimizer(optimizer_class, list(zip(options, values, strict=True)), args, kwargs)
-    return RRef(local), local.defaults, local.options
+    number = next(_next_number)
+    _of_this_process[number] = local
+    return RRef(local), number, local.defaults, local.options
 
 
-def _step(local: RRef[LocalOptimizer], context_id: int, news: list[Options] | None) -> None:
-    local.local_value().step(autograd.get_gradients(context_id), news)
+# A step is the one call that is made again and again, and a reference among its arguments costs as much as all the rest:
+# the trainer's reference keeps the optimizer here alive, and its number finds it.
+_of_this_process: WeakValueDictionary[int, LocalOptimizer] = WeakValueDictionary()
+_next_number = itertools.count()
+
+
+def _step(number: int, context_id: int, news: list[Options] | None) -> None:
+    local = _of_this_process.get(number)
+    if local is None:
+        raise RuntimeError(f"there is no optimizer of number {number} here: the worker that had it was started again")
+    local.step(autograd.get_gradients(context_id), news)
 
 
 def _state_dict(local: RRef[LocalOptimizer]) -> State:

@@ -1,25 +1,23 @@
-"""A profiler of everything that this worker serves, whatever thread it runs on. See `rpc.remote(…).rpc_sync().__enter__()`.
+"""A profiler of everything that this worker serves, whatever thread it runs on. Mostly begun by another worker:
+`rpc.remote(…).rpc_sync().__enter__()`.
 
-While such a profile is on, the worker's two ways to run something are wrapped; otherwise nothing of this runs.
+While such a profile is on, it observes what the worker executes; otherwise nothing of this runs.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.autograd.profiler_legacy import profile
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from remora.agent.dispatch import Request
-from remora.agent.execution import Execution, Finish
+from remora.agent.execution import Execution
 from remora.rpc import api, events
 from remora.rpc.events import What
-
-Run = Callable[[Request, Any, Finish], None]
 
 _profiles: WeakKeyDictionary[Execution, list[_server_process_global_profile]] = WeakKeyDictionary()
 
@@ -59,9 +57,7 @@ class _server_process_global_profile(profile):
 def _begin(execution: Execution, wanted: _server_process_global_profile) -> None:
     running = _profiles.setdefault(execution, [])
     running.append(wanted)
-    if len(running) == 1:
-        for name in ("run_function", "run_script"):
-            setattr(execution, name, _profiled(getattr(execution, name), running))
+    execution.observer = partial(_call, running)
 
 
 def _end(wanted: _server_process_global_profile) -> None:
@@ -69,33 +65,20 @@ def _end(wanted: _server_process_global_profile) -> None:
         if wanted in running:
             running.remove(wanted)
             if not running:
-                del execution.run_function, execution.run_script  # those of the class show again
+                execution.observer = None
 
 
-def _profiled(run: Run, running: list[_server_process_global_profile]) -> Run:
-    """Run a request for all the profiles that are on. They have its events before its caller has the answer."""
-
-    def profiled(request: Request, target: Any, finish: Finish) -> None:
-        trace = events.start(running[-1].what) if running else None
-        concerned = list(running) if trace is not None else []
-        thread = threading.get_ident()
-
-        def report() -> None:
-            if not concerned or threading.get_ident() != thread:  # the answer came later, or from another thread
-                return
-            recorded = events.stop()
-            while concerned:
-                each = concerned.pop()
-                if each in running and recorded:
-                    each.process_global_function_events.append(copy.deepcopy(recorded))
-
-        def finished(value: object, error: BaseException | None) -> None:
-            report()
-            finish(value, error)
-
-        try:
-            run(request, target, finished)
-        finally:
-            report()
-
-    return profiled
+def _call(
+    running: list[_server_process_global_profile], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a function for all the profiles that are on. They have its events before its caller has the answer."""
+    concerned = list(running)
+    if not concerned or events.start(concerned[-1].what) is None:
+        return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        recorded = events.stop()
+        for each in concerned:
+            if recorded and each in running:
+                each.process_global_function_events.append(copy.deepcopy(recorded))

@@ -6,6 +6,9 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
+import torch
+from torch.autograd.profiler import record_function
+
 from remora.agent.calls import UNSET_TIMEOUT
 from remora.agent.futures import Future, fresh
 from remora.agent.peers import Peer
@@ -120,6 +123,12 @@ class RRef(Generic[T]):
         if self._value is not None:
             return cast(T, self._value.get())
         self._check_usable("to_here() on it")
+        if torch._C._autograd._profiler_enabled():
+            with record_function(f"to_here#({self._references.me.name})->({self._owner.name})"):
+                return self._call_to_here(timeout)
+        return self._call_to_here(timeout)
+
+    def _call_to_here(self, timeout: float) -> T:
         agent = self._references.agent
         try:
             packed, flags = self._fetch()

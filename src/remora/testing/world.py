@@ -85,9 +85,13 @@ class World:
 
     def run_all(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call it for every living worker, at the same time; the values in order. The first error is raised at the end."""
+
+        def run(i: int) -> R:
+            return self.run(i, function, *args, **kwargs)
+
         living = [i for i, worker in enumerate(self.workers) if worker.agent.running]
         with ThreadPoolExecutor(len(self.workers)) as pool:
-            pending = [pool.submit(self.run, i, function, *args, **kwargs) for i in living]
+            pending = [pool.submit(run, i) for i in living]
         return [each.result() for each in pending]
 
     def unrest(self) -> list[str]:
