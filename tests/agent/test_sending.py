@@ -1,22 +1,203 @@
-"""What a channel says by itself: words that belong to the connection, whoever is writing."""
+"""The sending half of a channel over a link that takes as much as the test says: who writes what, and when."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
 from remora import rpc
-from remora.agent.channel import ACK, PING
+from remora.agent import sending
+from remora.agent.company import PATIENCE, Company
+from remora.agent.receiving import ACK, PING
+from remora.agent.sending import LARGE, Sending
+from remora.agent.timers import Timers
+from remora.transport.stream import StreamLink
+from remora.wire.frames import HEADER, HEADER_SIZE
+from remora.wire.pickling import pack
 from tests.agent.alone import wait_until
 
+CALL, REPLY = 0x102, 0x203
 
-def test_a_word_is_said_by_whoever_is_writing(me: str) -> None:
+
+class FakeLink:
+    """A link that notes what was written, or, when it is full, what would have to be kept."""
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.full = False
+        self.writes: list[list[Any]] = []
+        self.outbox: list[Any] = []
+
+    @property
+    def outbox_bytes(self) -> int:
+        return sum(map(len, self.outbox))
+
+    def write(self, parts: Any, patience: float, until: float) -> bool:
+        (self.outbox.extend if self.full else self.writes.append)(list(parts))
+        return not self.full
+
+    def kinds(self) -> list[list[int]]:
+        """The types of the messages of each write."""
+        return [list(_kinds(b"".join(parts))) for parts in self.writes]
+
+
+def _kinds(data: bytes) -> Iterator[int]:
+    while data:
+        length, kind = HEADER.unpack_from(data)[:2]
+        yield kind
+        data = data[HEADER_SIZE + length :]
+
+
+class Alone(Sending):
+    """A sending half without a receiving one."""
+
+    def __init__(self) -> None:
+        super().__init__("nobody")
+        self.wire = FakeLink()
+        self.link = cast(StreamLink, self.wire)
+
+    def _want_link(self) -> None: ...
+    def _want_flush(self) -> None: ...
+    def _has_outbox(self) -> None: ...
+    def _link_failed(self, link: StreamLink, error: BaseException) -> None: ...
+    def reconsider_reading(self) -> None: ...
+
+
+@pytest.fixture
+def alone() -> Alone:
+    return Alone()
+
+
+# Words.
+
+
+def test_a_word_is_said_by_whoever_is_writing(alone: Alone) -> None:
+    with alone._writing:
+        for word in (PING, ACK, PING):
+            alone.say(word)  # does not wait
+    assert not alone.wire.writes
+    alone.flush()  # as every writer does at the end
+    assert alone.wire.kinds() == [[PING, ACK]], "said once is enough"
+
+
+def test_a_word_said_while_a_message_is_written_is_answered(me: str) -> None:
     rpc.rpc_sync(me, abs, args=(1,))
     channel = rpc._get_current_rpc_agent().agent.peers.me.outgoing
     link = channel.link
     assert link is not None
     with channel._writing:
-        for word in (PING, ACK, PING):
-            channel.say(word)  # does not wait
-        assert list(channel._words) == [PING, ACK], "said once is enough"
+        channel.say(PING)
         heard = link.last_heard
-    channel.flush()  # as every writer does at the end
-    assert not channel._words
-    wait_until(lambda: link.last_heard > heard)  # the answer
+    channel.send(CALL, 0, b"")
+    wait_until(lambda: link.last_heard > heard)
+
+
+# What nobody is in a hurry for.
+
+
+def test_what_nobody_waits_for_is_sent_at_once(alone: Alone) -> None:
+    for _ in range(3):
+        assert not alone.send_unhurried(CALL, 1, b"")
+        alone._unhurried_at -= sending.NO_TIME  # what comes next comes later
+    assert alone.wire.kinds() == [[CALL], [CALL], [CALL]]
+
+
+def test_unless_the_last_one_was_followed_by_another_in_no_time(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "NO_TIME", 10.0)
+    assert not alone.send_unhurried(CALL, 1, b"")
+    alone.send(PING, 2, b"")
+    for _ in range(2):
+        assert alone.send_unhurried(CALL, 3, b""), "held back"
+        alone.send(PING, 4, b"")
+    assert alone.wire.kinds() == [[CALL], [PING], [CALL, PING], [CALL, PING]]
+
+
+def test_what_was_held_back_in_vain_leaves_alone_and_the_next_at_once(alone: Alone) -> None:
+    alone._followed = True
+    assert alone.send_unhurried(CALL, 1, b"")
+    assert not alone.wire.writes
+    alone._unhurried_at -= sending.NO_TIME
+    alone.flush()
+    assert not alone.send_unhurried(CALL, 2, b"")
+    assert alone.wire.kinds() == [[CALL], [CALL]]
+
+
+def test_nothing_is_held_back_without_a_link(alone: Alone) -> None:
+    alone._followed, alone.link = True, None
+    assert not alone.send_unhurried(CALL, 1, b"")
+
+
+@pytest.fixture
+def timers() -> Iterator[Timers]:
+    timers = Timers("test")
+    timers.start()
+    yield timers
+    timers.stop()
+
+
+def test_what_waits_for_company_does_not_wait_for_long(alone: Alone, timers: Timers) -> None:
+    company = Company(timers)
+    other = Alone()
+    for round_ in range(1, 3):
+        begun = time.monotonic()
+        for channel in (alone, other):
+            channel.put_aside(REPLY, 1, b"")
+            company.expect(channel)
+        wait_until(lambda n=round_: len(alone.wire.writes) == len(other.wire.writes) == n)  # type: ignore[misc]
+        assert time.monotonic() - begun >= PATIENCE
+
+
+def test_a_remote_call_and_its_fetch_share_a_write_once_it_is_known_that_they_follow(me: str) -> None:
+    """Whatever comes first, comes first: the order is the same."""
+    for _ in range(50):
+        assert rpc.rpc_async(me, abs, args=(-1,)).wait() == 1
+        assert rpc.remote(me, abs, args=(-2,)).to_here() == 2
+
+
+# Large messages.
+
+
+def test_a_large_reply_that_has_to_wait_is_copied_once(alone: Alone) -> None:
+    """What waits to be written and what is kept until it is acknowledged is the same memory."""
+    alone.wire.full = True
+    alone.wire.outbox.append(b"something")
+    tensor = torch.zeros(LARGE)
+    alone.send_packed(REPLY, 1, pack(tensor), 0, 0.0, 0.0)
+    (_, _, kept) = alone.session.kept[-1]
+    assert isinstance(kept, bytes)
+    assert alone.wire.outbox[-1] is kept
+    assert len(kept) > tensor.nbytes
+
+
+def test_a_large_call_leaves_from_its_own_memory(alone: Alone) -> None:
+    tensor = torch.zeros(LARGE)
+    packed = pack(tensor)
+    alone.send_packed(CALL, 1, packed, 0, 0.0, time.monotonic() + 1)
+    ((head, *buffers),) = alone.wire.writes
+    assert isinstance(head, bytes)
+    assert all(left is right for left, right in zip(buffers, packed.buffers, strict=True))
+
+
+def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
+    threads = [
+        threading.Thread(target=lambda i=i: [alone.send(CALL, 100 * i + j, b"x" * j) for j in range(100)])  # type: ignore[misc]
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    data = b"".join(part for parts in alone.wire.writes for part in parts)
+    calls, numbers = [], []
+    while data:
+        length, _, _, _, call, number, _, _ = HEADER.unpack_from(data)
+        calls.append(call)
+        numbers.append(number)
+        data = data[HEADER_SIZE + length :]
+    assert sorted(calls) == list(range(400))
+    assert numbers == list(range(1, 401))

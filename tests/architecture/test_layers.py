@@ -40,7 +40,9 @@ PURE_STDLIB = {
     "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types", "typing",
 }  # fmt: skip
 
-OWN_THREADS = ("remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.table", "remora.testing")
+OWN_THREADS = (
+    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.table", "remora.testing",
+)  # fmt: skip
 THREAD_NAMES = {
     "threading": {"Thread", "Timer", "Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"},
     "_thread": {"start_new_thread", "allocate_lock", "RLock", "LockType"},

@@ -22,7 +22,7 @@ from remora.vocabulary.messages import REQUEST, MessageType
 from tests.faults import scenarios
 from tests.faults.scenarios import SCENARIOS, STEP, Story
 
-QUICK = {"heartbeat": 0.04, "suspect_after": 0.3, "reconnect_timeout": 0.4, "silence_limit": 8.0, "connect_timeout": 1.0}
+QUICK = {"heartbeat": 0.04, "suspect_after": 0.3, "reconnect_timeout": 0.4, "silence_limit": 3.0, "connect_timeout": 1.0}
 LIMIT = 12 * STEP  # a scenario has a dozen steps at most
 REST = 5.0
 

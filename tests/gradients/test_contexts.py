@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -238,6 +239,36 @@ def test_contexts_at_the_same_time_on_the_same_weights(world: World) -> None:
         assert_close(mine / factor, expected[0])
         assert_close(theirs / factor, expected[1])
     wait_for_no_contexts(world)
+
+
+def scale_weight(factor: float) -> Tensor:
+    return my_weight() * factor
+
+
+def test_two_contexts_at_one_weight_wait_for_each_other(world: World) -> None:
+    """A hook sees the gradient of its own context in `.grad`, though another pass has come to the same weight."""
+    weight = weight_of(world, 1)
+    both_here = threading.Barrier(2)
+    seen: set[float] = set()
+
+    def hook(leaf: Tensor) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_here.wait(0.3)  # the other pass may come now; it must not get in
+        assert leaf.grad is not None
+        seen.update(leaf.grad.unique().tolist())
+
+    def make_a_pass(factor: float) -> list[float]:
+        with world.acting(0), autograd.context() as context_id:
+            autograd.backward(context_id, [rpc.rpc_sync("worker1", scale_weight, args=(factor,)).sum()])
+            found: list[float] = gradient(world, 1, context_id, weight).unique().tolist()
+            return found
+
+    weight.register_post_accumulate_grad_hook(hook)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(make_a_pass, [1.0, 10.0])) == [[1.0], [10.0]]
+    assert seen == {1.0, 10.0}
+    assert both_here.broken, "they were there at the same time"
+    assert weight.grad is None
 
 
 # Workers that die.

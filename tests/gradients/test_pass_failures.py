@@ -272,6 +272,29 @@ def test_the_worker_that_began_dies_in_the_pass(world: World) -> None:
     world.wait_until(lambda: not any(_contexts(world, [1, 2])), SOON)
 
 
+def weighed_here_and_mined(x: Tensor) -> Tensor:
+    """A loss: of what worker 2 makes of it, slowly, and of what worker 0 sent."""
+    return (rpc.rpc_sync("worker2", mined, args=(x,)) + x).sum()
+
+
+def test_the_worker_of_the_root_dies_in_the_pass(world: World) -> None:
+    """It did not make the context, which goes on. Worker 2 will never hear of the pass again."""
+    slow.set()
+    x = leaf(0)
+    with autograd.context() as context_id:
+        loss = rpc.remote("worker1", weighed_here_and_mined, args=(x,))
+        killer = threading.Thread(target=lambda: reached.wait(10) and world.kill(1))
+        killer.start()
+        with pytest.raises(RuntimeError, match="worker1"):
+            loss.backward(context_id)
+        killer.join()
+        go_on.set()
+        world.wait_until(lambda: not any(_passes(world, [0, 2])), SOON)
+        slow.clear()
+        autograd.backward(context_id, [rpc.rpc_sync("worker2", mined, args=(x,)).sum()])
+    world.wait_until(lambda: not any(_contexts(world, [0, 2])), SOON)
+
+
 def test_a_context_is_released_in_the_middle_of_a_pass(world: World) -> None:
     slow.set()
     ids: Queue[int] = Queue()

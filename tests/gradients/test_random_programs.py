@@ -64,21 +64,21 @@ def check(program: Program) -> None:
 
 
 @pytest.mark.timeout(7200 if LONG else 600)
-@examples(100)
+@examples(60)
 @given(programs())
 def test_any_program_yields_the_gradients_of_one_process(program: Program) -> None:
     check(program)
 
 
 @pytest.mark.timeout(7200 if LONG else 600)
-@examples(50)
+@examples(30)
 @given(programs(tidy=True))
 def test_so_does_one_that_leaves_nothing_unused(program: Program) -> None:
     check(program)
 
 
 @pytest.mark.timeout(7200 if LONG else 600)
-@examples(40)
+@examples(30)
 @given(programs(tidy=True, mined=True))
 def test_a_function_that_raises_ends_the_program_everywhere(program: Program) -> None:
     try:
@@ -93,7 +93,7 @@ def test_a_function_that_raises_ends_the_program_everywhere(program: Program) ->
 
 
 @pytest.mark.timeout(7200 if LONG else 600)
-@examples(15)
+@examples(10)
 @given(programs())
 def test_contexts_at_the_same_time_do_not_mix(program: Program) -> None:
     """Three threads run one program with the same parameters; what the hooks see is not told apart."""
@@ -116,7 +116,7 @@ def test_programs_that_found_bugs(name: str) -> None:
 def test_so_do_workers_in_processes_of_their_own() -> None:
     with Workers(4, options={"rpc_timeout": TIMEOUT}) as workers:
 
-        @examples(25)
+        @examples(15)
         @given(programs())
         def run(program: Program) -> None:
             expected, _ = run_in_one_process(program)

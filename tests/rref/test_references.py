@@ -199,6 +199,16 @@ def test_what_cannot_be_made_says_why_to_everybody(world: World) -> None:
     nothing_is_left(world, 0, 1, 2)
 
 
+def test_a_creation_that_ends_in_time_is_not_timed_out_because_nobody_looks(world: World) -> None:
+    with world.acting(0):
+        for _ in range(3):
+            rpc.rpc_sync("worker1", abs, args=(1,))  # from now on until the next tick nobody looks at the link
+            reference = rpc.remote("worker1", abs, args=(-1,), timeout=0.2)
+            passed = time.monotonic() + 0.25
+            world.wait_until(lambda at=passed: time.monotonic() > at)  # type: ignore[misc]
+            assert reference.to_here() == 1
+
+
 def test_a_creation_that_took_too_long_is_told_apart_and_leaves_nothing(world: World) -> None:
     with world.acting(0):
         reference = rpc.remote("worker1", make_slowly, args=(1,), timeout=0.05)

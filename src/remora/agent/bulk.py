@@ -94,8 +94,9 @@ class Sharing:
         self._borrower.trim(now)
 
     def forget(self) -> None:
-        """The peer is gone."""
+        """The peer is gone, or we are."""
         self._lender.forget(self._key)
+        self._borrower.close()
 
 
 class Bulk:

@@ -47,8 +47,8 @@ class Call:
     """
 
     __slots__ = (
-        "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "recording", "reply", "target",
-        "timeout", "undo",
+        "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "recording", "reply",
+        "target", "timeout", "undo",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:

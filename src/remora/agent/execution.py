@@ -16,7 +16,7 @@ from remora.agent.calls import current_deadline
 from remora.agent.coroutines import Coroutines
 from remora.agent.dispatch import Dispatch, Request
 from remora.agent.futures import failure_of, when_done
-from remora.agent.recording import current_recording, recording_for
+from remora.agent.recording import current_recording, recording_for, without_gradients
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import ASYNC
@@ -110,6 +110,8 @@ class Execution:
         context = contextvars.copy_context()
         if request.recording is not None:
             context.run(current_recording.set, request.recording)
+            if not request.grad_enabled:
+                coroutine = without_gradients(coroutine)
 
         def start() -> None:
             if request.given_up:

@@ -316,6 +316,8 @@ class Peers(Roll):
             peer.outgoing.fail_pending(make_error)
             for channel in peer.channels():
                 channel.close()
+            if peer.sharing is not None:
+                peer.sharing.forget()
 
     def descriptors(self) -> list[socket.socket]:
         """The sockets of all links, to be closed in a forked child."""

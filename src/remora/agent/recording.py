@@ -6,9 +6,11 @@ recordings, and what a message says of them lets the two ends of a call join the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
@@ -56,14 +58,37 @@ def recorded(callback: Callable[P, R]) -> Callable[P, R]:
     if recording is None:
         return callback
 
+    grad_enabled = torch.is_grad_enabled()
+
     def carry_on(*args: P.args, **kwargs: P.kwargs) -> R:
-        token = current_recording.set(recording)
-        try:
+        with recording_for(recording, grad_enabled):
             return callback(*args, **kwargs)
-        finally:
-            current_recording.reset(token)
 
     return carry_on
+
+
+async def without_gradients(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine under no_grad: at each of its steps, since others run on the same thread in between."""
+    return await _steps_without_gradients(coroutine)
+
+
+@types.coroutine
+def _steps_without_gradients(coroutine: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
+    step = partial(coroutine.send, None)
+    while True:
+        with torch.no_grad():
+            try:
+                awaited = step()
+            except StopIteration as end:
+                result: R = end.value
+                return result
+        try:
+            step = partial(coroutine.send, (yield awaited))
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            step = partial(coroutine.throw, error)
 
 
 @contextmanager

@@ -289,7 +289,8 @@ def _finalize_shutdown(graceful: bool) -> None:
         try:
             worker.stop(graceful)
         finally:
-            _reset_current_rpc_agent()
+            if worker is _current:
+                _reset_current_rpc_agent()
 
 
 # Looking inside.

@@ -11,10 +11,12 @@ With `faults="drop PYTHON_CALL worker0->worker1 1"`, or by `world.faults.set(...
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,9 +38,17 @@ class World:
     """`n` workers, named worker0, worker1, … (and with ids 0, 1, …)."""
 
     def __init__(
-        self, n: int, threads: int = 4, timeout: float = 60.0, faults: Plan | str | None = None, **settings: Any
+        self,
+        n: int,
+        threads: int = 4,
+        timeout: float = 60.0,
+        faults: Plan | str | None = None,
+        seed: int | None = None,
+        **settings: Any,
     ) -> None:
         self.timeout = timeout
+        self.random = random.Random(seed)  # for whatever a test leaves to chance; the same seed decides for the plan
+        self._seed = seed
         self._stage: Stage | None = None
         store = HashStore()
         chosen = Settings(**{"transports": ["inproc"], **settings}, faults="")  # the plan is the world's, not each worker's
@@ -49,10 +59,11 @@ class World:
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))
         plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
-        if plan is not None:
-            self.faults.set(plan)
+        stage = None if plan is None else self.faults  # from the first link on
         for worker in self.workers:
             worker.start()
+        if stage is not None:
+            self.set_faults(plan or "")
 
     @property
     def faults(self) -> Stage:
@@ -62,6 +73,16 @@ class World:
             for worker in self.workers:
                 injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
         return self._stage
+
+    def set_faults(self, plan: Plan | str) -> None:
+        """Follow a plan from now on, with the seed of this world if it has one."""
+        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
+        self.faults.set(parsed if self._seed is None else replace(parsed, seed=self._seed))
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether it ever had a plan. (To ask for `faults` gives it one.)"""
+        return self._stage is not None
 
     def __getitem__(self, i: int) -> Worker:
         return self.workers[i]

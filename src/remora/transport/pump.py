@@ -141,7 +141,11 @@ class Pump:
             assert self._wake is not None
             self._wake[0].recv(CHUNK)
         elif events & selectors.EVENT_READ and pipe in self.pipes:
-            pipe.read(leaving=key.fileobj is pipe.flows[0].source)
+            try:
+                pipe.read(leaving=key.fileobj is pipe.flows[0].source)
+            except Exception:  # the other links are not to suffer from it
+                log.exception("a link under a fault plan failed")
+                pipe.close()
 
 
 def _poke(sock: socket.socket) -> None:

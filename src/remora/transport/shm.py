@@ -244,6 +244,11 @@ class Borrower:
             for number in [number for number, mapping in self._maps.items() if now - mapping.used_at > 2 * IDLE]:
                 del self._maps[number]
 
+    def close(self) -> None:
+        """Unmap everything that no tensor uses."""
+        with self._lock:
+            self._maps.clear()
+
     def given_back(self) -> list[int]:
         """The segments that are not used any more; the lender has to be told."""
         numbers: list[int] = []

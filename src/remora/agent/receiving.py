@@ -1,0 +1,297 @@
+"""The receiving half of a channel: sorts what comes in, and lets threads that wait for a reply read the link themselves.
+
+One lock, `_reading`, is held by whoever reads; nobody waits for it. A thread that finds another one reading sleeps until
+that one meets its reply. A small lock, `_arming`, is held while the poller is told what to watch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from remora.agent.bulk import lent_bytes
+from remora.agent.calls import NEVER, Call
+from remora.agent.crew import Crew
+from remora.agent.sending import Sending
+from remora.errors import ProtocolError
+from remora.transport.poller import READ, WRITE, Poller
+from remora.transport.stream import StreamLink
+from remora.vocabulary.messages import RESPONSE, MessageType
+from remora.wire.frames import FAILED, REFERENCES, SHARED, Damaged, Frame
+
+log = logging.getLogger("remora")
+
+ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
+GIVE_BACK = int(MessageType.GIVE_BACK)
+DAMAGE_LIMIT = 8
+
+
+class LinkDamaged(OSError):
+    """What came over a link is not what was sent: some of it is missing, or makes no sense."""
+
+
+class Port:
+    """A link in the poller."""
+
+    __slots__ = ("channel", "link")
+
+    def __init__(self, channel: Receiving, link: StreamLink) -> None:
+        self.channel = channel
+        self.link = link
+
+    def fileno(self) -> int:
+        return self.link.fileno()
+
+    def ready(self, writable: bool) -> None:
+        self.channel.ready(self, writable)
+
+
+class Receiving(Sending):
+    """See the head of this file."""
+
+    # What to do with what comes in.
+    _arrived: Callable[[Frame], Any]  # a message with references: take note of them
+    _requested: Callable[[Frame], None]  # a request
+    _said: Callable[[Frame], None]  # something that wants no answer
+
+    def __init__(self, peer: str, crew: Crew, poller: Poller) -> None:
+        super().__init__(peer)
+        self.pending: dict[int, Call] = {}
+        self.unhurried: set[int] = set()  # those of them whose replies may wait until somebody looks
+        self._crew = crew
+        self._poller = poller
+        self._port: Port | None = None
+        self._damages = 0  # links in a row that were of no use, since
+        self._damaged_at = -1  # this many messages had arrived
+        self._reading = threading.Lock()
+        self._arming = threading.Lock()  # guards what is armed in the poller
+        self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
+
+    @abstractmethod
+    def _broken(self, port: Port, error: BaseException) -> None:
+        """A link is of no use any more."""
+
+    def ready(self, port: Port, writable: bool) -> None:
+        """The poller says that the link can be read or written. Runs on a thread of the crew."""
+        if port is not self._port:
+            return
+        if port.link.outbox_bytes:
+            self._drain(port)
+        if not writable and self._reading.acquire(False):
+            try:
+                replies = self._receive(port, port.link.read) if port is self._port else []
+            finally:
+                self._reading.release()
+            if self._somebody_waits():  # a thread that found us reading sleeps now: nobody else looks for its reply
+                self._unwatched = False
+            self._rearm(port)
+            if replies:
+                self._crew.serve(partial(settle, replies))  # callbacks of the program: not while events wait
+        else:
+            self._rearm(port)  # a waiting thread reads, and arms for reading when it leaves
+
+    def _receive(self, port: Port, read: Callable[..., list[Frame]], *how: Any) -> list[Call]:
+        """Read and sort what came in; the asynchronous calls that were answered. The caller holds `_reading`."""
+        answered: list[Call] = []
+        try:
+            self._sort(read(*how), answered)
+        except BaseException as error:  # whatever it is, the stream is of no use from here on: a new link begins afresh
+            if isinstance(error, Damaged):
+                self._salvage(error.frames, answered)
+            self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
+            if not isinstance(error, Exception):
+                raise
+        return answered
+
+    def _salvage(self, frames: list[Frame], answered: list[Call]) -> None:
+        """What came before the damage counts: else a link that is damaged often would never get anywhere."""
+        try:
+            self._sort(frames, answered)
+        except ProtocolError:
+            pass  # a second kind of damage, on a link that is given up anyway
+
+    def _damage(self, error: ProtocolError) -> Exception:
+        """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time and
+        again, is the peer itself at fault."""
+        self._damages = self._damages + 1 if self.session.received == self._damaged_at else 1
+        self._damaged_at = self.session.received
+        return error if self._damages > DAMAGE_LIMIT else LinkDamaged(str(error))
+
+    def _sort(self, frames: list[Frame], answered: list[Call]) -> None:
+        session, pending = self.session, self.pending
+        requests = 0
+        for frame in frames:
+            if frame.ack > session.acked:
+                session.acknowledged(frame.ack)
+                if self._room_wanted:
+                    self._tell_room()
+            if frame.number == 0:
+                session.expect(frame.call)
+                if frame.kind == PING:
+                    self._crew.serve_quickly(self._pong)
+                elif frame.kind == PONG:
+                    self.pacing.answered()
+                continue
+            shared = frame.flags & SHARED
+            if not session.accept(frame.number, frame.size + lent_bytes(frame.body) if shared else frame.size):
+                continue
+            if shared:
+                self._borrow(frame)
+            if frame.flags & REFERENCES:
+                self._arrive(frame)
+            if frame.kind & RESPONSE:
+                arriving = frame.arrival is not None and frame.arrival.pending
+                call = pending.get(frame.call) if arriving else self.take(frame.call)
+                if call is None:
+                    continue  # it was given up: the reply is late
+                if arriving:
+                    frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
+                    continue
+                call.reply = frame
+                if not call.asynchronous:
+                    call.wake()
+                elif call.future is None and not frame.flags & FAILED:
+                    settle((call,))  # our own business: no code of the program runs
+                else:
+                    answered.append(call)
+            elif frame.kind >= 0x100:
+                requests += 1
+                self._requested(frame)
+            else:
+                self._said(frame)
+        if session.owes:
+            self._crew.serve_quickly(self._acknowledge)
+        pacing = self.pacing
+        if requests:
+            pacing.took(requests)
+        if pacing.parked or pacing.held:
+            pacing.go_on()  # the peer may have said that it has what was lent to it
+
+    def _borrow(self, frame: Frame) -> None:
+        """Give a message the shared memory it refers to. If we cannot have it, its sender should not try again."""
+        if self.sharing is None or not self.sharing.borrow(frame):
+            frame.buffers = None
+            self._crew.serve_quickly(partial(self.send, GIVE_BACK, 0, b""))
+
+    def _arrive(self, frame: Frame) -> None:
+        """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits
+        for it is told so."""
+        try:
+            frame.arrival = self._arrived(frame)
+        except Exception:
+            log.exception("the references in a message from %s cannot be read", self.peer)
+            frame.buffers = None
+
+    def _settle_later(self, call: Call, frame: Frame) -> None:
+        """The references in a reply are confirmed now: whoever waits for it may have it."""
+        if self.take(call.id) is None:
+            return
+        call.reply = frame
+        call.settle(self._crew.serve)
+        if not call.asynchronous:
+            # Its thread may be reading the link: the answer lets it look up.
+            self._crew.serve_quickly(partial(self.say, PING))
+
+    def _pong(self) -> None:
+        self.say(PONG)
+
+    def _acknowledge(self) -> None:
+        self.say(ACK)
+
+    def await_reply(self, call: Call) -> None:
+        """Wait until a synchronous call is settled, reading the link if nobody else does."""
+        while True:
+            port = self._port
+            if port is not None and self._reading.acquire(False):
+                try:
+                    answered = self._read_until_settled(port, call)
+                finally:
+                    self._reading.release()
+                    if self._somebody_waits():
+                        self._unwatched = False
+                    if not self._unwatched:
+                        self._rearm(port)
+                if answered:
+                    self._crew.serve(lambda calls=answered: settle(calls))  # type: ignore[misc]
+            else:
+                call.sleep(call.remaining())
+            if call.settled:
+                return
+            if call.deadline != NEVER and time.monotonic() >= call.deadline:
+                self.forget(call)
+                raise call.timed_out()
+
+    def _read_until_settled(self, port: Port, call: Call) -> list[Call]:
+        answered: list[Call] = []
+        link = port.link
+        while not call.settled and port is self._port:
+            left = call.remaining()
+            answered += self._receive(port, link.read_waiting, left)
+            if answered or (left is not None and left <= 0):
+                break  # calls of others were answered: let the crew have them now
+        return answered
+
+    def unwatch(self) -> None:
+        """A thread is going to send and read the reply itself: the poller should not wake another one for it. Undone by
+        `watch` when somebody else's reply is due, and by the next tick, so that the end of an idle link is noticed."""
+        port = self._port
+        if port is not None and not self._unwatched:
+            self._unwatched = True
+            self._rearm(port)
+
+    def watch(self, again: bool = False) -> None:
+        """Replies are due that no thread waits for. `again`: have the poller look in any case."""
+        port = self._port
+        if self._unwatched or again:
+            self._unwatched = False
+            if port is not None:
+                self._rearm(port)
+
+    def _rearm(self, port: Port) -> None:
+        with self._arming:
+            events = WRITE if port.link.outbox_bytes else 0
+            if not self._unwatched and not self.pacing.paused and not self._reading.locked():
+                events |= READ  # (whoever reads arms it afterwards)
+            if port is self._port:
+                self._poller.arm(port, events)
+
+    def _drain(self, port: Port) -> None:
+        with self._writing:
+            try:
+                port.link.flush()
+            except OSError as error:
+                self._broken(port, error)
+        self.flush()  # what others left for us to write
+
+    def reconsider_reading(self) -> None:
+        if self._port is not None:
+            self._rearm(self._port)
+
+    # Calls.
+
+    def take(self, call_id: int) -> Call | None:
+        """Take a call off the list: whoever gets it settles it."""
+        if self.unhurried:
+            self.unhurried.discard(call_id)
+        return self.pending.pop(call_id, None)
+
+    def _somebody_waits(self) -> bool:
+        return len(self.pending) > len(self.unhurried)
+
+    def forget(self, call: Call) -> bool:
+        """Nobody waits for this call any more. False if it was answered meanwhile."""
+        return self.take(call.id) is not None
+
+
+def settle(calls: Sequence[Call]) -> None:
+    """Pass the outcome of asynchronous calls on."""
+    for call in calls:
+        try:
+            call.finish()
+        except BaseException:
+            log.exception("the outcome of the %s could not be passed on", call.what)

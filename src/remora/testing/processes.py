@@ -1,0 +1,248 @@
+"""Workers in processes of their own, for users' tests: started together, told what to run, ended whatever happens.
+
+    with Processes(2, faults="drop PYTHON_CALL worker0->worker1 1") as workers:
+        assert workers.run(0, call_the_other) == 3   # its value, or what it raises
+        workers.kill(1)
+
+Each worker runs what it is sent on its main thread, one after the other. Functions travel by name if they can be imported,
+else by value. Whatever a process did not finish when the block ends is ended with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from remora.faults.injector import Report
+from remora.faults.plan import Plan
+
+T = TypeVar("T")
+
+_context: Any = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+_PRELOADED = ["torch", "remora.rpc", "remora.testing.processes"]
+_PATIENCE = 10.0
+
+
+class ProcessEnded(RuntimeError):
+    """The process ended before it answered."""
+
+
+class RemoteTraceback(Exception):
+    """Where an exception was raised in the other process; the cause of what `result` raises."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Pending(Generic[T]):
+    """What a worker was asked to run."""
+
+    def __init__(self, process: _Process, number: int) -> None:
+        self._process = process
+        self._number = number
+
+    def result(self, timeout: float = 30.0) -> T:
+        """What the function returned; raises what it raised, TimeoutError, or ProcessEnded."""
+        value, error, where = self._process.answer(self._number, timeout)
+        if error is not None:
+            raise error from RemoteTraceback(where)
+        result: T = value
+        return result
+
+
+class _Process:
+    """One process as its parent sees it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._sent = 0
+        self._answers: dict[int, tuple[Any, BaseException | None, str]] = {}
+        self._pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def send(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Pending[T]:
+        self._sent += 1
+        try:
+            self._pipe.send((self._sent, cloudpickle.dumps((function, args, kwargs))))
+        except BrokenPipeError:
+            raise self._ended() from None
+        return Pending(self, self._sent)
+
+    def _ended(self) -> ProcessEnded:
+        self.process.join(_PATIENCE)
+        return ProcessEnded(f"worker{self.rank} ended with exit code {self.process.exitcode}")
+
+    def answer(self, number: int, timeout: float) -> tuple[Any, BaseException | None, str]:
+        end = time.monotonic() + timeout
+        while number not in self._answers:
+            if not self._pipe.poll(max(end - time.monotonic(), 0.0)):
+                raise TimeoutError(f"worker{self.rank} did not answer within {timeout:g} s")
+            try:
+                arrived, pickled = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                raise self._ended() from None
+            self._answers[arrived] = cloudpickle.loads(pickled)
+        return self._answers[number]
+
+    def signal(self, number: int) -> None:
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        self._pipe.close()  # it ends when it sees this
+        self.process.join(1.0)
+        self.signal(signal.SIGKILL)
+        self.process.join(_PATIENCE)
+        self.process.close()
+
+
+class Processes:
+    """`n` workers, worker0, worker1, …, each in a process of its own.
+
+    `options` are those of `RemoraRpcBackendOptions`, the same for all; `faults` is a plan that all of them follow.
+    """
+
+    def __init__(self, n: int, *, faults: Plan | str = "", timeout: float = 60.0, **options: Any) -> None:
+        if hasattr(_context, "set_forkserver_preload"):
+            _context.set_forkserver_preload(_PRELOADED)
+        self._timeout = timeout
+        self._folder = tempfile.TemporaryDirectory(prefix="remora-")
+        self._processes: list[_Process] = []
+        settings = {"init_method": f"file://{self._folder.name}/rendezvous", "faults": str(faults), **options}
+        try:
+            self._processes += [_Process(rank) for rank in range(n)]
+            starting = [process.send(_join, process.rank, n, settings) for process in self._processes]
+            for pending in starting:
+                pending.result(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def pid(self, rank: int) -> int:
+        """The process id of a worker."""
+        pid: int = self._processes[rank].process.pid
+        return pid
+
+    def start(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> Pending[T]:
+        """Have a worker run a function, without waiting for it."""
+        return self._processes[rank].send(function, *args, **kwargs)
+
+    def run(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Have a worker run a function; its value, or what it raises."""
+        return self.start(rank, function, *args, **kwargs).result(self._timeout)
+
+    def run_all(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+        """Have all living workers run it at the same time; the values in order."""
+        living = [process for process in self._processes if process.process.is_alive()]
+        return [each.result(self._timeout) for each in [process.send(function, *args, **kwargs) for process in living]]
+
+    def set_faults(self, plan: Plan | str) -> None:
+        """Have all living workers follow another plan from now on."""
+        self.run_all(_set_faults, str(plan))
+
+    def fault_report(self, rank: int) -> Report:
+        """What the plan did on one worker, to what it sent."""
+        return self.run(rank, _fault_report)
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self._processes[rank].signal(signal.SIGKILL)
+        self._processes[rank].process.join(_PATIENCE)
+
+    def freeze(self, rank: int) -> None:
+        """SIGSTOP: alive, and silent."""
+        self._processes[rank].signal(signal.SIGSTOP)
+
+    def thaw(self, rank: int) -> None:
+        """SIGCONT."""
+        self._processes[rank].signal(signal.SIGCONT)
+
+    def shutdown(self, graceful: bool = True) -> None:
+        """Have all living workers shut down. Not needed: the end of the block ends them anyway."""
+        self.run_all(_shutdown, graceful)
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.signal(signal.SIGCONT)
+            process.close()
+        self._processes.clear()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# In the other process. Imports are made here: the parent needs none of them.
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        try:
+            number, pickled = pipe.recv()
+        except EOFError:
+            os._exit(0)  # the test is over: nobody waits for anything here
+        pipe.send((number, _run(pickled)))
+
+
+def _run(pickled: bytes) -> bytes:
+    try:
+        function, args, kwargs = cloudpickle.loads(pickled)
+        answer: bytes = cloudpickle.dumps((function(*args, **kwargs), None, ""))
+    except BaseException as error:
+        answer = _failure(error)
+    return answer
+
+
+def _failure(error: BaseException) -> bytes:
+    where = traceback.format_exc()
+    try:
+        answer: bytes = cloudpickle.dumps((None, error, where))
+        cloudpickle.loads(answer)  # some exceptions can be pickled and not be rebuilt
+    except Exception:
+        answer = cloudpickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), where))
+    return answer
+
+
+def _join(rank: int, n: int, options: Mapping[str, Any]) -> None:
+    from remora import rpc
+
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=n, rpc_backend_options=rpc.RemoraRpcBackendOptions(**options))
+
+
+def _shutdown(graceful: bool) -> None:
+    from remora import rpc
+
+    rpc.shutdown(graceful=graceful)
+
+
+def _set_faults(plan: str) -> None:
+    from remora.testing import faults
+
+    faults.set(plan)
+
+
+def _fault_report() -> Report:
+    from remora.testing import faults
+
+    return faults.report()

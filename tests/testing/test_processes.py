@@ -1,0 +1,82 @@
+"""Workers in processes of their own, as users' tests start them."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from remora import rpc
+from remora.errors import RemoraError
+from remora.testing.processes import ProcessEnded, Processes
+from tests import leaks
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fork_server() -> None:
+    """It is started once, and stays."""
+    with leaks.kept(), Processes(1):
+        pass
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def call(to: str, a: int, b: int) -> int:
+    return rpc.rpc_sync(to, add, args=(a, b), timeout=20)
+
+
+def fail(text: str) -> None:
+    raise KeyError(text)
+
+
+def test_they_run_what_they_are_sent() -> None:
+    with Processes(2) as workers:
+        assert len(workers) == 2
+        assert workers.run(0, call, "worker1", 1, 2) == 3
+        assert workers.run_all(call, "worker0", 3, 4) == [7, 7]
+        assert workers.run(1, lambda: os.getpid()) == workers.pid(1)
+        with pytest.raises(KeyError, match="no such key") as caught:
+            workers.run(0, fail, "no such key")
+        assert "in fail" in str(caught.value.__cause__)
+        workers.shutdown()
+
+
+def test_they_follow_a_plan_and_tell_what_it_did() -> None:
+    with Processes(2, faults="fail PYTHON_CALL worker0->worker1 1") as workers:
+        with pytest.raises(RemoraError, match="RPCErr:2:"):
+            workers.run(0, call, "worker1", 1, 2)
+        assert workers.run(0, call, "worker1", 1, 2) == 3
+        assert [record.deed for record in workers.fault_report(0).records] == ["fail"]
+        workers.set_faults("corrupt PYTHON_CALL * 1")
+        assert workers.run(0, call, "worker1", 1, 2) == 3
+        assert len(workers.fault_report(0)) == 2
+
+
+def test_they_can_be_killed_and_frozen() -> None:
+    with Processes(2) as workers:
+        assert workers.run(0, call, "worker1", 1, 2) == 3
+        workers.freeze(1)
+        slow = workers.start(0, call, "worker1", 3, 4)
+        with pytest.raises(TimeoutError):
+            slow.result(0.2)
+        workers.thaw(1)
+        assert slow.result() == 7
+        workers.kill(1)
+        with pytest.raises(RemoraError, match="worker1"):
+            workers.run(0, call, "worker1", 1, 2)
+        with pytest.raises(ProcessEnded, match="exit code -9"):
+            workers.run(1, call, "worker0", 1, 2)
+
+
+def test_what_they_are_still_doing_ends_with_the_block() -> None:
+    started = time.monotonic()
+    with Processes(2) as workers:
+        workers.start(0, time.sleep, 60)
+        pid = workers.pid(0)
+    assert time.monotonic() - started < 20
+    assert not os.path.exists(f"/proc/{pid}")
