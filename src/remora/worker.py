@@ -52,13 +52,13 @@ class Worker:
         introduction = self.introduction = Introduction(self._me, secrets.token_hex(8), settings)
         self.agent = Agent(self._me, threads, timeout, settings, introduction)
         self.agent.crew.worker = self.agent.coroutines.worker = self
+        first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group = StaticGroup(store, world_size, bringup) if world_size else DynamicGroup(store, bringup)
         try:
             introduction.secret, bind_host = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)
-            self.record = WorkerRecord(
-                name, rank, introduction.incarnation, addresses.host_identity(), tuple(found), credentials()
-            )
+            host, extra = addresses.host_identity(), {**credentials(), "first_id": first_id}
+            self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
             introduction.group = self.group.group_id
             introduction.home = Home(self.record.host, self.record.addresses)
@@ -70,7 +70,6 @@ class Worker:
         self.agent.peers.me = self.agent.peers.add(self.record)
         self.static_names = [record.name for record in members] if world_size else []
         self._greet = [record for record in members if record.name != name] if not world_size else []
-        first_id = 0 if world_size else time.time_ns() // 1000 % 2**46
         self.references = References(self.agent, first_id, not world_size)
         self.autograd = Engine(self.agent, first_id)
         Roots(self.autograd, self.references)

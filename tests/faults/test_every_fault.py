@@ -16,7 +16,7 @@ from tests.faults.scenarios import SCENARIOS
 from tests.faults.trials import Verdict, quick_time, random_plan, single_faults, survey, try_out
 
 SHARE = {"calls": 8, "references": 10, "gradients": 10, "shutdown": 25}  # one in so many; a message has eleven or twelve
-RANDOM = 50  # for each scenario
+RANDOM = 40  # for each scenario
 
 
 @pytest.fixture(autouse=True, scope="module")

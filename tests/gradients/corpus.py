@@ -41,6 +41,35 @@ CORPUS: dict[str, Program] = {
             ),
         ),
     ),
+    "node hooks: what a node gives to a row that waits for others was seen as a matrix": Program(
+        2,
+        2,
+        Body(
+            0,
+            (
+                Leaf(0),
+                Leaf(1),
+                Op("tanh", (1,)),
+                Calls((Call(1, (2,), Body(1, (Op("tanh", (0,)),), (1,))),)),
+                Op("mul", (2, 0)),
+                Hook(4, "bend node"),
+                Op("cat", (3, 4)),
+                Backward((5,)),
+            ),
+        ),
+    ),
+    "no_grad: what a coroutine left on its owner had a history": Program(
+        2,
+        2,
+        Body(
+            0,
+            (
+                Leaf(0),
+                Calls((Call(0, (0,), Body(1, (Leaf(0), Op("cat", (1,))), (2,)), "remote", "coroutine", no_grad=True),)),
+                Backward((1,)),
+            ),
+        ),
+    ),
     "no_grad: a parameter that was returned came as a new leaf": Program(
         2, 2, Body(0, (Leaf(0), Calls((Call(0, (0,), Body(1, (Leaf(0),), (1,)), no_grad=True),)), Backward((1,))))
     ),

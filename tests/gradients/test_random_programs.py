@@ -1,6 +1,6 @@
 """Random programs: whatever is computed, many workers find the gradients that one process finds.
 
-REMORA_LONG=1 draws many more, and other ones each time.
+REMORA_LONG=1 draws many more, and other ones each time. REMORA_SHRINK=1 makes a failing one small, which takes minutes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.gradients.strategies import programs
 from tests.workers import Workers
 
 LONG = bool(os.environ.get("REMORA_LONG"))
+SHRINK = LONG or bool(os.environ.get("REMORA_SHRINK"))
 TIMEOUT = 10.0
 
 
@@ -33,7 +34,7 @@ def examples(number: int) -> settings:
         derandomize=not LONG,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+        phases=[Phase.generate, Phase.shrink] if SHRINK else [Phase.generate],
     )
 
 

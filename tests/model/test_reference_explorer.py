@@ -75,7 +75,7 @@ def test_worlds_know_every_field_of_the_machines() -> None:
     """A field that is not copied would be shared by worlds, and one that is not in the key would make two worlds one."""
     known = {
         Owner: ["values", "mourning", "buried", "unmade"],
-        Owned: ["forks", "made", "awaited"],
+        Owned: ["forks", "made", "awaited", "creator"],
         Holder: ["forks", "parents", "gone"],
         Held: ["rref", "owner", "parent", "confirmed", "in_use", "children"],
     }

@@ -10,10 +10,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from remora.agent.futures import Future
-from remora.errors import CallNotSent, CallTimeout, SerializationError
+from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
-from remora.wire.frames import FAILED, RECORDED, Frame
+from remora.wire.frames import FAILED, RECORDED, SHARED, Frame
 from remora.wire.pickling import unpack
 from remora.wire.scopes import UnpackScope
 
@@ -98,7 +98,7 @@ class Call:
         if frame.flags & FAILED:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:
-            raise SerializationError(f"{self.what}: the result ({frame.size} bytes) does not fit into the memory here")
+            raise self._without_result(frame)
         scope = UnpackScope(self.peer, frame.arrival)
         value = unpack(frame.body, frame.buffers, scope)
         if frame.flags & RECORDED:
@@ -106,6 +106,13 @@ class Call:
             if self.recording is not None:
                 self.recording.received(self.peer, header, scope.links)
         return value
+
+    def _without_result(self, frame: Frame) -> RemoraError:
+        if frame.flags & SHARED:
+            return WorkerLost(
+                f"{self.what}: it was answered, but the answer is in memory of {self.peer.name} that cannot be had any more"
+            )
+        return SerializationError(f"{self.what}: the result ({frame.size} bytes) does not fit into the memory here")
 
     def error(self) -> BaseException | None:
         """The error of a settled call; None if it has a value. The value is not looked at."""

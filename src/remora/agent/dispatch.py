@@ -128,9 +128,10 @@ class Request:
     def unpack(self) -> object:
         """The body as a value."""
         if self.frame.buffers is None:
-            raise SerializationError(
-                f"the arguments ({self.frame.size} bytes) do not fit into the memory of this worker"
-            )
+            what = "are in memory of their sender that this worker cannot use; they will not be sent that way again, so try again"
+            if not self.frame.flags & SHARED:
+                what = f"({self.frame.size} bytes) do not fit into the memory of this worker"
+            raise SerializationError(f"the arguments {what}")
         scope = UnpackScope(self.caller, self.frame.arrival)
         value = unpack(self.frame.body, self.frame.buffers, scope)
         return self._joined(value, scope) if self.frame.flags & RECORDED else value

@@ -60,6 +60,10 @@ class Roll:
             raise WorkerNotFound(f"could not find destination {key!r} among {len(self._by_name)} workers ({names} …)")
         return peer
 
+    def of_id(self, id: int) -> Peer | None:
+        """The worker of that id, if there is one."""
+        return self._by_id.get(id)
+
     def by_key(self, key: WorkerKey) -> Peer | None:
         """That very worker, if it is not gone."""
         peer = self._by_id.get(key.id)

@@ -27,6 +27,7 @@ class Owned:
     forks: dict[ForkId, Worker] = field(default_factory=dict)
     made: bool = False  # the value exists, or the call that makes it has arrived, or it is known that it never will
     awaited: bool = False  # a reference to it came home before it was made
+    creator: Worker | None = None  # who is going to have it made, if that is known and not only by its number
 
 
 @dataclass(slots=True)
@@ -51,16 +52,19 @@ class Owner:
         owned.forks[fork] = holder
         return self._bury_if_lost(rref, fork, holder)
 
-    def request(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
-        """A new holder asks to be counted. It may come before the call that makes the value."""
+    def request(self, rref: RRefId, fork: ForkId, holder: Worker, creator: Worker | None = None) -> list[Effect]:
+        """A new holder asks to be counted. It may come before the call that makes the value. `creator`: the living worker
+        that has it made; not a former one of the same number."""
         owned = self.values.setdefault(rref, Owned())
+        owned.creator = creator
         owned.forks[fork] = holder
         return self._give_up_if_doomed(rref, owned) + self._bury_if_lost(rref, fork, holder)
 
-    def come_home(self, rref: RRefId, sender: Worker) -> list[Effect]:
+    def come_home(self, rref: RRefId, sender: Worker, creator: Worker | None = None) -> list[Effect]:
         """A reference to a value of ours arrived: our own program waits for the value, if it is not there (O4)."""
         known = rref in self.values
         owned = self.values.setdefault(rref, Owned())
+        owned.creator = creator
         if owned.made:
             return []
         owned.awaited = True
@@ -124,16 +128,19 @@ class Owner:
             held = [fork for fork, holder in owned.forks.items() if holder == worker]
             for fork in held:
                 del owned.forks[fork]
-            if not owned.made and rref.created_on == worker.id:
+            if not owned.made and (owned.creator == worker or (owned.creator is None and rref.created_on == worker.id)):
                 effects += self._give_up(rref, owned)
             elif held:
                 effects += self._settle(rref, owned)
         return effects
 
     def _give_up_if_doomed(self, rref: RRefId, owned: Owned) -> list[Effect]:
-        if owned.made or not (rref in self.unmade or any(worker.id == rref.created_on for worker in self.buried)):
-            return []
-        return self._give_up(rref, owned)
+        doomed = rref in self.unmade or (
+            any(worker.id == rref.created_on for worker in self.buried)
+            if owned.creator is None
+            else owned.creator in self.buried
+        )
+        return self._give_up(rref, owned) if doomed and not owned.made else []
 
     def _give_up(self, rref: RRefId, owned: Owned) -> list[Effect]:
         owned.made = True

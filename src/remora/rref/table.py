@@ -101,7 +101,7 @@ class Table:
         """A reference to a value of ours arrived: the value, which may have to be made yet."""
         with self._lock:
             value = self.values.setdefault(rref, Value(rref))
-            effects = self.owner.come_home(rref, sender)
+            effects = self.owner.come_home(rref, sender, self._creator(rref))
         self.perform(effects)
         return value
 
@@ -116,8 +116,17 @@ class Table:
         """A new holder asks to be counted."""
         with self._lock:
             self.values.setdefault(rref, Value(rref))
-            effects = self.owner.request(rref, fork, holder)
+            effects = self.owner.request(rref, fork, holder, self._creator(rref))
         self.perform(effects)
+
+    def _creator(self, rref: RRefId) -> Worker | None:
+        """The worker that has this value made, if it lives: the one of that number, unless the value has a number from
+        before it was started, and so is of a former worker."""
+        peer = self.agent.peers.of_id(rref.created_on) if self._first_id else None  # 0: a group to which nobody comes back
+        if peer is None or peer.gone:
+            return None
+        first = peer.record.extra.get("first_id", 0)
+        return peer.key if isinstance(first, int) and first <= rref.local_id else None
 
     def deleted(self, rref: RRefId, fork: ForkId) -> None:
         """A holder says goodbye."""

@@ -141,7 +141,7 @@ class Site:
 
 def clone_owner(owner: Owner) -> Owner:
     """A copy that shares nothing that can change."""
-    values = {rref: Owned(dict(each.forks), each.made, each.awaited) for rref, each in owner.values.items()}
+    values = {rref: Owned(dict(each.forks), each.made, each.awaited, each.creator) for rref, each in owner.values.items()}
     mourning = {worker: set(waiting) for worker, waiting in owner.mourning.items()}
     return Owner(values, mourning, set(owner.buried), set(owner.unmade))
 

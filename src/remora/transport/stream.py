@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from remora.transport.eagerness import Eagerness
 from remora.wire.frames import Damaged, Frame, FrameReader
 
 # Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
@@ -33,7 +34,7 @@ class LinkClosed(OSError):
 class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
-    __slots__ = ("_fd", "_outbox", "_reader", "failed", "last_heard", "outbox_bytes", "sock", "where")
+    __slots__ = ("_eagerness", "_fd", "_outbox", "_reader", "failed", "last_heard", "outbox_bytes", "sock", "where")
 
     def __init__(self, sock: socket.socket, where: str, unreachable_after: float = 4.0) -> None:
         sock.settimeout(None)
@@ -42,6 +43,7 @@ class StreamLink:
         self.where = where
         self._fd = sock.fileno()
         self._reader = FrameReader()
+        self._eagerness = Eagerness(self._fd)
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
         self.failed = False  # writing failed: nothing more is written to it
@@ -103,8 +105,9 @@ class StreamLink:
         if (seconds is not None and seconds < BLOCK_LIMIT + 0.5) or not _DONTWAIT:
             wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else max(seconds, 0.0))
             return self.read()
+        eager = self._eagerness.watch()
         try:
-            n = self.sock.recv_into(self._reader.space())
+            n = self.sock.recv_into(self._reader.space(), 0, _DONTWAIT if eager else 0)
         except (BlockingIOError, InterruptedError):  # BLOCK_LIMIT passed
             return []
         if n == 0:

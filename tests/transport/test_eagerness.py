@@ -1,0 +1,80 @@
+"""Looking for a reply before sleeping on it: only while that pays."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from remora.transport import eagerness
+from remora.transport.eagerness import MOMENT, MOST_RESTS, Eagerness
+
+
+class Clock:
+    """Counts how often somebody looked at it, and goes on by a tenth of a moment each time."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.looks * MOMENT / 10
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(eagerness, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+def test_what_is_there_is_seen(pair: Pair, clock: Clock) -> None:
+    pair[1].send(b"x")
+    eager = Eagerness(pair[0].fileno())
+    assert all(eager.watch() for _ in range(10))
+
+
+def test_the_end_is_seen_too(pair: Pair, clock: Clock) -> None:
+    pair[1].close()
+    assert Eagerness(pair[0].fileno()).watch()
+
+
+def test_looking_ends_after_a_moment(pair: Pair, clock: Clock) -> None:
+    assert not Eagerness(pair[0].fileno()).watch()
+    assert 10 <= clock.looks <= 13
+
+
+def test_it_is_tried_more_and_more_rarely_while_it_is_in_vain(pair: Pair, clock: Clock) -> None:
+    eager = Eagerness(pair[0].fileno())
+    tried = []
+    for i in range(4 * MOST_RESTS):
+        before = clock.looks
+        assert not eager.watch()
+        if clock.looks > before:
+            tried.append(i)
+    gaps = [after - before - 1 for before, after in zip(tried, tried[1:], strict=False)]
+    assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256][: len(gaps)]
+    assert len(gaps) >= 9
+
+
+def test_and_again_as_soon_as_it_pays(pair: Pair, clock: Clock) -> None:
+    eager = Eagerness(pair[0].fileno())
+    for _ in range(1 + 1 + 1):  # in vain; a rest; in vain
+        assert not eager.watch()
+    pair[1].send(b"x")
+    assert [eager.watch() for _ in range(4)] == [False, False, True, True]
+    pair[0].recv(1)
+    assert [eager.watch(), eager.watch()] == [False, False]
+    pair[1].send(b"x")
+    assert eager.watch(), "one rest, as at the beginning"
