@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Iterator
 
@@ -63,7 +64,7 @@ def test_it_is_tried_more_and_more_rarely_while_it_is_in_vain(pair: Pair, clock:
         assert not eager.watch()
         if clock.looks > before:
             tried.append(i)
-    gaps = [after - before - 1 for before, after in zip(tried, tried[1:], strict=False)]
+    gaps = [after - before - 1 for before, after in itertools.pairwise(tried)]
     assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256][: len(gaps)]
     assert len(gaps) >= 9
 

@@ -7,7 +7,6 @@ receiver gives the memory back, when it is done with it, by a word (GIVE_BACK) t
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import time
 from collections import deque
@@ -27,7 +26,7 @@ _LENGTH = struct.Struct("<I")
 
 def credentials() -> dict[str, object]:
     """What others must know of this process to share memory with it."""
-    return {"memory": shm.identity(), "process": os.getpid()}
+    return {"memory": shm.identity()}
 
 
 def lent_bytes(body: bytes | bytearray) -> int:
@@ -41,12 +40,12 @@ class Sharing:
 
     __slots__ = ("_borrower", "_key", "_lender", "name", "willing")
 
-    def __init__(self, lender: shm.Lender, key: WorkerKey, name: str, process: int) -> None:
+    def __init__(self, lender: shm.Lender, key: WorkerKey, name: str) -> None:
         self._lender = lender
         self._key = key
         self.name = name
-        self.willing = True  # the peer can use what we lend
-        self._borrower = shm.Borrower(process)
+        self.willing = False  # the peer can use what we lend
+        self._borrower = shm.Borrower()
 
     def lend(self, packed: Packed) -> bytes | None:
         """The body of a message whose tensors are in shared memory now; None if they have to go another way."""
@@ -106,12 +105,13 @@ class Bulk:
         self.lender = shm.Lender(limit)
         self._memory = shm.identity() if limit else ""
 
-    def with_peer(self, key: WorkerKey, name: str, extra: dict[str, object]) -> Sharing | None:
-        """What we share with a peer, by what it says of itself; None if nothing can be shared."""
-        process = extra.get("process")
-        if not self._memory or extra.get("memory") != self._memory or not isinstance(process, int):
-            return None
-        return Sharing(self.lender, key, name, process)
+    def with_peer(self, key: WorkerKey, name: str) -> Sharing:
+        """What we share with a peer. We can take what it lends; what it can take is to be learned."""
+        return Sharing(self.lender, key, name)
+
+    def learn(self, sharing: Sharing, extra: dict[str, object]) -> None:
+        """By what a peer says of itself: can it use what we lend?"""
+        sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
 
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""

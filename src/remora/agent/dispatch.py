@@ -15,7 +15,7 @@ from remora.agent.recording import Header, Recorder, Recording, pack_recorded
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
-from remora.wire.frames import ASYNC, FAILED, RECORDED, Frame
+from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import PackScope, UnpackScope
@@ -128,7 +128,7 @@ class Request:
     def unpack(self) -> object:
         """The body as a value."""
         if self.frame.buffers is None:
-            what = "are in memory of their sender that this worker cannot use; they will not be sent that way again, so try again"
+            what = "are in memory of their sender that cannot be had here; they will not be sent that way again: try again"
             if not self.frame.flags & SHARED:
                 what = f"({self.frame.size} bytes) do not fit into the memory of this worker"
             raise SerializationError(f"the arguments {what}")

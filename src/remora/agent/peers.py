@@ -79,13 +79,16 @@ class Peers(Roll):
             self.give_up(predecessor, "another worker of the same name took its place")
         if is_new:
             self.news.publish(Joined(peer.info))
+        elif record.extra and peer.record is record and peer.sharing is not None:
+            self.bulk.learn(peer.sharing, record.extra)  # until now it was known by its call alone
         return peer
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
         """One direction of talking with a peer."""
         channel = Channel(peer.name, session_id, dialled, peer, self._crew, self._poller)
         if peer.sharing is None:
-            peer.sharing = self.bulk.with_peer(peer.key, peer.name, peer.record.extra)
+            peer.sharing = self.bulk.with_peer(peer.key, peer.name)
+            self.bulk.learn(peer.sharing, peer.record.extra)
         channel.sharing = peer.sharing
         return channel
 

@@ -30,7 +30,7 @@ SMALLEST = 1 << 17
 IDLE = 10.0  # seconds after which memory that nobody uses is returned to the system
 _ALIGNED = 64
 _STAMP = struct.Struct("<Q")  # at the beginning of a segment: its number
-_REFERENCE = struct.Struct("<QIQI")  # number, descriptor, size, how many places
+_REFERENCE = struct.Struct("<QIIQI")  # number, process, descriptor, size, how many places
 _PLACE = struct.Struct("<QQ")
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -88,7 +88,7 @@ class Segment:
                 ctypes.memmove(self.address + at, address_of(buffer), size)  # without the interpreter lock
             places.append(_PLACE.pack(at, size))
             at += -(-size // _ALIGNED) * _ALIGNED
-        return _REFERENCE.pack(self.number, self.descriptor, self.size, len(places)) + b"".join(places)
+        return _REFERENCE.pack(self.number, os.getpid(), self.descriptor, self.size, len(places)) + b"".join(places)
 
     def close(self) -> None:
         """Return it to the system. A borrower that uses it keeps it for itself."""
@@ -104,7 +104,7 @@ def _rounded(size: int) -> int:
 
 def size_of(message: bytes | bytearray, at: int) -> int:
     """The size of the segment that a reference in a message is to."""
-    size: int = _REFERENCE.unpack_from(message, at)[2]
+    size: int = _REFERENCE.unpack_from(message, at)[3]
     return size
 
 
@@ -200,34 +200,33 @@ class Lender:
 class Borrower:
     """What one worker has of the segments of one other."""
 
-    def __init__(self, process: int) -> None:
-        self._process = process
+    def __init__(self) -> None:
         self._maps: dict[int, _Mapping] = {}
         self._lock = threading.Lock()
         self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
 
     def take(self, reference: bytes | memoryview, now: float) -> list[torch.UntypedStorage]:
         """The memory that a message refers to. OSError or ValueError if it cannot be had."""
-        number, descriptor, size, count = _REFERENCE.unpack_from(reference)
+        number, process, descriptor, size, count = _REFERENCE.unpack_from(reference)
         places = [_PLACE.unpack_from(reference, _REFERENCE.size + i * _PLACE.size) for i in range(count)]
         if any(at + length > size for at, length in places):
             raise ValueError("a message refers to memory beyond its segment")
-        mapping = self._map(number, descriptor, size, now)
+        mapping = self._map(number, f"/proc/{process}/fd/{descriptor}", size, now)
         region: Any = (ctypes.c_char * size).from_address(mapping.address)
         region.mapping = mapping
         weakref.finalize(region, self.unused.append, number).atexit = False
         return [_storage(region, at, length) for at, length in places]
 
-    def _map(self, number: int, descriptor: int, size: int, now: float) -> _Mapping:
+    def _map(self, number: int, path: str, size: int, now: float) -> _Mapping:
         with self._lock:
             known = self._maps.get(number)
             if known is None:
-                known = self._maps[number] = self._open(number, descriptor, size)
+                known = self._maps[number] = self._open(number, path, size)
             known.used_at = now
             return known
 
-    def _open(self, number: int, descriptor: int, size: int) -> _Mapping:
-        opened = os.open(f"/proc/{self._process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    def _open(self, number: int, path: str, size: int) -> _Mapping:
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(opened).st_size != size:
                 raise ValueError("a segment does not have the size it should have")
