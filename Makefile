@@ -3,7 +3,7 @@
 #   make demo     four workers calling each other, with a table at the end; then three that learn something
 #   make test     lint, types, tests, branch coverage      (ARGS="tests/wire -k tensor" narrows the tests)
 #   make lint     ruff and mypy --strict
-#   make chaos    five workers, killed, frozen and cut off   (ARGS="--seconds 300 --seed 7")
+#   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop")
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
 
@@ -40,6 +40,7 @@ lint: $(INSTALLED)
 
 chaos: $(INSTALLED)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+	@$(BIN)/python -m tests.faults
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -55,19 +55,24 @@ class ForkedRanks(MultiProcessTestCase):
             rank.join()
 
 
-class AssembledRanks(ForkedRanks):
-    """For tests in which a rank that is done with `init_process_group` asks others to use the group by RPC.
+class RanksWithGroup(ForkedRanks):
+    """For tests that use a process group beside RPC. Two things go wrong there whoever does RPC, and are kept away.
 
-    They may not be done with it, and the test fails: rarely, and the more rarely the slower RPC is. So here nobody is done
-    before all have the group.
+    A rank that is done with `init_process_group` asks others, by RPC, to use the group; but they may not be done with it.
+    So here nobody is done before all have the group.
+
+    A group ends with the model that uses it, by waiting for its thread while it holds the interpreter lock; the thread
+    may want that lock (https://github.com/pytorch/pytorch/issues/56297). So here a group stays until the rank has ended.
     """
 
     @classmethod
     def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
         init_process_group = dist.init_process_group
+        groups: list[Any] = []
 
         def init_together(*group_args: Any, **group_kwargs: Any) -> None:
             init_process_group(*group_args, **group_kwargs)
+            groups.append(dist.group.WORLD)
             dist.barrier()
 
         dist.init_process_group = init_together

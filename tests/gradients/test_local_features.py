@@ -355,6 +355,8 @@ has_toolchain = shutil.which("g++") is not None and bool(os.environ.get("REMORA_
 )
 @pytest.mark.may_leak("torch.compile keeps processes and descriptors of its own")
 def test_compiled_parts_on_both_sides(world: World, backend: str) -> None:
+    for worker in range(2):
+        world.run(worker, rpc._set_rpc_timeout, 0)  # compiling takes its time
     x = leaf(0)
     weights = weight_of(world, 0), weight_of(world, 1)
     with autograd.context() as context_id:

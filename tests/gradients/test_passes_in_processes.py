@@ -83,7 +83,7 @@ def test_a_worker_is_killed_in_the_middle_of_a_pass(mode: str) -> None:
         assert seconds < SOON
         assert kind in ("WorkerLost", "CallNotSent"), words
         assert "worker2" in words
-        assert total == pytest.approx(float(workers.run(1, my_weight).sum()))
+        assert total == pytest.approx(float(workers.run(1, my_weight).detach().sum()))
         wait_until_clean(workers, [0, 1])
         workers.kill(2)  # it is dead; now our book says so, too
 

@@ -85,13 +85,15 @@ def _tap(node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack) -
         complete = computed
         if compiled and any(computed[number] is None for number in numbers):
             alone = _alone(node, came_in)
-            complete = tuple(alone[i] if i in numbers else gradient for i, gradient in enumerate(computed))
+            complete = tuple(
+                _fitted(alone[i], *node.next_functions[i]) if i in numbers else gradient
+                for i, gradient in enumerate(computed)
+            )
         for hook in theirs.values():
             complete = _as_tuple(hook(complete, came_in), complete)
         for number in numbers:
             if complete[number] is not None:
-                edge = node.next_functions[number]
-                outgoing.append((edge, _fitted(complete[number], *edge)))
+                outgoing.append((node.next_functions[number], complete[number]))
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
 
     compiled = not hasattr(node, "apply")  # a function written in Python computes everything in any case
@@ -110,9 +112,11 @@ def _as_tuple(result: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _fitted(gradient: torch.Tensor, node: Node, number: int) -> torch.Tensor:
+def _fitted(gradient: torch.Tensor | None, node: Node, number: int) -> torch.Tensor | None:
     """A gradient as the engine would pass it on to this input of a node: a node may give one that is broadcast, or of
     another type."""
+    if gradient is None:
+        return None
     wanted: Any = getattr(node, "variable", None) if isinstance(node, LeafNode) else node._input_metadata[number]
     if gradient.layout is torch.strided and gradient.shape != wanted.shape:
         gradient = gradient.sum_to_size(wanted.shape)

@@ -165,8 +165,11 @@ class Processes:
         self._processes[rank].process.join(_PATIENCE)
 
     def freeze(self, rank: int) -> None:
-        """SIGSTOP: alive, and silent."""
+        """SIGSTOP: alive, and silent. Returns when all its threads stand still (where that can be seen)."""
         self._processes[rank].signal(signal.SIGSTOP)
+        end = time.monotonic() + _PATIENCE
+        while not _stands_still(self.pid(rank)) and time.monotonic() < end:
+            time.sleep(0.001)
 
     def thaw(self, rank: int) -> None:
         """SIGCONT."""
@@ -191,6 +194,21 @@ class Processes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _stands_still(pid: int) -> bool:
+    folder = f"/proc/{pid}/task"
+    if not os.path.isdir(folder):
+        return True
+    try:
+        return all(_state(f"{folder}/{task}/stat") in "TtZX" for task in os.listdir(folder))
+    except OSError:  # a thread ended while we looked
+        return False
+
+
+def _state(path: str) -> str:
+    with open(path) as stat:
+        return stat.read().rpartition(")")[2].split()[0]
 
 
 # In the other process. Imports are made here: the parent needs none of them.
