@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from remora import autograd, rpc
 from remora.errors import CallTimeout
 from remora.testing.world import World
+from tests.gradients import mines
 from tests.gradients.belongings import (
     assert_close,
     gradient,
@@ -25,46 +25,16 @@ from tests.gradients.belongings import (
     wait_for_no_passes,
     weight_of,
 )
+from tests.gradients.mines import broken, go_on, mined, mined_twice_removed, reached, slow
 
 SOON = 5.0
-broken = threading.Event()
-slow = threading.Event()
-go_on = threading.Event()
-reached = threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _all_well() -> Iterator[None]:
-    for flag in (broken, slow, go_on, reached):
-        flag.clear()
+    mines.clear()
     yield
     go_on.set()
-
-
-class Mine(torch.autograd.Function):
-    """A function whose backward fails, or waits, when it is told to."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        reached.set()
-        if broken.is_set():
-            raise ValueError("stepped on a mine")
-        if slow.is_set():
-            go_on.wait(30)
-        return gradient * 2
-
-
-def mined(x: Tensor) -> Tensor:
-    result: Tensor = Mine.apply(x) * my_weight()
-    return result
-
-
-def mined_twice_removed(x: Tensor) -> Tensor:
-    return rpc.rpc_sync("worker2", mined, args=(x * my_weight(),))
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast"])
