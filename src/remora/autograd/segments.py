@@ -47,8 +47,13 @@ def run(
             _tap(node, numbers, outgoing, stack)
         for node in segment.sharing:
             stack.callback(node.register_hook(held.append_shared).remove)
-        exits = [GradientEdge(node, 0) for node in segment.exits] if segment.crossings else None
-        torch.autograd.backward(edges, [gradient for _, gradient in incoming], retain_graph, inputs=exits)
+        exits = tuple(GradientEdge(node, 0) for node in segment.exits) if segment.crossings else ()
+        # What `torch.autograd.backward` calls in the end. It would first look at symbolic shapes, and import half a second
+        # of other packages for that in the first pass of a process.
+        _engine.run_backward(
+            tuple(edges), tuple(gradient for _, gradient in incoming), retain_graph, False, exits,
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
         received = [(node.recv, node.recv.gradients) for node in segment.received]
     return outgoing, received
 
@@ -133,7 +138,7 @@ def _alone(node: Node, came_in: tuple[Any, ...]) -> tuple[Any, ...]:
 
     with torch.enable_grad():
         step: torch.Tensor = _Step.apply(_anchor, work)  # type: ignore[no-untyped-call]
-    torch.autograd.backward([step], [_one])
+    _engine.run_backward((step,), (_one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     computed = results[0]
     return computed if isinstance(computed, tuple) else (computed,)
 
@@ -152,5 +157,6 @@ class _Step(torch.autograd.Function):
         return None, None
 
 
+_engine: Any = torch.autograd.Variable._execution_engine
 _anchor = torch.empty((), requires_grad=True)
 _one = torch.ones(())
