@@ -6,6 +6,7 @@ receiver gives the memory back, when it is done with it, by a word (GIVE_BACK) t
 
 from __future__ import annotations
 
+import errno
 import logging
 import struct
 import time
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 
 from remora.transport import shm
 from remora.vocabulary.ids import WorkerKey
-from remora.wire.frames import Frame
+from remora.wire.frames import SHARED, Frame
 from remora.wire.packed import Packed
 
 log = logging.getLogger("remora")
@@ -65,8 +66,12 @@ class Sharing:
         try:
             frame.buffers = self._borrower.take(view[start:end], time.monotonic())
         except (OSError, ValueError) as error:
-            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
             frame.buffers = None
+            self._borrower.unused.append(shm.number_of(view, start))
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
+                return True
+            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
             return False
         frame.size += sum(storage.nbytes() for storage in frame.buffers)
         frame.body = bytes(view[:start])

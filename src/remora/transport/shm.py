@@ -102,6 +102,12 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
+def number_of(message: bytes | bytearray | memoryview, at: int) -> int:
+    """The number of the segment that a reference in a message is to."""
+    number: int = _REFERENCE.unpack_from(message, at)[0]
+    return number
+
+
 def size_of(message: bytes | bytearray, at: int) -> int:
     """The size of the segment that a reference in a message is to."""
     size: int = _REFERENCE.unpack_from(message, at)[3]
