@@ -67,7 +67,7 @@ class RanksWithGroup(ForkedRanks):
 
     @classmethod
     def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
-        init_process_group = dist.init_process_group
+        init_process_group, new_group = dist.init_process_group, dist.new_group
         groups: list[Any] = []
 
         def init_together(*group_args: Any, **group_kwargs: Any) -> None:
@@ -75,5 +75,9 @@ class RanksWithGroup(ForkedRanks):
             groups.append(dist.group.WORLD)
             dist.barrier()
 
-        dist.init_process_group = init_together
+        def new_group_to_keep(*group_args: Any, **group_kwargs: Any) -> Any:
+            groups.append(new_group(*group_args, **group_kwargs))
+            return groups[-1]
+
+        dist.init_process_group, dist.new_group = init_together, new_group_to_keep
         super()._run(rank, *args, **kwargs)

@@ -12,6 +12,7 @@ import pytest
 
 from remora import rpc
 from remora.agent.membership import Membership
+from remora.rpc import gathering
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -171,9 +172,15 @@ def test_gathering_in_a_dynamic_group_that_changes(trio: Workers) -> None:
     leave_all(trio)
 
 
+def who_has_come() -> list[str]:
+    """Those who have come to the gathering that this worker leads and waits for."""
+    states = gathering._of(rpc._get_current_rpc_agent()).states.values()
+    return sorted(name for state in states if state.expected for name in state.gathered_objects)
+
+
 def test_a_gathering_ends_when_one_who_should_come_dies(trio: Workers) -> None:
     waiting = [trio.start(rank, targets.timed, gather, rank) for rank in (0, 2)]
-    targets.wait_until(lambda: not any(each.done() for each in waiting))
+    targets.wait_until(lambda: trio.run(1, targets.call, "worker0", who_has_come) == ["worker0", "worker2"])
     trio.kill(1)
     for each in waiting:
         seconds, outcome = each.result(timeout=10.0)
