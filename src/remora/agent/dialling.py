@@ -106,7 +106,11 @@ class Dialling:
             link.close()
             return
         peer.unreachable_since = None
-        peer.outgoing.attach(link, arrived, leftover)
+        try:
+            peer.outgoing.attach(link, arrived, leftover)
+        except BaseException:
+            link.close()
+            raise
         self._judge.trust(peer)
 
     def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:
