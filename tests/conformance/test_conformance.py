@@ -15,7 +15,7 @@ TIMEOUT = 600
 @pytest.mark.timeout(TIMEOUT + 30)
 def test_the_suites_of_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     """In a process of its own, since torch cannot be itself again after Remora was put into it."""
-    command = [sys.executable, "-m", "tests.conformance", "--quiet"]
+    command = [sys.executable, "-m", "tests.conformance", "--quiet", "--jobs", "5"]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     with capsys.disabled():
         print(f"\n\n{run.stdout}{run.stderr}")
