@@ -22,6 +22,8 @@ import cloudpickle  # type: ignore[import-untyped]
 
 _PR_SET_PDEATHSIG = 1
 
+LEFTOVERS = 1.0  # seconds; where nobody buries orphans they stay in the list of processes, dead as they are
+
 Target = Callable[..., Any] | Sequence[str]
 
 
@@ -61,10 +63,22 @@ class Child:
         """The process has ended, or is made to: end what it left behind as well. Its exit code; negative for a signal."""
         self.signal(signal.SIGKILL)
         code = self._process.wait()
+        self._outlive()
         if self._watch is not None:
             os.close(self._watch)
             self._watch = None
         return code
+
+
+    def _outlive(self) -> None:
+        """Wait until what it left behind is gone, too: it was killed, but nobody can wait for the child of another."""
+        end = time.monotonic() + LEFTOVERS
+        while time.monotonic() < end:
+            try:
+                os.killpg(self.pid, 0)
+            except OSError:
+                return
+            time.sleep(0.002)
 
 
 def _start(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
