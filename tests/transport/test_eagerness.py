@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from remora.transport import eagerness
-from remora.transport.eagerness import MOMENT, MOST_RESTS, Eagerness
+from remora.transport.eagerness import INTERRUPTION, MOMENT, MOST_RESTS, for_reading
 
 
 class Clock:
@@ -17,10 +17,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.looks = 0
+        self.now = 0.0
+        self.step = MOMENT / 10
 
     def monotonic(self) -> float:
         self.looks += 1
-        return self.looks * MOMENT / 10
+        self.now += self.step
+        return self.now
 
 
 @pytest.fixture
@@ -42,22 +45,22 @@ Pair = tuple[socket.socket, socket.socket]
 
 def test_what_is_there_is_seen(pair: Pair, clock: Clock) -> None:
     pair[1].send(b"x")
-    eager = Eagerness(pair[0].fileno())
+    eager = for_reading(pair[0].fileno())
     assert all(eager.watch() for _ in range(10))
 
 
 def test_the_end_is_seen_too(pair: Pair, clock: Clock) -> None:
     pair[1].close()
-    assert Eagerness(pair[0].fileno()).watch()
+    assert for_reading(pair[0].fileno()).watch()
 
 
 def test_looking_ends_after_a_moment(pair: Pair, clock: Clock) -> None:
-    assert not Eagerness(pair[0].fileno()).watch()
+    assert not for_reading(pair[0].fileno()).watch()
     assert 10 <= clock.looks <= 13
 
 
 def test_it_is_tried_more_and_more_rarely_while_it_is_in_vain(pair: Pair, clock: Clock) -> None:
-    eager = Eagerness(pair[0].fileno())
+    eager = for_reading(pair[0].fileno())
     tried = []
     for i in range(4 * MOST_RESTS):
         before = clock.looks
@@ -70,12 +73,34 @@ def test_it_is_tried_more_and_more_rarely_while_it_is_in_vain(pair: Pair, clock:
 
 
 def test_and_again_as_soon_as_it_pays(pair: Pair, clock: Clock) -> None:
-    eager = Eagerness(pair[0].fileno())
+    eager = for_reading(pair[0].fileno())
     for _ in range(1 + 1 + 1):  # in vain; a rest; in vain
         assert not eager.watch()
     pair[1].send(b"x")
-    assert [eager.watch() for _ in range(4)] == [False, False, True, True]
+    assert [bool(eager.watch()) for _ in range(4)] == [False, False, True, True]
     pair[0].recv(1)
-    assert [eager.watch(), eager.watch()] == [False, False]
+    assert [eager.watch(), eager.watch()] == [None, None]
     pair[1].send(b"x")
     assert eager.watch(), "one rest, as at the beginning"
+
+
+def test_it_forgets_what_was_in_vain_little_by_little(pair: Pair, clock: Clock) -> None:
+    eager = for_reading(pair[0].fileno())
+    for _ in range(1 + 1 + 1 + 2 + 1):  # in vain, and rests in between: next time it would be four
+        assert not eager.watch()
+    pair[1].send(b"x")
+    assert [bool(eager.watch()) for _ in range(5)] == [False] * 4 + [True]
+    pair[0].recv(1)
+    assert not eager.watch()  # in vain
+    pair[1].send(b"x")
+    assert [bool(eager.watch()) for _ in range(5)] == [False] * 4 + [True], "half of eight"
+
+
+def test_whoever_was_interrupted_rests_though_it_found_something(pair: Pair, clock: Clock) -> None:
+    eager = for_reading(pair[0].fileno())
+    pair[1].send(b"x")
+    clock.step = 2 * INTERRUPTION
+    assert eager.watch()
+    assert not eager.watch()
+    assert eager.watch()
+    assert [bool(eager.watch()) for _ in range(3)] == [False, False, True]

@@ -3,8 +3,8 @@
 All threads are alike. Each waits at the poller; the one that gets an event reads the link and runs the function that was
 asked for itself, without waking another thread first. Three rules keep this free of deadlock:
 
-    C1  Somebody is always on watch. A thread that is about to run user code makes sure of it, and starts a thread if
-        nobody is left.
+    C1  Somebody is always on watch, or stands by (`agent.watch`). A thread that is about to run user code makes sure of
+        it, and starts a thread if nobody is left.
     C2  At most `limit` jobs run at once; further ones wait in the backlog. A thread that waits for a remote call inside
         a job does not count (`waiting`), so calls may nest to any depth with a limit of one.
     C3  Service work (completing futures, answering pings, connecting) never waits for a place among the jobs.
@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from remora.transport.poller import Poller
+from remora.agent.watch import Watch
+from remora.transport.poller import Event, Poller
 
 log = logging.getLogger("remora")
 
 Job = Callable[[], None]
-SPARE = 4  # threads on watch beyond which one that comes back goes home
 
 
 class _Here(threading.local):
@@ -96,14 +96,13 @@ class Crew:
         self.worker: object = None  # for whom its threads act
         self.limit = limit
         self._poller = poller
-        self._lock = threading.Lock()  # guards the counts and the sets of threads below
-        self._watching = 0
+        self._watch = Watch(poller, self._start_thread, self._queued)
+        self._lock = threading.Lock()  # guards the count and the set of threads below
         self._active = 0
         self._threads: set[threading.Thread] = set()
         self._backlog: deque[Job] = deque()
         self._services: deque[Job] = deque()
         self._chores: deque[Job] = deque()
-        self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
 
@@ -111,68 +110,64 @@ class Crew:
 
     def start(self) -> None:
         """Start the first thread."""
-        self._hire()
+        self._watch.keep()
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
+        """Start a thread, which is counted as being on watch from now, so that nobody else starts one for the same need."""
         thread = threading.Thread(target=self._work, name=f"remora-{self.name}-{len(self._threads)}", daemon=True)
         with self._lock:
             if self._stopped:
                 return
-            self._watching += 1  # counted from now, so that nobody else starts one for the same need
             self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError:  # the interpreter is going down: those who are here must do
             with self._lock:
-                self._watching -= 1
                 self._threads.discard(thread)
+            self._watch.enrol(-1)
 
     def _work(self) -> None:
         _here.crew = self
         _here.worker = self.worker
-        poller, services, backlog, lock = self._poller, self._services, self._backlog, self._lock
+        watch = self._watch
         try:
-            while not self._stopped:
-                events = poller.wait()
-                with lock:
-                    self._watching -= 1
-                    self._kicked = False
-                if self._watching < 1:
-                    self._hire()
-                _here.looking = self
-                for source, writable in events:
-                    _shielded(source.ready, writable)
-                _here.looking = None
-                self._do_chores()
-                while services:
-                    self._serve()
-                while backlog and not self._stopped:
-                    if not self._run_one():
-                        break
-                with lock:
-                    if self._watching >= SPARE and self._backlog_empty():
-                        self._watching += 1  # taken back below
-                        break
-                    self._watching += 1
+            events: list[Event] | None = watch.wait()
+            while events is not None:
+                self._handle(events)
+                events = None if self._stopped else watch.events()
         finally:
-            with lock:
-                self._watching -= 1
+            with self._lock:
                 self._threads.discard(threading.current_thread())
                 last = not self._threads
             if last and self._left_behind:
-                poller.close()
+                self._poller.close()
             elif not last and self._stopped:
-                poller.wake()  # pass the news on
+                self._poller.wake()  # pass the news on
 
-    def keep_watch(self) -> None:
+    def _handle(self, events: list[Event]) -> None:
+        """Take in what came, and run it."""
+        _here.looking = self
+        for source, writable in events:
+            _shielded(source.ready, writable)
+        _here.looking = None
+        if self._chores:
+            self._do_chores()
+        while self._services:
+            self._serve()
+        while self._backlog and not self._stopped:
+            if not self._run_one():
+                break
+
+    def _ready_to_block(self) -> None:
         """C1: call before running anything that may block, on a thread of the crew."""
-        if self._watching < 1:
-            self._hire()
-        if self._backlog:
-            self._kick()
+        if self._watch.step():
+            if self._services:
+                self._watch.wake()  # if this one blocks, somebody else sees to the next
+            if self._backlog:
+                self._kick()
 
-    def _backlog_empty(self) -> bool:
-        return not self._backlog and not self._services and not self._chores
+    def _queued(self) -> int:
+        return len(self._backlog) + len(self._services) + len(self._chores)
 
     # Jobs: user code, limited in number.
 
@@ -185,9 +180,10 @@ class Crew:
             self._kick()
 
     def _kick(self) -> None:
-        if not self._kicked and self._active < self.limit:
-            self._kicked = True
-            self._poller.wake()
+        watch = self._watch
+        if not watch.kicked and self._active < self.limit:
+            watch.kicked = True
+            watch.wake()
 
     def _run_one(self) -> bool:
         with self._lock:
@@ -195,7 +191,7 @@ class Crew:
                 return False
             self._active += 1
             job = self._backlog.popleft()
-        self.keep_watch()  # and if this job blocks, somebody takes the next one
+        self._ready_to_block()
         _here.in_job = True
         try:
             job()
@@ -218,9 +214,9 @@ class Crew:
     def leave_job(self) -> None:
         """C2: the current thread, which runs a job, is about to wait for something remote."""
         self._active_add(-1)
+        self._watch.block()
         if self._backlog:
             self._kick()
-        self.keep_watch()
 
     def resume_job(self) -> None:
         """It waits no longer. The limit may be passed for a moment: the job must go on."""
@@ -234,7 +230,7 @@ class Crew:
             return
         self._services.append(service)
         if _here.looking is not self:
-            self._poller.wake()
+            self._watch.wake()
 
     def serve_quickly(self, service: Job) -> None:
         """The same for what cannot block and takes no time: nobody is woken to stand by meanwhile."""
@@ -242,7 +238,7 @@ class Crew:
             return
         self._chores.append(service)
         if _here.looking is not self:
-            self._poller.wake()
+            self._watch.wake()
 
     def _do_chores(self) -> None:
         while self._chores:
@@ -257,9 +253,7 @@ class Crew:
             service = self._services.popleft()
         except IndexError:
             return
-        if self._services:
-            self._poller.wake()  # if this one blocks, somebody else sees to the next
-        self.keep_watch()
+        self._ready_to_block()
         _shielded(service)
 
     # Figures, and the end.
@@ -267,7 +261,7 @@ class Crew:
     def counts(self) -> tuple[int, int, int]:
         """(threads, threads on watch, jobs running)."""
         with self._lock:
-            return len(self._threads), max(self._watching, 0), self._active
+            return len(self._threads), max(self._watch.standing, 0), self._active
 
     def abandon(self) -> None:
         """In a forked child: there are no threads, and nothing is to be done."""
@@ -282,7 +276,7 @@ class Crew:
         end = time.monotonic() + patience
         for thread in threads:
             while thread.is_alive() and time.monotonic() < end:
-                self._poller.wake()
+                self._watch.stop()
                 thread.join(0.02)
         self._do_chores()
         while self._services:

@@ -1,43 +1,67 @@
-"""Whether to look at a socket again and again for a moment before going to sleep on it. Decides by what came of it lately.
+"""Whether to look again and again for a moment before going to sleep. Decides by what came of it lately.
 
 To sleep means to be woken: by another processor, and, if this one had nothing else to do, with cold caches. For an answer
-that takes a few tens of microseconds that doubles the time. So whoever waits for a reply looks for it for a moment first,
-for as long as that pays. If it does not (the callee takes its time, or needs this very processor), the next few waits
-sleep at once: twice as many after each look in vain.
+that takes a few tens of microseconds that doubles the time. So whoever waits for something looks for it for a moment
+first, for as long as that pays. It does not if nothing came, or if another one needed this very processor meanwhile: then
+the next few waits sleep at once, twice as many each time in a row.
 """
 
 from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 MOMENT = 150e-6  # seconds
+INTERRUPTION = 50e-6  # a look takes about one microsecond: after this many, somebody else had the processor in between
 MOST_RESTS = 256
 
 
-class Eagerness:
-    """For one socket, and one thread at a time."""
+class Eagerness(Generic[T]):
+    """For one thread at a time. `look` asks, without waiting, for what one waits for; None if there is no way to ask."""
 
-    __slots__ = ("_poll", "_rests", "_rests_next")
+    __slots__ = ("_look", "_rests", "_rests_next")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, look: Callable[[], T] | None) -> None:
+        self._look = look
         self._rests = 0  # waits that sleep at once
         self._rests_next = 1
-        self._poll = select.poll() if hasattr(select, "poll") else None
-        if self._poll is not None:
-            self._poll.register(fd, select.POLLIN)
 
-    def watch(self) -> bool:
-        """Look for a moment, if that is likely to pay. Whether there is something to read."""
-        if self._rests or self._poll is None:
+    def watch(self) -> T | None:
+        """What came within a moment; None if nothing did, or if a look is not likely to pay."""
+        if self._rests or self._look is None:
             self._rests -= 1
-            return False
-        look, clock = self._poll.poll, time.monotonic
-        end = clock() + MOMENT
-        while not look(0):
-            if clock() > end:
-                self._rests = self._rests_next
-                self._rests_next = min(2 * self._rests_next, MOST_RESTS)
-                return False
-        self._rests_next = 1
-        return True
+            return None
+        look, clock = self._look, time.monotonic
+        interrupted = False
+        before = clock()
+        end = before + MOMENT
+        while not (found := look()):
+            now = clock()
+            interrupted = interrupted or now - before > INTERRUPTION
+            if now > end:
+                self._rest()
+                return None
+            before = now
+        if interrupted or clock() - before > INTERRUPTION:
+            self._rest()
+        else:
+            self._rests_next = max(self._rests_next // 2, 1)
+        return found
+
+    def _rest(self) -> None:
+        self._rests = self._rests_next
+        self._rests_next = min(2 * self._rests_next, MOST_RESTS)
+
+
+def for_reading(fd: int) -> Eagerness[list[tuple[int, int]]]:
+    """Look whether there is something to read."""
+    if not hasattr(select, "poll"):
+        return Eagerness(None)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return Eagerness(partial(poll.poll, 0))

@@ -13,6 +13,8 @@ import selectors
 import socket
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -25,6 +27,9 @@ class Source(Protocol):
     def ready(self, writable: bool) -> None:
         """Something came in (or, if `writable`, there is room to write)."""
 
+
+Event = tuple[Source, bool]  # which source, and whether for writing alone
+Seen = list[tuple[int, int]]  # descriptors and what is the matter with them
 
 READ = 1
 WRITE = 2
@@ -46,8 +51,17 @@ class Poller(ABC):
         """Forget a source. To be called before its descriptor is closed."""
 
     @abstractmethod
-    def wait(self) -> list[tuple[Source, bool]]:
+    def wait(self) -> list[Event]:
         """Block until something fires or somebody calls `wake`; which sources, and whether for writing alone."""
+
+    @property
+    @abstractmethod
+    def glance(self) -> Callable[[], Seen] | None:
+        """Look, without waiting, whether something fired; `fired` must be told of it then. None: there is no such way."""
+
+    @abstractmethod
+    def fired(self, seen: Seen) -> list[Event]:
+        """What `wait` would have returned."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -157,13 +171,20 @@ class EpollPoller(Poller):
                 except (OSError, ValueError):
                     pass
 
-    def wait(self) -> list[tuple[Source, bool]]:
-        fired: list[tuple[Source, bool]] = []
+    def wait(self) -> list[Event]:
         try:
-            events = self._epoll.poll(-1, 64)
+            seen = self._epoll.poll(-1, 64)
         except ValueError:  # closed
-            return fired
-        for descriptor, mask in events:
+            return []
+        return self.fired(seen)
+
+    @property
+    def glance(self) -> Callable[[], Seen]:
+        return partial(self._epoll.poll, 0, 64)
+
+    def fired(self, seen: Seen) -> list[Event]:
+        fired: list[Event] = []
+        for descriptor, mask in seen:
             if descriptor == self._wake_fd:
                 self._wake.clear()
                 self._epoll.modify(descriptor, _ONESHOT_READ)
@@ -216,7 +237,7 @@ class SelectPoller(Poller):
                 self._armed.pop(descriptor, None)
             self._wake.set()
 
-    def wait(self) -> list[tuple[Source, bool]]:
+    def wait(self) -> list[Event]:
         with self._turn:
             with self._changes:
                 armed = dict(self._armed)
@@ -228,11 +249,13 @@ class SelectPoller(Poller):
                     except (OSError, ValueError):
                         pass  # closed meanwhile
                 ready = selector.select()
-            return self._collect([(key.fd, mask) for key, mask in ready])
+            return self.fired([(key.fd, mask) for key, mask in ready])
 
-    def _collect(self, ready: list[tuple[int, int]]) -> list[tuple[Source, bool]]:
-        fired: list[tuple[Source, bool]] = []
-        for descriptor, mask in ready:
+    glance = None
+
+    def fired(self, seen: Seen) -> list[Event]:
+        fired: list[Event] = []
+        for descriptor, mask in seen:
             if descriptor == self._wake.fileno():
                 self._wake.clear()
                 continue

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from remora.transport.eagerness import Eagerness
+from remora.transport import eagerness
 from remora.wire.frames import Damaged, Frame, FrameReader
 
 # Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
@@ -43,7 +43,7 @@ class StreamLink:
         self.where = where
         self._fd = sock.fileno()
         self._reader = FrameReader()
-        self._eagerness = Eagerness(self._fd)
+        self._eagerness = eagerness.for_reading(self._fd)
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
         self.failed = False  # writing failed: nothing more is written to it

@@ -1,0 +1,154 @@
+"""Who of the crew looks at the poller, and how. Knows nothing of what the events mean.
+
+Usually every idle thread sleeps at the poller, and while one of them is busy another is there for what comes next. Each
+event then wakes a thread, which takes longer than most functions run, and threads that run such functions side by side
+only wait for the interpreter. So in *brisk* times, when one event follows upon the other, one thread leads: it looks for
+the next event as soon as it is done with the last one, and runs what came. The others are kept from the poller, because
+the kernel would wake them for what the leader sees anyway. One of them stands by and looks after the leader from time to
+time: if that is stuck in what it runs, it takes the lead itself; if long functions pile up, it helps to run them. Brisk
+times end when nothing comes for a moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from threading import get_ident
+
+from remora.transport.eagerness import MOMENT
+from remora.transport.poller import Event, Poller
+
+SPARE = 4  # threads on watch beyond which one that comes back goes home
+STREAK = 8  # events in a row, each within a moment of the last, that make the times brisk
+PATROL = 0.001  # seconds from one look after the leader to the next
+FEW = 8  # who runs fewer functions than this between two patrols runs long ones
+
+NOBODY = 0  # leads: the times are not brisk
+VACANT = -1  # whoever stands by is to lead
+
+
+class Watch:
+    """See the head of this file. `hire` starts a thread, which has been counted as being on watch; `queued` says how much
+    waits to be run."""
+
+    def __init__(self, poller: Poller, hire: Callable[[], None], queued: Callable[[], int]) -> None:
+        self._poller = poller
+        self._hire = hire
+        self._queued = queued
+        self._glance = poller.glance
+        self._lock = threading.Lock()  # guards `standing`
+        self.standing = 0  # threads at the poller, on their way to it, or standing by
+        self.kicked = False  # somebody was woken and has not come yet
+        self._slept_at = 0.0  # when a thread last went to sleep
+        self._streak = 0
+        self._leader = NOBODY  # or a thread
+        self._steps = 0  # what was begun, and looks
+        self._relief = threading.Lock()  # released to have who stands by look up
+        self._relief.acquire()
+
+    # For threads with nothing to do.
+
+    def enrol(self, n: int = 1) -> None:
+        """One more thread is on its way here (or will not come)."""
+        with self._lock:
+            self.standing += n
+
+    def events(self) -> list[Event] | None:
+        """What is to be done next; None if the thread is not needed any more."""
+        if self._leader == get_ident():
+            events = self._look()
+            if events is not None:
+                return events
+            self._slow_down()
+        with self._lock:
+            if self.standing >= (SPARE if self._leader == NOBODY else 1) and not self._queued():
+                return None
+            self.standing += 1
+        return self.wait()
+
+    def wait(self) -> list[Event]:
+        """Sleep until something happens. The thread has been counted."""
+        while self._leader != NOBODY:
+            events = self._stand_by()
+            if events is not None:
+                self.enrol(-1)
+                return events
+        self._slept_at = time.monotonic()
+        events = self._poller.wait()
+        self.kicked = False
+        self.enrol(-1)
+        self._consider_leading()
+        return events
+
+    def _consider_leading(self) -> None:
+        if self._glance is None or self._leader != NOBODY:
+            return
+        self._streak = self._streak + 1 if time.monotonic() - self._slept_at < MOMENT else 0
+        if self._streak >= STREAK:
+            self._leader = get_ident()
+            self._poller.wake()  # who else sleeps at the poller comes and stands by
+
+    def _look(self) -> list[Event] | None:
+        """What comes within a moment."""
+        look, clock = self._glance, time.monotonic
+        assert look is not None
+        self._steps += 1
+        end = clock() + MOMENT
+        while not (seen := look()):
+            if clock() > end:
+                return None
+        return self._poller.fired(seen)
+
+    def _slow_down(self) -> None:
+        """Brisk times are over: all may sleep at the poller again."""
+        self._leader = NOBODY
+        self._streak = 0
+
+    def _stand_by(self) -> list[Event] | None:
+        """Look after the leader. Returns with what is to be done, or if brisk times are over."""
+        steps, queued = self._steps, self._queued()
+        self._relief.acquire(timeout=PATROL)
+        if self._leader == NOBODY:
+            return None
+        if self._leader == VACANT or steps == self._steps:
+            self._leader = get_ident()
+            return []
+        return [] if self._steps - steps < min(queued, FEW) else None
+
+    # For threads that are busy.
+
+    def keep(self) -> None:
+        """See to it that somebody is on watch, or stands by."""
+        if self.standing < 1:
+            self.enrol()
+            self._hire()
+
+    def step(self) -> bool:
+        """The current thread is about to run something that may block. True if somebody should be woken for the rest."""
+        self.keep()
+        self._steps += 1
+        return self._leader == NOBODY
+
+    def block(self) -> None:
+        """The current thread is about to wait. If it leads, another one is to do so."""
+        if self._leader == get_ident():
+            self._leader = VACANT
+            self._look_up()
+        self.keep()
+
+    def wake(self) -> None:
+        """Have a thread see that there is something to do."""
+        self._poller.wake()
+
+    def stop(self) -> None:
+        """Let everybody come back."""
+        self._leader = NOBODY
+        self._look_up()
+        self._poller.wake()
+
+    def _look_up(self) -> None:
+        try:
+            self._relief.release()
+        except RuntimeError:
+            pass  # it has not looked since the last time
