@@ -96,11 +96,13 @@ def leader(crew: Crew) -> int:
 
 
 def make_brisk(crew: Crew, peer: Peer) -> int:
-    """Call until one thread leads. Which."""
-    for _ in range(STREAK + 4):
+    """Call until one thread leads and nobody else is at the poller. Which."""
+
+    def brisk() -> bool:
         peer.call()
-    wait_until(lambda: leader(crew) > 0)
-    peer.call()
+        return leader(crew) > 0 and not crew._watch._asleep
+
+    wait_until(brisk)
     return leader(crew)
 
 

@@ -103,6 +103,7 @@ class Crew:
         self._backlog: deque[Job] = deque()
         self._services: deque[Job] = deque()
         self._chores: deque[Job] = deque()
+        self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
 
@@ -147,6 +148,7 @@ class Crew:
     def _handle(self, events: list[Event]) -> None:
         """Take in what came, and run it."""
         _here.looking = self
+        self._kicked = False  # from here on it sees what is in the backlog
         for source, writable in events:
             _shielded(source.ready, writable)
         _here.looking = None
@@ -167,7 +169,8 @@ class Crew:
                 self._kick()
 
     def _queued(self) -> int:
-        return len(self._backlog) + len(self._services) + len(self._chores)
+        jobs = len(self._backlog) if self._active < self.limit else 0
+        return jobs + len(self._services) + len(self._chores)
 
     # Jobs: user code, limited in number.
 
@@ -180,10 +183,9 @@ class Crew:
             self._kick()
 
     def _kick(self) -> None:
-        watch = self._watch
-        if not watch.kicked and self._active < self.limit:
-            watch.kicked = True
-            watch.wake()
+        if not self._kicked and self._active < self.limit:
+            self._kicked = True
+            self._watch.wake()
 
     def _run_one(self) -> bool:
         with self._lock:

@@ -30,16 +30,16 @@ VACANT = -1  # whoever stands by is to lead
 
 class Watch:
     """See the head of this file. `hire` starts a thread, which has been counted as being on watch; `queued` says how much
-    waits to be run."""
+    there is that could be run now."""
 
     def __init__(self, poller: Poller, hire: Callable[[], None], queued: Callable[[], int]) -> None:
         self._poller = poller
         self._hire = hire
         self._queued = queued
         self._glance = poller.glance
-        self._lock = threading.Lock()  # guards `standing`
+        self._lock = threading.Lock()  # guards the next two
         self.standing = 0  # threads at the poller, on their way to it, or standing by
-        self.kicked = False  # somebody was woken and has not come yet
+        self._asleep = 0  # those of them who sleep at the poller
         self._slept_at = 0.0  # when a thread last went to sleep
         self._streak = 0
         self._leader = NOBODY  # or a thread
@@ -70,14 +70,19 @@ class Watch:
     def wait(self) -> list[Event]:
         """Sleep until something happens. The thread has been counted."""
         while self._leader != NOBODY:
-            events = self._stand_by()
-            if events is not None:
+            if self._stand_by():
                 self.enrol(-1)
-                return events
+                return []
+        if self._queued():  # left behind in brisk times, when nobody is woken for it
+            self.enrol(-1)
+            return []
+        with self._lock:
+            self._asleep += 1
         self._slept_at = time.monotonic()
         events = self._poller.wait()
-        self.kicked = False
-        self.enrol(-1)
+        with self._lock:
+            self._asleep -= 1
+            self.standing -= 1
         self._consider_leading()
         return events
 
@@ -87,7 +92,6 @@ class Watch:
         self._streak = self._streak + 1 if time.monotonic() - self._slept_at < MOMENT else 0
         if self._streak >= STREAK:
             self._leader = get_ident()
-            self._poller.wake()  # who else sleeps at the poller comes and stands by
 
     def _look(self) -> list[Event] | None:
         """What comes within a moment."""
@@ -105,16 +109,16 @@ class Watch:
         self._leader = NOBODY
         self._streak = 0
 
-    def _stand_by(self) -> list[Event] | None:
-        """Look after the leader. Returns with what is to be done, or if brisk times are over."""
+    def _stand_by(self) -> bool:
+        """Look after the leader. Whether the thread has to do something: it leads now, or there is too much to do."""
         steps, queued = self._steps, self._queued()
         self._relief.acquire(timeout=PATROL)
         if self._leader == NOBODY:
-            return None
+            return False
         if self._leader == VACANT or steps == self._steps:
             self._leader = get_ident()
-            return []
-        return [] if self._steps - steps < min(queued, FEW) else None
+            return True
+        return self._steps - steps < min(queued, FEW)
 
     # For threads that are busy.
 
@@ -128,7 +132,11 @@ class Watch:
         """The current thread is about to run something that may block. True if somebody should be woken for the rest."""
         self.keep()
         self._steps += 1
-        return self._leader == NOBODY
+        if self._leader == NOBODY:
+            return True
+        if self._asleep:  # brisk times have just begun: have it stand by
+            self._poller.wake()  # (the leader may be the one to hear it, but not if it is stuck in what it runs)
+        return False
 
     def block(self) -> None:
         """The current thread is about to wait. If it leads, another one is to do so."""
