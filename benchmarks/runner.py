@@ -2,104 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 
 from benchmarks.contestants import MACHINE, Contestant, Transport
 from benchmarks.group import Group
-from benchmarks.measure import Benchmark, Measure, Reading, Setting, Skipped, Unit
+from benchmarks.measure import Benchmark, Measure, Reading, Setting
+from benchmarks.results import Results
 
-
-@dataclass
-class Row:
-    """All numbers of one metric of one benchmark: by contestant, one a round."""
-
-    benchmark: Benchmark
-    metric: str
-    unit: Unit
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-
-@dataclass
-class Results:
-    """What a run found, and what there is to say about what is missing."""
-
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
-    notes: dict[tuple[str, str], str] = field(default_factory=dict)
-    failed: bool = False
-
-    def add(self, benchmark: Benchmark, who: Contestant, readings: Sequence[Reading]) -> None:
-        for reading in readings:
-            new = Row(benchmark, reading.metric, reading.unit)
-            row = self.rows.setdefault((benchmark.name, reading.metric), new)
-            row.values.setdefault(who.name, []).append(reading.value)
-
-    def excuse(self, benchmark: Benchmark, who: Contestant, error: Exception) -> None:
-        self.failed |= not isinstance(error, Skipped)
-        self.notes[benchmark.name, who.name] = str(error).strip()
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One contestant's turn at benchmarks that need the same group."""
-
-    who: Contestant
-    benchmarks: list[Benchmark]
-
-    def __str__(self) -> str:
-        return f"{self.who.name}: {', '.join(each.name for each in self.benchmarks)}"
+Say = Callable[[str], None]
+RunMeasure = Callable[[Measure], list[Reading]]
 
 
 def run(
-    benchmarks: Sequence[Benchmark],
-    contestants: Sequence[Contestant],
-    *,
-    rounds: int,
-    quick: bool,
-    say: Callable[[str], None],
+    benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], *, rounds: int, quick: bool, say: Say
 ) -> Results:
     """Measure everything, so many times."""
     results = Results()
     for number in range(rounds):
-        for turn in _turns(benchmarks, contestants, number):
-            say(f"round {number + 1} of {rounds} · {turn}")
-            _take(turn, quick, results)
+        due = [each for each in benchmarks if number < (each.rounds or rounds)]
+        for alike in _alike(due):
+            for heat in _heats(contestants, number, alike[0].contestants, quick):
+                taking_part = [each for each in alike if _suits(each, heat)]
+                if taking_part:
+                    say(f"round {number + 1} of {rounds} · {_names(heat)}: {', '.join(each.name for each in taking_part)}")
+                    _compete(taking_part, heat, quick, results)
     return results
 
 
-def _turns(benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], number: int) -> Iterator[Turn]:
-    """Who goes first changes every round."""
-    order = contestants if number % 2 == 0 else contestants[::-1]
-    for alike in _alike(benchmarks):
-        for who in order if alike[0].contestants else [MACHINE]:
-            yield Turn(who, alike)
-
-
 def _alike(benchmarks: Sequence[Benchmark]) -> list[list[Benchmark]]:
-    def needs(benchmark: Benchmark) -> tuple[bool, int, Transport]:
-        return benchmark.contestants, benchmark.workers, benchmark.transport
+    def needs(benchmark: Benchmark) -> tuple[bool, int, Transport, str]:
+        own = benchmark.name if benchmark.alone else ""
+        return benchmark.contestants, benchmark.workers, benchmark.transport, own
 
     return [list(alike) for _, alike in groupby(sorted(benchmarks, key=needs), key=needs)]
 
 
-def _take(turn: Turn, quick: bool, results: Results) -> None:
-    first = turn.benchmarks[0]
-    setting = Setting(turn.who, first.transport, first.workers, quick)
+def _heats(contestants: Sequence[Contestant], number: int, needed: bool, quick: bool) -> list[list[Contestant]]:
+    """Those that cost nothing while they wait are up together, and who is first changes every round.
+
+    Actor systems run services that never rest: each is up alone, and in a quick run only once.
+    """
+    if not needed:
+        return [[MACHINE]]
+    together = [who for who in contestants if who.is_rpc]
+    alone = [[who] for who in contestants if not who.is_rpc and not (quick and number)]
+    return [together if number % 2 == 0 else together[::-1], *alone]
+
+
+def _suits(benchmark: Benchmark, heat: Sequence[Contestant]) -> bool:
+    return benchmark.actors or not benchmark.contestants or all(who.is_rpc for who in heat)
+
+
+def _names(heat: Sequence[Contestant]) -> str:
+    return " and ".join(who.name for who in heat)
+
+
+def _compete(benchmarks: Sequence[Benchmark], heat: Sequence[Contestant], quick: bool, results: Results) -> None:
+    """Turns are short: one contestant, one benchmark, one bout; then it is the next one's."""
+    with ExitStack() as stack:
+        ready = {who: _prepare(who, benchmarks, quick, results, stack) for who in heat}
+        for benchmark in benchmarks:
+            for _ in range(1 if quick else benchmark.bouts):
+                for who, run_measure in ready.items():
+                    if run_measure is not None:
+                        _measure(benchmark, who, run_measure, results)
+
+
+def _prepare(
+    who: Contestant, benchmarks: Sequence[Benchmark], quick: bool, results: Results, stack: ExitStack
+) -> RunMeasure | None:
+    """What runs a measure for this contestant, in a group if it takes one; None if the group would not start."""
+    setting = Setting(who, benchmarks[0].transport, benchmarks[0].workers, quick)
     if not setting.workers:
-        _measure_all(turn, lambda measure: list(measure(setting)), results)
-        return
+        return lambda measure: list(measure(setting))
     try:
-        with Group(setting) as group:
-            _measure_all(turn, group.run, results)
+        return stack.enter_context(Group(setting)).run
     except Exception as error:
-        for benchmark in turn.benchmarks:
-            results.excuse(benchmark, turn.who, error)
+        for benchmark in benchmarks:
+            results.excuse(benchmark.name, who.name, error)
+        return None
 
 
-def _measure_all(turn: Turn, run_measure: Callable[[Measure], list[Reading]], results: Results) -> None:
-    for benchmark in turn.benchmarks:
-        try:
-            results.add(benchmark, turn.who, run_measure(benchmark.measure))
-        except Exception as error:  # one broken benchmark must not hide the others
-            results.excuse(benchmark, turn.who, error)
+def _measure(benchmark: Benchmark, who: Contestant, run_measure: RunMeasure, results: Results) -> None:
+    try:
+        results.add(benchmark.name, who.name, run_measure(benchmark.measure))
+    except Exception as error:  # one broken benchmark must not hide the others
+        results.excuse(benchmark.name, who.name, error)
