@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import report, runner
-from benchmarks.contestants import CONTESTANTS, Contestant
+from benchmarks.contestants import CONTESTANTS, REMORA, Contestant
 from benchmarks.measure import Benchmark
 from benchmarks.results import Results
 from benchmarks.suite import SUITE
@@ -25,12 +25,12 @@ def main() -> int:
         results = report.read(arguments.redraw)
     else:
         results = measure(arguments, console)
-        path = RESULTS / time.strftime("%Y%m%d-%H%M%S.json")
+        path = arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
         report.write(results, path)
         console.print(f"Written to {path}", style="dim", soft_wrap=True)
     report.show(results, SUITE, console)
-    draw(results, console)
-    return 1 if results.failed else 0
+    draw(results, arguments.results, console)
+    return 1 if REMORA.name in results.failed else 0
 
 
 def parse() -> argparse.Namespace:
@@ -39,6 +39,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="how often each contestant has its turn")
     names = ", ".join(benchmark.name for benchmark in SUITE)
     parser.add_argument("--only", type=find, action="append", metavar="NAME", help=f"may be given again; of {names}")
+    who = [each.name for each in CONTESTANTS]
+    parser.add_argument("--who", choices=who, action="append", metavar="NAME", help=f"the same; of {', '.join(who)}")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="for JSON and plots")
     parser.add_argument("--redraw", type=Path, metavar="FILE", help="tables and plots of an earlier run, from its JSON")
     return parser.parse_args()
 
@@ -52,7 +55,7 @@ def find(name: str) -> Benchmark:
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> Results:
-    contestants, benchmarks = present(console), arguments.only or chosen(arguments.quick, console)
+    contestants, benchmarks = present(arguments.who, console), arguments.only or chosen(arguments.quick, console)
     with console.status("starting") as status:
         return runner.run(
             benchmarks,
@@ -63,12 +66,13 @@ def measure(arguments: argparse.Namespace, console: Console) -> Results:
         )
 
 
-def present(console: Console) -> list[Contestant]:
-    """Those that can be measured here; the others are named."""
-    absent = {each: reason for each in CONTESTANTS if (reason := each.why_absent()) is not None}
+def present(names: list[str] | None, console: Console) -> list[Contestant]:
+    """Those that are wanted and can be measured here; the others are named."""
+    wanted = [each for each in CONTESTANTS if names is None or each.name in names]
+    absent = {each: reason for each in wanted if (reason := each.why_absent()) is not None}
     for each, reason in absent.items():
         console.print(f"Without {each.name}: {reason}", style="yellow", markup=False)
-    return [each for each in CONTESTANTS if each not in absent]
+    return [each for each in wanted if each not in absent]
 
 
 def chosen(quick: bool, console: Console) -> list[Benchmark]:
@@ -79,13 +83,13 @@ def chosen(quick: bool, console: Console) -> list[Benchmark]:
     return [each for each in SUITE if each not in left_out]
 
 
-def draw(results: Results, console: Console) -> None:
+def draw(results: Results, folder: Path, console: Console) -> None:
     try:
         from benchmarks import plots
     except ImportError as error:
         console.print(f"Without plots: {error} (pip install 'remora[bench]')", style="yellow", markup=False)
         return
-    for path in plots.draw(results, RESULTS):
+    for path in plots.draw(results, folder):
         console.print(f"Drawn {path}", style="dim", soft_wrap=True)
 
 

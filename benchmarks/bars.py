@@ -108,7 +108,7 @@ BARS: list[Bar] = [
     Beats("training step", "training", "p50", 3),
     Beats("8 callers on one callee", "callers", "8", 5),
     StaysBelow("memory by echoes after the first 50", "memory", "by the rest", 4e6),
-    StaysBelow("idle, connected to 50", "idle", "50 peers", 0.005),
+    StaysBelow("idle, connected to 50", "idle-50", "CPU", 0.005),
 ]
 
 

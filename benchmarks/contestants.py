@@ -30,8 +30,8 @@ class Contestant(Protocol):
     def name(self) -> str: ...
 
     @property
-    def is_rpc(self) -> bool:
-        """Whether it has the names of torch.distributed.rpc; the others only take part where `Calls` is enough."""
+    def slow_to_start(self) -> bool:
+        """Whether it takes seconds to form a group."""
 
     def why_absent(self) -> str | None:
         """None when it can be measured here."""
@@ -51,7 +51,7 @@ class RpcModule:
     module: str
     options_class: str
     tcp: tuple[tuple[str, Any], ...] = field(hash=False)
-    is_rpc: bool = True
+    slow_to_start: bool = False
 
     def why_absent(self) -> str | None:
         try:
@@ -85,7 +85,7 @@ class ActorSystem:
     name: str
     package: str
     adapter: str
-    is_rpc: bool = False
+    slow_to_start: bool = True
 
     def why_absent(self) -> str | None:
         try:
@@ -107,7 +107,7 @@ class Machine:
     """Nobody: what the machine does without any RPC."""
 
     name: str = "machine"
-    is_rpc: bool = False
+    slow_to_start: bool = False
 
     def why_absent(self) -> str | None:
         return None

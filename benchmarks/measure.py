@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from benchmarks.calls import Calls
-from benchmarks.contestants import Contestant, RpcModule, Transport
+from benchmarks.contestants import REMORA, TORCH, Contestant, RpcModule, Transport
 
 T = TypeVar("T")
 
@@ -95,10 +95,9 @@ class Benchmark:
     """A name to choose it by, words for the table, and a function.
 
     The function runs on worker0 of a fresh group of `workers`; with no workers, in the process of the runner. It must
-    warm up what it measures. With `contestants=False` it measures the machine; with `actors=True` it makes do with
-    `Setting.calls`, so that actor systems can take part. In each round every contestant has so many turns (`bouts`); at
-    most `rounds` rounds are made of what takes long and varies little. A quick run does without the `slow` ones. Those
-    that want to be `alone` share no group with others, since they look at what a group holds.
+    warm up what it measures. Where actor systems are among the contestants it makes do with `Setting.calls`. In each
+    round every contestant has so many turns (`bouts`); at most `rounds` rounds are made of what takes long and varies
+    little. A quick run does without the `slow` ones.
     """
 
     name: str
@@ -106,9 +105,7 @@ class Benchmark:
     measure: Measure
     workers: int = 2
     transport: Transport = "default"
-    contestants: bool = True
-    actors: bool = False
-    alone: bool = False
+    contestants: tuple[Contestant, ...] = (REMORA, TORCH)
     bouts: int = 1
     rounds: int | None = None
     slow: bool = False

@@ -44,15 +44,26 @@ def _figure(results: Results, title: str, panels: Sequence[Panel]) -> Figure | N
     filled = [panel for panel in panels if panel(results, Figure().add_subplot())]
     if not filled:
         return None
-    figure = Figure(figsize=(PANEL[0] * len(filled), PANEL[1]), layout="constrained")
+    columns = len(filled) if len(filled) < 4 else 2
+    rows = -(-len(filled) // columns)
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")
     figure.suptitle(title, fontsize=13, fontweight="bold")
     for index, panel in enumerate(filled):
-        axes = figure.add_subplot(1, len(filled), index + 1)
+        axes = figure.add_subplot(rows, columns, index + 1)
         axes.grid(True, which="major", color="#e2e8f0", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         panel(results, axes)
+    _add_legend(figure)
     return figure
+
+
+def _add_legend(figure: Figure) -> None:
+    """One for all panels, unless they have their own."""
+    if any(axes.get_legend() for axes in figure.axes):
+        return
+    named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=9, frameon=False)
 
 
 def distribution(benchmark: str, kind: str, title: str) -> Panel:
@@ -98,14 +109,13 @@ def latency_by_size(results: Results, axes: Axes) -> bool:
     for percent, style in [(50, {"linewidth": 2.0, "marker": "o"}), (99, {"linewidth": 1.0, "alpha": 0.6})]:
         rows = {size_of(row.metric): row for row in results.of("echo") if row.metric.endswith(f"p{percent}")}
         for who, sizes, values in _series(rows):
-            label = f"{TITLES[who]}, p{percent}"
+            label = TITLES[who] if percent == 50 else None
             axes.plot(sizes, values, color=COLOURS[who], label=label, markersize=4, **style)  # type: ignore[arg-type]
     if not axes.lines:
         return False
     _title(axes, "Time of an echo, there and back", "size of the tensor", "time (thick: p50, thin: p99)")
     _by_size(axes, [])
     _by_time(axes, "y")
-    axes.legend(fontsize=8, loc="upper left")
     return True
 
 
@@ -130,7 +140,6 @@ def bandwidth(benchmark: str, title: str, floor: tuple[str, str, str], scale: st
         else:
             axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.legend(fontsize=8, loc="best")
         return True
 
     return panel
@@ -156,7 +165,6 @@ def throughput(benchmark: str, title: str, across: str) -> Panel:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
         return True
 
     return panel
@@ -177,12 +185,11 @@ def ratios(results: Results, axes: Axes) -> bool:
     axes.set_yticks(range(len(beats)), [bar.name for bar in beats], fontsize=9)
     axes.margins(x=0.12)
     axes.set_xlabel("times the speed of torch.distributed.rpc")
-    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, frameon=False)
     return True
 
 
-def bars_of(benchmark: str, title: str, metrics: Sequence[str] | None = None, limit: float | None = None) -> Panel:
-    """Groups of bars, one for each metric; what differs by powers of ten is drawn on a log axis."""
+def bars_of(benchmark: str, title: str, metrics: Sequence[str] | None = None) -> Panel:
+    """Groups of bars, one group for each metric."""
 
     def panel(results: Results, axes: Axes) -> bool:
         rows = [row for row in results.of(benchmark) if row.metric in (metrics or [row.metric])]
@@ -196,13 +203,10 @@ def bars_of(benchmark: str, title: str, metrics: Sequence[str] | None = None, li
             for place, height in zip(places, heights, strict=True):
                 text = wording.of_value(height, rows[0].unit)
                 axes.annotate(text, (place, max(height, 0)), ha="center", va="bottom", fontsize=8)
-        if limit is not None:
-            axes.axhline(limit, color="#0f172a", linestyle="--", label=f"wanted: {wording.of_value(limit, rows[0].unit)}")
         axes.set_xticks(range(len(rows)), [row.metric for row in rows], fontsize=8)
         axes.set_title(title, fontsize=11, loc="left")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: wording.of_value(value, rows[0].unit)))
         axes.margins(y=0.12)
-        axes.legend(fontsize=8)
         return True
 
     return panel
@@ -280,8 +284,8 @@ FIGURES: dict[str, tuple[str, list[Panel]]] = {
         [
             bars_of("references", "100,000 references, memory for one", ["holder's memory", "owner's memory"]),
             bars_of("references", "100,000 references, time for one", ["make one", "drop one"]),
-            bars_of("memory", "Memory held after 1,000 echoes of 16 MB"),
-            bars_of("idle", "CPU of an idle worker", limit=0.005),
+            bars_of("memory", "Memory held after many echoes of 16 MB"),
+            bars_of("idle", "CPU of an idle worker"),
         ],
     ),
 }

@@ -23,8 +23,8 @@ TITLES = {"remora": "Remora", "torch": "torch", "ray": "Ray", "monarch": "Monarc
 
 def show(results: Results, suite: Sequence[Benchmark], console: Console) -> None:
     """The tables: the machine, the contestants, the bars; then what went wrong."""
-    _show_machine(results, [each for each in suite if not each.contestants], console)
-    _show_contestants(results, [each for each in suite if each.contestants], console)
+    _show_machine(results, [each for each in suite if each.contestants == (MACHINE,)], console)
+    _show_contestants(results, [each for each in suite if each.contestants != (MACHINE,)], console)
     _show_bars(results, console)
     for (benchmark, who), note in results.notes.items():
         console.print(f"{benchmark}, {who}: {note}", style="yellow", markup=False, highlight=False)

@@ -55,7 +55,7 @@ class Results:
 
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
-    failed: bool = False
+    failed: set[str] = field(default_factory=set)  # who was not able to do what it should
 
     def add(self, benchmark: str, who: str, readings: Sequence[Reading]) -> None:
         for reading in readings:
@@ -66,8 +66,9 @@ class Results:
                 row.samples.setdefault(who, []).extend(reading.samples)
 
     def excuse(self, benchmark: str, who: str, error: Exception) -> None:
-        self.failed |= not isinstance(error, Skipped)
-        self.notes[benchmark, who] = str(error).strip()
+        self.notes[benchmark, who] = str(error).strip() or type(error).__name__
+        if not isinstance(error, Skipped):
+            self.failed.add(who)
 
     def of(self, benchmark: str) -> list[Row]:
         return [row for row in self.rows.values() if row.benchmark == benchmark]

@@ -1,9 +1,9 @@
-"""The order of things: rounds, in each of which the contestants take turns; benchmarks that can share a group do."""
+"""The order of things: rounds, in each of which the contestants take turns, one benchmark at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.contestants import MACHINE, Contestant, Transport
@@ -15,78 +15,73 @@ Say = Callable[[str], None]
 RunMeasure = Callable[[Measure], list[Reading]]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One contestant has the machine to itself, for benchmarks that need the same group."""
+
+    who: Contestant
+    benchmarks: list[Benchmark]
+
+    def __str__(self) -> str:
+        return f"{self.who.name}: {', '.join(each.name for each in self.benchmarks)}"
+
+
 def run(
     benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], *, rounds: int, quick: bool, say: Say
 ) -> Results:
     """Measure everything, so many times."""
     results = Results()
     for number in range(rounds):
-        due = [each for each in benchmarks if number < (each.rounds or rounds)]
-        for alike in _alike(due):
-            for heat in _heats(contestants, number, alike[0].contestants, quick):
-                taking_part = [each for each in alike if _suits(each, heat)]
-                if taking_part:
-                    say(f"round {number + 1} of {rounds} · {_names(heat)}: {', '.join(each.name for each in taking_part)}")
-                    _compete(taking_part, heat, quick, results)
+        due = [each for each in benchmarks if each.rounds is None or number < (1 if quick else each.rounds)]
+        for turn in _turns(due, contestants, number, quick):
+            say(f"round {number + 1} of {rounds} · {turn}")
+            _take(turn, quick, results)
     return results
 
 
+def _turns(
+    benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], number: int, quick: bool
+) -> Iterator[Turn]:
+    """Those that start quickly get a group for every turn, which are short; who goes first changes every round.
+
+    No two are up at the same time: torch.distributed.rpc burns a fifth of a core in every process that is idle. Actor
+    systems take long to start: all their turns of a round are one, and a quick run has only one such round.
+    """
+    quick_to_start = [who for who in [MACHINE, *contestants] if not who.slow_to_start]
+    order = quick_to_start if number % 2 == 0 else quick_to_start[::-1]
+    for benchmark in benchmarks:
+        for _ in range(1 if quick else benchmark.bouts):
+            yield from (Turn(who, [benchmark]) for who in order if who in benchmark.contestants)
+    if number == 0 or not quick:
+        for who in contestants:
+            if who.slow_to_start:
+                yield from (Turn(who, alike) for alike in _alike([b for b in benchmarks if who in b.contestants]))
+
+
 def _alike(benchmarks: Sequence[Benchmark]) -> list[list[Benchmark]]:
-    def needs(benchmark: Benchmark) -> tuple[bool, int, Transport, str]:
-        own = benchmark.name if benchmark.alone else ""
-        return benchmark.contestants, benchmark.workers, benchmark.transport, own
+    def needs(benchmark: Benchmark) -> tuple[int, Transport]:
+        return benchmark.workers, benchmark.transport
 
     return [list(alike) for _, alike in groupby(sorted(benchmarks, key=needs), key=needs)]
 
 
-def _heats(contestants: Sequence[Contestant], number: int, needed: bool, quick: bool) -> list[list[Contestant]]:
-    """Those that cost nothing while they wait are up together, and who is first changes every round.
-
-    Actor systems run services that never rest: each is up alone, and in a quick run only once.
-    """
-    if not needed:
-        return [[MACHINE]]
-    together = [who for who in contestants if who.is_rpc]
-    alone = [[who] for who in contestants if not who.is_rpc and not (quick and number)]
-    return [together if number % 2 == 0 else together[::-1], *alone]
-
-
-def _suits(benchmark: Benchmark, heat: Sequence[Contestant]) -> bool:
-    return benchmark.actors or not benchmark.contestants or all(who.is_rpc for who in heat)
-
-
-def _names(heat: Sequence[Contestant]) -> str:
-    return " and ".join(who.name for who in heat)
-
-
-def _compete(benchmarks: Sequence[Benchmark], heat: Sequence[Contestant], quick: bool, results: Results) -> None:
-    """Turns are short: one contestant, one benchmark, one bout; then it is the next one's."""
-    with ExitStack() as stack:
-        ready = {who: _prepare(who, benchmarks, quick, results, stack) for who in heat}
-        for benchmark in benchmarks:
-            for _ in range(1 if quick else benchmark.bouts):
-                for who, run_measure in ready.items():
-                    if run_measure is not None:
-                        _measure(benchmark, who, run_measure, results)
-
-
-def _prepare(
-    who: Contestant, benchmarks: Sequence[Benchmark], quick: bool, results: Results, stack: ExitStack
-) -> RunMeasure | None:
-    """What runs a measure for this contestant, in a group if it takes one; None if the group would not start."""
-    setting = Setting(who, benchmarks[0].transport, benchmarks[0].workers, quick)
+def _take(turn: Turn, quick: bool, results: Results) -> None:
+    first = turn.benchmarks[0]
+    setting = Setting(turn.who, first.transport, first.workers, quick)
     if not setting.workers:
-        return lambda measure: list(measure(setting))
+        _measure_all(turn, lambda measure: list(measure(setting)), results)
+        return
     try:
-        return stack.enter_context(Group(setting)).run
+        with Group(setting) as group:
+            _measure_all(turn, group.run, results)
     except Exception as error:
-        for benchmark in benchmarks:
-            results.excuse(benchmark.name, who.name, error)
-        return None
+        for benchmark in turn.benchmarks:
+            results.excuse(benchmark.name, turn.who.name, error)
 
 
-def _measure(benchmark: Benchmark, who: Contestant, run_measure: RunMeasure, results: Results) -> None:
-    try:
-        results.add(benchmark.name, who.name, run_measure(benchmark.measure))
-    except Exception as error:  # one broken benchmark must not hide the others
-        results.excuse(benchmark.name, who.name, error)
+def _measure_all(turn: Turn, run_measure: RunMeasure, results: Results) -> None:
+    for benchmark in turn.benchmarks:
+        try:
+            results.add(benchmark.name, turn.who.name, run_measure(benchmark.measure))
+        except Exception as error:  # one broken benchmark must not hide the others
+            results.excuse(benchmark.name, turn.who.name, error)

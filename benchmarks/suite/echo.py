@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from benchmarks.contestants import ActorSystem
 from benchmarks.measure import Reading, Setting, Unit, latencies, time_each
 
 KB, MB = 10**3, 10**6
@@ -21,7 +22,7 @@ MOST_OF_A_PEER = 300 * MB  # a gigabyte is more than others are made for
 def measure(setting: Setting) -> Iterator[Reading]:
     sizes = setting.effort(SIZES, QUICK)
     for size, times in sizes.items():
-        if setting.contestant.is_rpc or size <= MOST_OF_A_PEER:
+        if not isinstance(setting.contestant, ActorSystem) or size <= MOST_OF_A_PEER:
             yield from _of_size(setting, size, times)
 
 

@@ -1,4 +1,4 @@
-"""Rest: the share of a core that a worker uses which is connected to 50 others and has nothing to do."""
+"""Rest: the share of a core that a worker uses which is connected to others and has nothing to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from benchmarks.calls import nothing
 from benchmarks.measure import Reading, Setting, Unit
 
-PEERS = 50
 SETTLING = 2.0
 
 
@@ -20,4 +19,4 @@ def measure(setting: Setting) -> list[Reading]:
     used, begun = time.process_time(), time.perf_counter()
     time.sleep(setting.effort(20.0, 5.0))
     share = (time.process_time() - used) / (time.perf_counter() - begun)
-    return [Reading(f"{PEERS} peers", share, Unit.SHARE_OF_CORE)]
+    return [Reading("CPU", share, Unit.SHARE_OF_CORE)]
