@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from benchmarks.contestants import ActorSystem
 from benchmarks.measure import Reading, Setting, Unit, latencies, time_each
 
-KB, MB = 10**3, 10**6
+KB, MB, GB = 10**3, 10**6, 10**9
+NAMES = {"GB": GB, "MB": MB, "KB": KB, "B": 1}
 SIZES = {  # bytes, and how often in a full run
     64: 150, KB: 150, 4 * KB: 150, 16 * KB: 100, 64 * KB: 100, 256 * KB: 60, MB: 60,
-    4 * MB: 24, 16 * MB: 12, 64 * MB: 5, 128 * MB: 4, 256 * MB: 3, 1000 * MB: 2,
+    4 * MB: 24, 16 * MB: 12, 64 * MB: 5, 128 * MB: 4, 256 * MB: 3, GB: 2,
 }  # fmt: skip
 QUICK = {64: 150, 4 * KB: 150, 64 * KB: 50, MB: 15, 16 * MB: 5, 128 * MB: 3}
 TCP = {MB: 40, 16 * MB: 8, 128 * MB: 4}
-TABLED = (4 * KB, 64 * KB, MB, 16 * MB, 128 * MB, 1000 * MB)
+TABLED = (4 * KB, 64 * KB, MB, 16 * MB, 128 * MB, GB)
 MOST_OF_A_PEER = 300 * MB  # a gigabyte is more than others are made for
 
 
@@ -50,11 +51,11 @@ def _of_size(setting: Setting, size: int, times: int) -> Iterator[Reading]:
 
 def words(size: int) -> str:
     """`16 MB`"""
-    number, name = next((size // scale, name) for scale, name in [(MB, "MB"), (KB, "KB"), (1, "B")] if size >= scale)
-    return f"{number} {name}"
+    name, scale = next((name, scale) for name, scale in NAMES.items() if size >= scale)
+    return f"{size // scale} {name}"
 
 
 def size_of(text: str) -> int:
     """16,000,000 of `16 MB`."""
     number, name = text.split()[:2]
-    return int(number) * {"MB": MB, "KB": KB, "B": 1}[name]
+    return int(number) * NAMES[name]

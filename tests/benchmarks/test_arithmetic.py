@@ -69,6 +69,12 @@ class TestWords:
         assert wording.of_values([8e-3, 9e-3, 10e-3, 11e-3, 12e-3], Unit.SECONDS) == "10 ms ±10%"
         assert wording.of_values([], Unit.SECONDS) == "—"
 
+    def test_sizes_are_told_and_read_back(self) -> None:
+        from benchmarks.suite.echo import SIZES, size_of, words
+
+        assert [words(size) for size in (64, 4000, 16 * 10**6, 10**9)] == ["64 B", "4 KB", "16 MB", "1 GB"]
+        assert [size_of(words(size)) for size in SIZES] == list(SIZES)
+
 
 class TestBars:
     def test_times_better(self) -> None:
