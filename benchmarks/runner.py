@@ -14,6 +14,8 @@ from benchmarks.results import Results
 Say = Callable[[str], None]
 RunMeasure = Callable[[Measure], list[Reading]]
 
+ROUNDS_OF_SLOW = 3  # more would be most of a run
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -45,14 +47,14 @@ def _turns(
     """Those that start quickly get a group for every turn, which are short; who goes first changes every round.
 
     No two are up at the same time: torch.distributed.rpc burns a fifth of a core in every process that is idle. Actor
-    systems take long to start: all their turns of a round are one, and a quick run has only one such round.
+    systems take long to start: all their turns of a round are one, and they do not take part in every round.
     """
     quick_to_start = [who for who in [MACHINE, *contestants] if not who.slow_to_start]
     order = quick_to_start if number % 2 == 0 else quick_to_start[::-1]
     for benchmark in benchmarks:
         for _ in range(1 if quick else benchmark.bouts):
             yield from (Turn(who, [benchmark]) for who in order if who in benchmark.contestants)
-    if number == 0 or not quick:
+    if number < (1 if quick else ROUNDS_OF_SLOW):
         for who in contestants:
             if who.slow_to_start:
                 yield from (Turn(who, alike) for alike in _alike([b for b in benchmarks if who in b.contestants]))
