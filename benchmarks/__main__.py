@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks import report, runner
-from benchmarks.contestants import CONTESTANTS, Contestant
+from benchmarks.contestants import CONTESTANTS, REMORA, Contestant
 from benchmarks.measure import Benchmark
+from benchmarks.results import Results
 from benchmarks.suite import SUITE
 
 RESULTS = Path(__file__).parent / "results"
@@ -19,18 +21,16 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> int:
     arguments = parse()
     console = Console()
-    contestants = present(console)
-    with console.status("starting") as status:
-        results = runner.run(
-            arguments.only or SUITE,
-            contestants,
-            rounds=arguments.rounds or (2 if arguments.quick else 5),
-            quick=arguments.quick,
-            say=status.update if console.is_terminal else lambda text: print(text, file=sys.stderr),
-        )
+    if arguments.redraw:
+        results = report.read(arguments.redraw)
+    else:
+        results = measure(arguments, console)
+        path = arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
+        report.write(results, path)
+        console.print(f"Written to {path}", style="dim", soft_wrap=True)
     report.show(results, SUITE, console)
-    console.print(f"Written to {report.write(results, RESULTS)}", style="dim", soft_wrap=True)
-    return 1 if results.failed else 0
+    draw(results, arguments.results, console)
+    return 1 if REMORA.name in results.failed else 0
 
 
 def parse() -> argparse.Namespace:
@@ -39,6 +39,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="how often each contestant has its turn")
     names = ", ".join(benchmark.name for benchmark in SUITE)
     parser.add_argument("--only", type=find, action="append", metavar="NAME", help=f"may be given again; of {names}")
+    who = [each.name for each in CONTESTANTS]
+    parser.add_argument("--who", choices=who, action="append", metavar="NAME", help=f"the same; of {', '.join(who)}")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="for JSON and plots")
+    parser.add_argument("--redraw", type=Path, metavar="FILE", help="tables and plots of an earlier run, from its JSON")
     return parser.parse_args()
 
 
@@ -50,12 +54,43 @@ def find(name: str) -> Benchmark:
     raise argparse.ArgumentTypeError(f"no benchmark is called {name!r}")
 
 
-def present(console: Console) -> list[Contestant]:
-    """Those that can be measured here; the others are named."""
-    absent = {each: reason for each in CONTESTANTS if (reason := each.why_absent()) is not None}
+def measure(arguments: argparse.Namespace, console: Console) -> Results:
+    contestants, benchmarks = present(arguments.who, console), arguments.only or chosen(arguments.quick, console)
+    with console.status("starting") as status:
+        return runner.run(
+            benchmarks,
+            contestants,
+            rounds=arguments.rounds or (2 if arguments.quick else 5),
+            quick=arguments.quick,
+            say=status.update if console.is_terminal else lambda text: print(text, file=sys.stderr),
+        )
+
+
+def present(names: list[str] | None, console: Console) -> list[Contestant]:
+    """Those that are wanted and can be measured here; the others are named."""
+    wanted = [each for each in CONTESTANTS if names is None or each.name in names]
+    absent = {each: reason for each in wanted if (reason := each.why_absent()) is not None}
     for each, reason in absent.items():
-        console.print(f"Without {each.name}: {reason}", style="yellow")
-    return [each for each in CONTESTANTS if each not in absent]
+        console.print(f"Without {each.name}: {reason}", style="yellow", markup=False)
+    return [each for each in wanted if each not in absent]
+
+
+def chosen(quick: bool, console: Console) -> list[Benchmark]:
+    """All, or all that are quick."""
+    left_out = [each for each in SUITE if quick and each.slow]
+    for each in left_out:
+        console.print(f"Without {each.name}: too slow for a quick run", style="yellow")
+    return [each for each in SUITE if each not in left_out]
+
+
+def draw(results: Results, folder: Path, console: Console) -> None:
+    try:
+        from benchmarks import plots
+    except ImportError as error:
+        console.print(f"Without plots: {error} (pip install 'remora[bench]')", style="yellow", markup=False)
+        return
+    for path in plots.draw(results, folder):
+        console.print(f"Drawn {path}", style="dim", soft_wrap=True)
 
 
 if __name__ == "__main__":

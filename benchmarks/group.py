@@ -7,13 +7,15 @@ import os
 import tempfile
 import traceback
 import warnings
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 
+from benchmarks.contestants import Place
 from benchmarks.measure import Measure, Reading, Setting, Skipped
 
-START_TIMEOUT = 120.0
-MEASURE_TIMEOUT = 600.0
+START_TIMEOUT = 180.0
+MEASURE_TIMEOUT = 300.0
 END_TIMEOUT = 30.0
 
 _fork = multiprocessing.get_context("forkserver")
@@ -32,10 +34,11 @@ class Group:
         self._folder = tempfile.TemporaryDirectory(prefix="remora-bench-")
         self._pipes: list[Connection] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._lost: str | None = None  # why worker0 cannot be asked any more
 
     def __enter__(self) -> Group:
         try:
-            for rank in range(self._setting.workers):
+            for rank in range(self._setting.contestant.processes(self._setting.workers)):
                 self._start(rank)
             for pipe in self._pipes:
                 _answer(pipe, START_TIMEOUT)
@@ -55,12 +58,17 @@ class Group:
 
     def run(self, measure: Measure) -> list[Reading]:
         """Have worker0 run it."""
-        self._pipes[0].send(measure)
-        readings: list[Reading] = _answer(self._pipes[0], MEASURE_TIMEOUT)
-        return readings
+        if self._lost:
+            raise GroupFailed(self._lost)
+        try:
+            self._pipes[0].send(measure)
+            return _answer(self._pipes[0], MEASURE_TIMEOUT)
+        except OSError as error:
+            self._lost = f"{self._setting.contestant.name} was lost earlier: {error or type(error).__name__}"
+            raise GroupFailed(self._lost) from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is None:
+        if error is None and self._lost is None:
             for pipe in self._pipes:
                 pipe.send(None)
             for process in self._processes:
@@ -72,16 +80,19 @@ class Group:
             process.kill()
         for process in self._processes:
             process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._folder.cleanup()
 
 
 def _answer(pipe: Connection, timeout: float) -> list[Reading]:
     if not pipe.poll(timeout):
-        raise GroupFailed(f"no answer within {timeout:g} s")
+        raise TimeoutError(f"no answer within {timeout:g} s")
     try:
         answer: list[Reading] | Exception = pipe.recv()
     except EOFError:
-        raise GroupFailed("a worker died") from None
+        raise ConnectionError("a worker died") from None
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -90,17 +101,14 @@ def _answer(pipe: Connection, timeout: float) -> list[Reading]:
 def _serve(setting: Setting, rank: int, init_method: str, pipe: Connection) -> None:
     """The life of one worker."""
     warnings.simplefilter("ignore")  # torch.distributed.rpc warns of its own use of deprecated things
-    rpc = setting.rpc
     try:
-        options = setting.contestant.options(init_method, setting.transport)
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=setting.workers, rpc_backend_options=options)
+        with setting.contestant.joined(Place(rank, setting.workers, setting.transport, init_method)) as calls:
+            pipe.send([])
+            while (measure := pipe.recv()) is not None:
+                pipe.send(_attempt(measure, replace(setting, joined=calls)))
     except Exception:
         pipe.send(GroupFailed(traceback.format_exc()))
         os._exit(1)
-    pipe.send([])
-    while (measure := pipe.recv()) is not None:
-        pipe.send(_attempt(measure, setting))
-    rpc.shutdown()
 
 
 def _attempt(measure: Measure, setting: Setting) -> list[Reading] | Exception:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from benchmarks.contestants import Contestant, Transport
+from benchmarks.calls import Calls
+from benchmarks.contestants import REMORA, TORCH, Contestant, RpcModule, Transport
 
 T = TypeVar("T")
+
+MOST_SAMPLES = 200  # kept of one distribution: enough to draw it
 
 
 class Unit(Enum):
@@ -20,19 +23,27 @@ class Unit(Enum):
     SECONDS = "s"
     CALLS_PER_SECOND = "calls/s"
     BYTES_PER_SECOND = "B/s"
+    BYTES = "B"
+    SHARE_OF_CORE = "cores"
+    COUNT = "count"
 
     @property
     def less_is_better(self) -> bool:
-        return self is Unit.SECONDS
+        return self in (Unit.SECONDS, Unit.BYTES, Unit.SHARE_OF_CORE)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One number of one round."""
+    """One number of one turn; where the distribution behind it matters, samples of that, in order of size.
+
+    Some numbers are for the plots and would make the table too long: `tabled=False`.
+    """
 
     metric: str
     value: float
     unit: Unit
+    samples: tuple[float, ...] = ()
+    tabled: bool = True
 
 
 class Skipped(Exception):
@@ -47,10 +58,25 @@ class Setting:
     transport: Transport
     workers: int
     quick: bool
+    joined: Calls | None = None
+
+    @property
+    def calls(self) -> Calls:
+        """What every contestant can do."""
+        if self.joined is None:
+            raise RuntimeError("this benchmark asked for no workers")
+        return self.joined
+
+    @property
+    def module(self) -> str:
+        """The name of the module with the names of torch.distributed.rpc."""
+        if not isinstance(self.contestant, RpcModule):
+            raise Skipped(f"{self.contestant.name} has no such thing")
+        return self.contestant.module
 
     @property
     def rpc(self) -> Any:
-        return importlib.import_module(self.contestant.module)
+        return importlib.import_module(self.module)
 
     @property
     def peers(self) -> list[str]:
@@ -69,7 +95,9 @@ class Benchmark:
     """A name to choose it by, words for the table, and a function.
 
     The function runs on worker0 of a fresh group of `workers`; with no workers, in the process of the runner. It must
-    warm up what it measures. With `contestants=False` it measures the machine, once per round.
+    warm up what it measures. Where actor systems are among the contestants it makes do with `Setting.calls`. In each
+    round every contestant has so many turns (`bouts`); at most `rounds` rounds are made of what takes long and varies
+    little. A quick run does without the `slow` ones.
     """
 
     name: str
@@ -77,7 +105,10 @@ class Benchmark:
     measure: Measure
     workers: int = 2
     transport: Transport = "default"
-    contestants: bool = True
+    contestants: tuple[Contestant, ...] = (REMORA, TORCH)
+    bouts: int = 1
+    rounds: int | None = None
+    slow: bool = False
 
 
 def time_each(action: Callable[[], object], times: int) -> list[float]:
@@ -102,6 +133,18 @@ def percentile(values: Iterable[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-def latencies(seconds: list[float], prefix: str = "") -> list[Reading]:
+def latencies(seconds: list[float], prefix: str = "", tabled: bool = True) -> list[Reading]:
     """Median and tail of single calls."""
-    return [Reading(f"{prefix}p{percent}", percentile(seconds, percent), Unit.SECONDS) for percent in (50, 99)]
+    median, tail = (percentile(seconds, percent) for percent in (50, 99))
+    return [
+        Reading(f"{prefix}p50", median, Unit.SECONDS, thinned(seconds), tabled),
+        Reading(f"{prefix}p99", tail, Unit.SECONDS, tabled=tabled),
+    ]
+
+
+def thinned(values: list[float]) -> tuple[float, ...]:
+    """Evenly spread among them in order of size, the extremes included."""
+    ordered, wanted = sorted(values), min(MOST_SAMPLES, len(values))
+    if wanted < 2:
+        return tuple(ordered)
+    return tuple(ordered[index * (len(ordered) - 1) // (wanted - 1)] for index in range(wanted))

@@ -1,12 +1,10 @@
-"""What a run found, for people (a table) and for programs (JSON)."""
+"""What a run found, for people (tables) and for programs (JSON)."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,93 +13,100 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants import MACHINE, REMORA, TORCH
-from benchmarks.measure import Benchmark, Unit
-from benchmarks.runner import Results, Row
+from benchmarks import bars, results, wording
+from benchmarks.contestants import CONTESTANTS, MACHINE, REMORA, TORCH, Contestant
+from benchmarks.measure import Benchmark
+from benchmarks.results import Results, Row
 
-SCALES = {
-    Unit.SECONDS: [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")],
-    Unit.CALLS_PER_SECOND: [(1.0, "/s")],
-    Unit.BYTES_PER_SECOND: [(1e9, "GB/s"), (1e6, "MB/s")],
-}
+TITLES = {"remora": "Remora", "torch": "torch", "ray": "Ray", "monarch": "Monarch"}
 
 
 def show(results: Results, suite: Sequence[Benchmark], console: Console) -> None:
-    """The table: medians over the rounds, half the distance between the extremes beside them."""
-    title = "Remora beside torch.distributed.rpc"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("benchmark", no_wrap=True)
-    table.add_column("metric", no_wrap=True)
-    for name in ("Remora", "torch", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """The tables: the machine, the contestants, the bars; then what went wrong."""
+    _show_machine(results, [each for each in suite if each.contestants == (MACHINE,)], console)
+    _show_contestants(results, [each for each in suite if each.contestants != (MACHINE,)], console)
+    _show_bars(results, console)
+    for (benchmark, who), note in results.notes.items():
+        console.print(f"{benchmark}, {who}: {note}", style="yellow", markup=False, highlight=False)
+
+
+def _show_machine(results: Results, suite: Sequence[Benchmark], console: Console) -> None:
+    table = _table("What the machine does, without RPC", ["floor", "metric"], [""])
     for benchmark in suite:
-        _add_rows(table, benchmark, results)
-    console.print(table)
-    console.print("Medians of the rounds, ± half the spread. Ratio: how many times better Remora is.", style="dim")
-    for (benchmark_name, who), note in results.notes.items():
-        console.print(f"{benchmark_name}, {who}: {note}", style="yellow", markup=False, highlight=False)
+        _add_rows(table, benchmark, results, lambda row: [_cell(row, MACHINE)])
+    _print(table, console)
 
 
-def _add_rows(table: Table, benchmark: Benchmark, results: Results) -> None:
-    rows = [row for row in results.rows.values() if row.benchmark.name == benchmark.name]
-    for index, row in enumerate(rows):
-        title = benchmark.title if index == 0 else ""
-        table.add_row(title, row.metric, *_cells(row))
+def _show_contestants(results: Results, suite: Sequence[Benchmark], console: Console) -> None:
+    present = [who for who in CONTESTANTS if who.name in results.contestants()]
+    others = [who for who in present if who not in (REMORA, TORCH)]
+    numbers = ["Remora", "torch", "ratio", *(TITLES[who.name] for who in others)]
+    table = _table("Remora beside torch.distributed.rpc", ["benchmark", "metric"], numbers)
+
+    def cells(row: Row) -> list[str]:
+        ratio = _coloured(row.ratio(REMORA.name, TORCH.name))
+        return [_cell(row, REMORA), _cell(row, TORCH), ratio, *(_cell(row, who) for who in others)]
+
+    for benchmark in suite:
+        _add_rows(table, benchmark, results, cells)
+    _print(table, console)
+    if table.rows:
+        how = "Medians of all turns, ± half the distance between the quartiles."
+        console.print(f"{how} Ratio: how many times better Remora is.", style="dim")
 
 
-def _cells(row: Row) -> tuple[str, str, str]:
-    if MACHINE.name in row.values:
-        return words(row.values[MACHINE.name], row.unit), "", ""
-    ours, theirs = (row.values.get(who.name, []) for who in (REMORA, TORCH))
-    return words(ours, row.unit), words(theirs, row.unit), _ratio_words(ratio(ours, theirs, row.unit))
+def _show_bars(results: Results, console: Console) -> None:
+    table = _table("Bars", ["bar"], ["wanted", "measured", ""])
+    for verdict in bars.judge(results):
+        table.add_row(verdict.name, verdict.wanted, verdict.measured, "[green]met[/]" if verdict.met else "[red]not met[/]")
+    _print(table, console)
 
 
-def words(values: Sequence[float], unit: Unit) -> str:
-    """`41.2 µs ± 3%`"""
-    if not values:
+def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for name in words:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _add_rows(table: Table, benchmark: Benchmark, results: Results, cells: Any) -> None:
+    for index, row in enumerate(row for row in results.of(benchmark.name) if row.tabled):
+        table.add_row(benchmark.title if index == 0 else "", row.metric, *cells(row))
+
+
+def _print(table: Table, console: Console) -> None:
+    if table.rows:
+        console.print(table)
+
+
+def _cell(row: Row, who: Contestant) -> str:
+    return wording.of_values(row.values.get(who.name, []), row.unit)
+
+
+def _coloured(ratio: float | None) -> str:
+    if ratio is None:
         return "—"
-    median = statistics.median(values)
-    scale, name = next((each for each in SCALES[unit] if median >= each[0]), SCALES[unit][-1])
-    spread = (max(values) - min(values)) / 2 / median * 100
-    digits = f"{median / scale:,.0f}" if median / scale >= 1000 else f"{median / scale:.3g}"
-    return f"{digits} {name}" + (f" ±{spread:2.0f}%" if len(values) > 1 else "")
+    colour = "green" if ratio >= 1.05 else "red" if ratio <= 0.95 else "default"
+    return f"[{colour}]{wording.of_ratio(ratio)}[/]"
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float], unit: Unit) -> float | None:
-    """How many times better ours is; below 1 it is worse."""
-    if not ours or not theirs:
-        return None
-    mine, other = statistics.median(ours), statistics.median(theirs)
-    return other / mine if unit.less_is_better else mine / other
+def write(found: Results, path: Path) -> None:
+    """Every number of every turn, what they come to, and what machine it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {
+        "environment": environment(),
+        "results": results.as_data(found, REMORA.name, TORCH.name),
+        "bars": [vars(verdict) for verdict in bars.judge(found)],
+        "notes": [{"benchmark": name, "who": who, "note": note} for (name, who), note in found.notes.items()],
+    }
+    path.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def _ratio_words(value: float | None) -> str:
-    if value is None:
-        return "—"
-    colour = "green" if value >= 1.05 else "red" if value <= 0.95 else "default"
-    return f"[{colour}]{value:.{2 if value < 10 else 1}f}x[/]"
-
-
-def write(results: Results, folder: Path) -> Path:
-    """Every number of every round, and what machine it was."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / time.strftime("%Y%m%d-%H%M%S.json")
-    path.write_text(json.dumps({"environment": environment(), "results": as_data(results)}, indent=2) + "\n")
-    return path
-
-
-def as_data(results: Results) -> list[dict[str, Any]]:
-    return [
-        {
-            "benchmark": row.benchmark.name,
-            "metric": row.metric,
-            "unit": row.unit.value,
-            "less_is_better": row.unit.less_is_better,
-            "values": row.values,
-            "ratio": ratio(row.values.get(REMORA.name, []), row.values.get(TORCH.name, []), row.unit),
-        }
-        for row in results.rows.values()
-    ]
+def read(path: Path) -> Results:
+    """What was written."""
+    return results.from_data(json.loads(path.read_text())["results"])
 
 
 def environment() -> dict[str, Any]:

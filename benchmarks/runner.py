@@ -1,48 +1,25 @@
-"""The order of things: rounds, in each of which the contestants take turns; benchmarks that can share a group do."""
+"""The order of things: rounds, in each of which the contestants take turns, one benchmark at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.contestants import MACHINE, Contestant, Transport
 from benchmarks.group import Group
-from benchmarks.measure import Benchmark, Measure, Reading, Setting, Skipped, Unit
+from benchmarks.measure import Benchmark, Measure, Reading, Setting
+from benchmarks.results import Results
 
+Say = Callable[[str], None]
+RunMeasure = Callable[[Measure], list[Reading]]
 
-@dataclass
-class Row:
-    """All numbers of one metric of one benchmark: by contestant, one a round."""
-
-    benchmark: Benchmark
-    metric: str
-    unit: Unit
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-
-@dataclass
-class Results:
-    """What a run found, and what there is to say about what is missing."""
-
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
-    notes: dict[tuple[str, str], str] = field(default_factory=dict)
-    failed: bool = False
-
-    def add(self, benchmark: Benchmark, who: Contestant, readings: Sequence[Reading]) -> None:
-        for reading in readings:
-            new = Row(benchmark, reading.metric, reading.unit)
-            row = self.rows.setdefault((benchmark.name, reading.metric), new)
-            row.values.setdefault(who.name, []).append(reading.value)
-
-    def excuse(self, benchmark: Benchmark, who: Contestant, error: Exception) -> None:
-        self.failed |= not isinstance(error, Skipped)
-        self.notes[benchmark.name, who.name] = str(error).strip()
+ROUNDS_OF_SLOW = 3  # more would be most of a run
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One contestant's turn at benchmarks that need the same group."""
+    """One contestant has the machine to itself, for benchmarks that need the same group."""
 
     who: Contestant
     benchmarks: list[Benchmark]
@@ -52,33 +29,40 @@ class Turn:
 
 
 def run(
-    benchmarks: Sequence[Benchmark],
-    contestants: Sequence[Contestant],
-    *,
-    rounds: int,
-    quick: bool,
-    say: Callable[[str], None],
+    benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], *, rounds: int, quick: bool, say: Say
 ) -> Results:
     """Measure everything, so many times."""
     results = Results()
     for number in range(rounds):
-        for turn in _turns(benchmarks, contestants, number):
+        due = [each for each in benchmarks if each.rounds is None or number < (1 if quick else each.rounds)]
+        for turn in _turns(due, contestants, number, quick):
             say(f"round {number + 1} of {rounds} · {turn}")
             _take(turn, quick, results)
     return results
 
 
-def _turns(benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], number: int) -> Iterator[Turn]:
-    """Who goes first changes every round."""
-    order = contestants if number % 2 == 0 else contestants[::-1]
-    for alike in _alike(benchmarks):
-        for who in order if alike[0].contestants else [MACHINE]:
-            yield Turn(who, alike)
+def _turns(
+    benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], number: int, quick: bool
+) -> Iterator[Turn]:
+    """Those that start quickly get a group for every turn, which are short; who goes first changes every round.
+
+    No two are up at the same time: torch.distributed.rpc burns a fifth of a core in every process that is idle. Actor
+    systems take long to start: all their turns of a round are one, and they do not take part in every round.
+    """
+    quick_to_start = [who for who in [MACHINE, *contestants] if not who.slow_to_start]
+    order = quick_to_start if number % 2 == 0 else quick_to_start[::-1]
+    for benchmark in benchmarks:
+        for _ in range(1 if quick else benchmark.bouts):
+            yield from (Turn(who, [benchmark]) for who in order if who in benchmark.contestants)
+    if number < (1 if quick else ROUNDS_OF_SLOW):
+        for who in contestants:
+            if who.slow_to_start:
+                yield from (Turn(who, alike) for alike in _alike([b for b in benchmarks if who in b.contestants]))
 
 
 def _alike(benchmarks: Sequence[Benchmark]) -> list[list[Benchmark]]:
-    def needs(benchmark: Benchmark) -> tuple[bool, int, Transport]:
-        return benchmark.contestants, benchmark.workers, benchmark.transport
+    def needs(benchmark: Benchmark) -> tuple[int, Transport]:
+        return benchmark.workers, benchmark.transport
 
     return [list(alike) for _, alike in groupby(sorted(benchmarks, key=needs), key=needs)]
 
@@ -94,12 +78,12 @@ def _take(turn: Turn, quick: bool, results: Results) -> None:
             _measure_all(turn, group.run, results)
     except Exception as error:
         for benchmark in turn.benchmarks:
-            results.excuse(benchmark, turn.who, error)
+            results.excuse(benchmark.name, turn.who.name, error)
 
 
-def _measure_all(turn: Turn, run_measure: Callable[[Measure], list[Reading]], results: Results) -> None:
+def _measure_all(turn: Turn, run_measure: RunMeasure, results: Results) -> None:
     for benchmark in turn.benchmarks:
         try:
-            results.add(benchmark, turn.who, run_measure(benchmark.measure))
+            results.add(benchmark.name, turn.who.name, run_measure(benchmark.measure))
         except Exception as error:  # one broken benchmark must not hide the others
-            results.excuse(benchmark, turn.who, error)
+            results.excuse(benchmark.name, turn.who.name, error)

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from benchmarks.contestants import CONTESTANTS, MACHINE, REMORA
 from benchmarks.measure import Benchmark
-from benchmarks.suite import add, callers, echo, flight, floor, noop, reference, startup, training
+from benchmarks.suite import (
+    add,
+    callers,
+    echo,
+    flight,
+    floor,
+    idle,
+    memory,
+    nested,
+    noop,
+    reference,
+    startup,
+    training,
+)
 
 SUITE = [
-    Benchmark("ping-pong", "floor: ping-pong", floor.ping_pong, workers=0, contestants=False),
-    Benchmark("memcpy", "floor: memory copy", floor.memcpy, workers=0, contestants=False),
-    Benchmark("noop", "rpc_sync no-op", noop.measure),
-    Benchmark("noop-tcp", "rpc_sync no-op, TCP", noop.measure, transport="tcp"),
-    Benchmark("add", "rpc_sync torch.add", add.measure),
-    Benchmark("flight", "5,000 rpc_async at once", flight.measure),
-    Benchmark("callers", "8 callers, one callee", callers.measure, workers=9),
-    Benchmark("echo", "echo of a tensor", echo.measure),
-    Benchmark("reference", "remote() + to_here()", reference.measure),
-    Benchmark("training", "one training step", training.measure),
+    Benchmark("ping-pong", "ping-pong of 64 bytes", floor.ping_pong, workers=0, contestants=(MACHINE,)),
+    Benchmark("socket-copy", "there and back by socket", floor.socket_copy, workers=0, contestants=(MACHINE,)),
+    Benchmark("memcpy", "warm memory copy", floor.memcpy, workers=0, contestants=(MACHINE,)),
+    Benchmark("noop", "rpc_sync no-op", noop.measure, contestants=CONTESTANTS, bouts=3),
+    Benchmark("noop-tcp", "rpc_sync no-op, TCP", noop.measure, transport="tcp", bouts=3),
+    Benchmark("add", "rpc_sync torch.add", add.measure, bouts=3),
+    Benchmark("flight", "5,000 rpc_async at once", flight.measure, contestants=CONTESTANTS, bouts=3),
+    Benchmark("concurrency", "calls kept in flight", flight.concurrency, contestants=CONTESTANTS),
+    Benchmark("callers", "callers on one callee", callers.measure, workers=callers.MOST + 1, contestants=CONTESTANTS),
+    Benchmark("nested", "calls within calls", nested.measure, workers=3),
+    Benchmark("echo", "echo of a tensor", echo.measure, contestants=CONTESTANTS),
+    Benchmark("echo-tcp", "echo of a tensor, TCP", echo.over_tcp, transport="tcp"),
+    Benchmark("reference", "remote() + to_here()", reference.measure, bouts=3),
+    Benchmark("references", "100,000 references", reference.many, rounds=2),
+    Benchmark("training", "one training step", training.measure, bouts=2),
     Benchmark("startup", "start-up", startup.measure, workers=0),
+    Benchmark("memory", "memory held by echoes", memory.measure, rounds=2),
+    Benchmark("idle", "a worker at rest", idle.measure, rounds=2),
+    # Of torch.distributed.rpc, 51 workers do not start on a machine with two cores: each polls its shared memory.
+    Benchmark("idle-50", "the same, 50 peers", idle.measure, workers=51, contestants=(REMORA,), rounds=1, slow=True),
 ]

@@ -14,5 +14,5 @@ def measure(setting: Setting) -> list[Reading]:
     def call() -> None:
         rpc.rpc_sync(peer, torch.add, args=args)
 
-    time_each(call, setting.effort(500, 100))
-    return latencies(time_each(call, setting.effort(3000, 700)))
+    time_each(call, setting.effort(300, 100))
+    return latencies(time_each(call, setting.effort(1200, 700)))

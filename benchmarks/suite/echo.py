@@ -4,33 +4,58 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import TypeVar
 
-from benchmarks.measure import Reading, Setting, Unit, time_each
+from benchmarks.contestants import ActorSystem
+from benchmarks.measure import Reading, Setting, Unit, latencies, time_each
 
-MB = 10**6
-SIZES = {1: 60, 16: 12, 128: 4}  # MB, and how often in a full run
-
-T = TypeVar("T")
-
-
-def same(value: T) -> T:
-    """Runs on the callee."""
-    return value
+KB, MB, GB = 10**3, 10**6, 10**9
+NAMES = {"GB": GB, "MB": MB, "KB": KB, "B": 1}
+SIZES = {  # bytes, and how often in a full run
+    64: 150, KB: 150, 4 * KB: 150, 16 * KB: 100, 64 * KB: 100, 256 * KB: 60, MB: 60,
+    4 * MB: 24, 16 * MB: 12, 64 * MB: 5, 128 * MB: 4, 256 * MB: 3, GB: 2,
+}  # fmt: skip
+QUICK = {64: 150, 4 * KB: 150, 64 * KB: 50, MB: 15, 16 * MB: 5, 128 * MB: 3}
+TCP = {MB: 40, 16 * MB: 8, 128 * MB: 4}
+TABLED = (4 * KB, 64 * KB, MB, 16 * MB, 128 * MB, GB)
+MOST_OF_A_PEER = 300 * MB  # a gigabyte is more than others are made for
 
 
 def measure(setting: Setting) -> Iterator[Reading]:
+    sizes = setting.effort(SIZES, QUICK)
+    for size, times in sizes.items():
+        if not isinstance(setting.contestant, ActorSystem) or size <= MOST_OF_A_PEER:
+            yield from _of_size(setting, size, times)
+
+
+def over_tcp(setting: Setting) -> Iterator[Reading]:
+    for size, times in TCP.items():
+        yield from _of_size(setting, size, setting.effort(times, max(2, times // 4)))
+
+
+def _of_size(setting: Setting, size: int, times: int) -> Iterator[Reading]:
     import torch
 
-    rpc, (peer, *_) = setting.rpc, setting.peers
-    for size, times in SIZES.items():
-        tensor = torch.arange(size * MB, dtype=torch.uint8)
-        if not torch.equal(rpc.rpc_sync(peer, same, args=(tensor,)), tensor):
-            raise AssertionError(f"{size} MB came back changed")
+    calls, tensor = setting.calls, torch.arange(size, dtype=torch.uint8)
+    if not torch.equal(calls.echo(tensor), tensor):
+        raise AssertionError(f"{words(size)} came back changed")
 
-        def echo(tensor: torch.Tensor = tensor) -> None:
-            rpc.rpc_sync(peer, same, args=(tensor,))
+    def echo() -> None:
+        calls.echo(tensor)
 
-        time_each(echo, 2)
-        seconds = statistics.median(time_each(echo, setting.effort(times, max(2, times // 4))))
-        yield Reading(f"{size} MB", 2 * size * MB / seconds, Unit.BYTES_PER_SECOND)
+    time_each(echo, 2 if size >= MB else 20)
+    seconds = time_each(echo, times)
+    rate = 2 * size / statistics.median(seconds)
+    yield Reading(words(size), rate, Unit.BYTES_PER_SECOND, tabled=size in TABLED)
+    yield from latencies(seconds, f"{words(size)} ", tabled=False)
+
+
+def words(size: int) -> str:
+    """`16 MB`"""
+    name, scale = next((name, scale) for name, scale in NAMES.items() if size >= scale)
+    return f"{size // scale} {name}"
+
+
+def size_of(text: str) -> int:
+    """16,000,000 of `16 MB`."""
+    number, name = text.split()[:2]
+    return int(number) * NAMES[name]

@@ -35,10 +35,10 @@ def parameters(rpc: str, network: Any) -> list[Any]:
 
 def measure(setting: Setting) -> list[Reading]:
     rpc, (peer, *_) = setting.rpc, setting.peers
-    autograd = importlib.import_module(setting.contestant.module.replace("rpc", "autograd"))
-    optim = importlib.import_module(setting.contestant.module.replace("rpc", "optim"))
+    autograd = importlib.import_module(setting.module.replace("rpc", "autograd"))
+    optim = importlib.import_module(setting.module.replace("rpc", "optim"))
     network = rpc.remote(peer, Network)
-    references = rpc.rpc_sync(peer, parameters, args=(setting.contestant.module, network))
+    references = rpc.rpc_sync(peer, parameters, args=(setting.module, network))
     optimizer = optim.DistributedOptimizer(torch.optim.SGD, references, lr=0.001)
     batch, target = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
 
@@ -49,5 +49,5 @@ def measure(setting: Setting) -> list[Reading]:
             autograd.backward(context_id, [loss])
             optimizer.step(context_id)
 
-    time_each(step, setting.effort(50, 20))
-    return latencies(time_each(step, setting.effort(400, 150)))
+    time_each(step, setting.effort(40, 20))
+    return latencies(time_each(step, setting.effort(250, 150)))
