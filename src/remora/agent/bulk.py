@@ -17,6 +17,7 @@ from remora.transport import shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
 from remora.wire.packed import Packed
+from remora.wire.warm import warm
 
 log = logging.getLogger("remora")
 
@@ -121,5 +122,6 @@ class Bulk:
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""
         self.lender.trim(now)
+        warm.trim(now)
         for each in sharing:
             each.trim(now)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from remora.transport import eagerness
 from remora.wire.frames import Damaged, Frame, FrameReader
+from remora.wire.memory import copied
 
 # Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
@@ -163,7 +164,7 @@ class StreamLink:
         for part in rest:
             if len(part):
                 unchanging = type(part.obj) is bytes
-                self._outbox.append(part if unchanging else memoryview(bytes(part)))
+                self._outbox.append(part if unchanging else copied(part))
                 self.outbox_bytes += len(part)
         return False
 

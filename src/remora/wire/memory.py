@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from remora.wire.packed import Packed
+from remora.wire.warm import SMALLEST, warm
 
 _SAMPLES, _SAMPLE = 16, 64  # how many samples of a buffer, of how many bytes
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ and PyBUF_WRITE
@@ -23,6 +24,10 @@ raw_copy = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
 raw_fill = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+_raw_move = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
 
@@ -97,8 +102,8 @@ def buffer_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def allocate(nbytes: int) -> tuple[torch.UntypedStorage, memoryview]:
-    """Fresh memory, and a view of it that a transport can receive into."""
-    storage = _new_storage(nbytes)
+    """Memory for what comes, and a view of it that a transport can receive into."""
+    storage = warm.take(nbytes)
     return storage, storage_view(storage)
 
 
@@ -112,9 +117,18 @@ def from_bytes(data: bytes | bytearray | memoryview) -> torch.UntypedStorage:
     return storage
 
 
+def copied(data: memoryview) -> memoryview:
+    """A copy that nobody can change, made while no other thread of the program runs."""
+    if data.nbytes < SMALLEST:
+        return memoryview(bytes(data))
+    storage = warm.take(data.nbytes)
+    _raw_move(storage.data_ptr(), address_of(data), data.nbytes)
+    return buffer_of(storage)
+
+
 def snapshot(packed: Packed) -> Packed:
     """The same message in memory of its own: what the sender does to its tensors from now on does not show in it."""
-    copies = [memoryview(bytes(buffer)) for buffer in packed.buffers]
+    copies = [copied(buffer) for buffer in packed.buffers]
     return Packed(packed.body, copies, list(copies), [])
 
 
