@@ -3,6 +3,7 @@
 #   make demo     four workers calling each other, with a table at the end; then three that learn something
 #   make test     lint, types, tests, branch coverage      (ARGS="tests/wire -k tensor" narrows the tests)
 #   make lint     ruff and mypy --strict
+#   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop")
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
@@ -15,9 +16,10 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LINTED := src tests benchmarks examples
+PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/gradients
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint chaos bench clean distclean
+.PHONY: help demo test lint paths chaos bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,6 +39,11 @@ lint: $(INSTALLED)
 	$(BIN)/mypy --strict -p remora
 	$(BIN)/mypy --strict -p benchmarks
 	$(BIN)/mypy --strict examples
+
+# Every way in which something is done faster has a switch, and nothing else may depend on it.
+paths: $(INSTALLED)
+	@for switch in REMORA_LOOK=0 REMORA_SHARED_MEMORY=0 REMORA_WARM_MEMORY=0 REMORA_POLLER=select; do \
+	  echo "== $$switch"; env $$switch $(BIN)/python -m pytest -q -p no:cacheprovider $(or $(ARGS),$(PATH_TESTS)) || exit 1; done
 
 chaos: $(INSTALLED)
 	@$(BIN)/python -m tests.chaos $(ARGS)

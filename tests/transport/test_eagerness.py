@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from remora.transport import eagerness
-from remora.transport.eagerness import INTERRUPTION, MOMENT, MOST_RESTS, for_reading
+from remora.transport.eagerness import INTERRUPTION, MOST_RESTS, for_reading
+
+MOMENT = 150e-6
 
 
 class Clock:
@@ -30,6 +32,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(eagerness, "time", clock)
+    monkeypatch.setattr(eagerness, "MOMENT", MOMENT)
     return clock
 
 

@@ -8,6 +8,7 @@ used for a while is let go, and so is the oldest when there is too much; tensors
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 SMALLEST = 1 << 20  # bytes; what is smaller the allocator keeps by itself
-LIMIT = 512 << 20  # bytes in all
+LIMIT = int(os.environ.get("REMORA_WARM_MEMORY", 512 << 20))  # bytes in all
 IDLE = 10.0  # seconds
 
 # How many tensors (and others in C++) hold a storage, its Python object included.
