@@ -88,7 +88,7 @@ class Door:
             oldest.leave()
         self.poller.add(stranger)
         self.poller.arm(stranger)
-        self.timers.at(time.monotonic() + self.settings.connect_timeout, stranger.leave)
+        self.timers.at(self.timers.clock.now() + self.settings.connect_timeout, stranger.leave)
 
     def forget(self, stranger: _Stranger) -> bool:
         """Whether the stranger was still there."""
@@ -201,7 +201,8 @@ class _Stranger:
         assert accepted is not None
         if not self.door.forget(self):
             return
-        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", self.door.settings.reconnect_timeout)
+        settings = self.door.settings
+        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", settings.reconnect_timeout, settings.clock)
         record = _record(accepted.peer, accepted.home)
         self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
 

@@ -266,7 +266,7 @@ class Table:
             self._drop_due = True  # one came in between
         if not self.closed and not self._drop_timer:
             self._drop_timer = True
-            self.agent.timers.at(time.monotonic() + GATHER, self._drop_again)
+            self.agent.timers.soon(GATHER, self._drop_again)
         self._let_go()
 
     def _drop_again(self) -> None:
@@ -443,10 +443,9 @@ class Table:
             self._onlookers += 1
             try:
                 while not ready():
-                    left = deadline - time.monotonic()
-                    if left <= 0:
+                    if self.agent.clock.now() >= deadline:
                         return False
-                    self._changed.wait(left)
+                    self.agent.clock.block(self._changed.wait, deadline)
             finally:
                 self._onlookers -= 1
         return True
@@ -457,7 +456,7 @@ class Table:
 
     def delete_all(self, timeout: float) -> None:
         """Before shutdown: say goodbye for every reference that is held here, and wait until ours are let go too."""
-        end = time.monotonic() + timeout
+        end = self.agent.clock.now() + timeout
         self._let_go()
         self.agent.peers.watch_all()
         settled = self.wait_until(lambda: all(h.confirmed and not h.children for h in self.holder.forks.values()), end)
