@@ -162,7 +162,8 @@ def test_what_other_processes_share_is_no_leak_of_ours() -> None:
     before = leaks.census()
     command = [sys.executable, "-c", PARENT, STRANGER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        assert parent.stdin is not None and parent.stdout is not None
+        assert parent.stdin is not None
+        assert parent.stdout is not None
         parent.wait()
         assert parent.stdout.readline() == b"mapped\n"
         assert path.name in (leaks.census() - before).shared_files

@@ -60,6 +60,8 @@ class World:
         self._stage: Stage | None = None
         self._actors: Counter[threading.Thread] = Counter()  # who runs a part of a worker's program, how often at once
         self._clock = _make_clock(clock)
+        plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
+        parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # before anything is started that would have to end
         store = HashStore()
         chosen = Settings(  # the plan is the world's, not each worker's
             **{"transports": ["inproc"], **settings}, faults="", clock=self._clock or SYSTEM
@@ -72,12 +74,12 @@ class World:
             self.workers: list[Worker] = list(pool.map(start, range(n)))
         if self._clock is not None:
             self._clock.still = Stillness(self)
-        plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
-        stage = None if plan is None else self.faults  # from the first link on
+        if parsed is not None:
+            _ = self.faults  # from the first link on
         for worker in self.workers:
             worker.start()
-        if stage is not None:
-            self.set_faults(plan or "")
+        if parsed is not None:
+            self.set_faults(parsed)
 
     @property
     def faults(self) -> Stage:
