@@ -33,8 +33,9 @@ class Clock(Protocol):
     ) -> T:
         """What `wait(seconds)` returns, which blocks until something is there, but not beyond the deadline.
 
-        It is false if nothing is there; `wait` may be called several times then. Threads of ours that do nothing but wait
-        for the time give `wake`, which makes `wait` return.
+        It is false if nothing is there. Then `wait` may be called again and again: it looks each time whether it is there
+        (to be notified is not enough), and no lock is held meanwhile. Threads of ours that do nothing but wait for the time
+        give `wake`, which makes `wait` return, and are not asked twice.
         """
 
 

@@ -114,7 +114,7 @@ class Door:
 
     def descriptors(self) -> list[socket.socket]:
         """Every socket at the door, to be closed in a forked child."""
-        return [bell.sock for bell in self._bells] + [stranger.sock for stranger in self._strangers]
+        return [bell.sock for bell in self._bells] + [stranger.sock for stranger in list(self._strangers)]
 
 
 class _Bell:

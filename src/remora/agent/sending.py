@@ -309,14 +309,14 @@ class Sending(ABC):
 
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
+        if not call.clock.block(self._await_room, call.deadline):
+            raise self._not_sent(call)
+
+    def _await_room(self, seconds: float | None) -> bool:
         with self._room:
             self._room_wanted += 1
             try:
-                while self.full and not self.closed:
-                    left = call.remaining()
-                    if left is not None and left <= 0:
-                        raise self._not_sent(call)
-                    call.clock.block(self._room.wait, call.deadline)
+                return self._room.wait_for(lambda: self.closed or not self.full, seconds)
             finally:
                 self._room_wanted -= 1
 

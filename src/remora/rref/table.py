@@ -439,16 +439,16 @@ class Table:
 
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Wait for a condition of the tables; it is looked at under the lock. False at the deadline."""
-        with self._lock:
-            self._onlookers += 1
-            try:
-                while not ready():
-                    if self.agent.clock.now() >= deadline:
-                        return False
-                    self.agent.clock.block(self._changed.wait, deadline)
-            finally:
-                self._onlookers -= 1
-        return True
+
+        def look(seconds: float | None) -> bool:
+            with self._lock:
+                self._onlookers += 1
+                try:
+                    return self._changed.wait_for(ready, seconds)
+                finally:
+                    self._onlookers -= 1
+
+        return self.agent.clock.block(look, deadline)
 
     def _tell_onlookers(self) -> None:
         if self._onlookers:

@@ -26,8 +26,8 @@ class Inhabited(Protocol):
     def stage(self) -> Stage | None:
         """Where the fault plan is at work."""
 
-    def actors(self) -> set[threading.Thread]:
-        """Threads that run a part of a worker's program."""
+    def actors(self, asleep: set[threading.Thread]) -> int:
+        """How many threads run a part of a worker's program, or are about to, but for those that sleep."""
 
 
 class Stillness:
@@ -64,7 +64,7 @@ class Stillness:
     def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
         """How many threads run code of the program, or for it, by worker."""
         found = {agent.me.name: agent.crew.busy(asleep) for agent in self._world.agents()}
-        found["the program"] = len(self._world.actors() - asleep)
+        found["the program"] = self._world.actors(asleep)
         return found
 
 

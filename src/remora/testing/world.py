@@ -59,6 +59,7 @@ class World:
         self._seed = seed
         self._stage: Stage | None = None
         self._actors: Counter[threading.Thread] = Counter()  # who runs a part of a worker's program, how often at once
+        self._starting: set[int] = set()  # workers whose part is about to be run
         self._clock = _make_clock(clock)
         plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # before anything is started that would have to end
@@ -107,9 +108,9 @@ class World:
         """Where the fault plan is at work, if there ever was one."""
         return self._stage
 
-    def actors(self) -> set[threading.Thread]:
-        """Threads that run a part of a worker's program."""
-        return set(self._actors)
+    def actors(self, asleep: set[threading.Thread]) -> int:
+        """How many threads run a part of a worker's program, or are about to, but for those that sleep."""
+        return len(self._starting) + len(set(self._actors) - asleep)
 
     def set_faults(self, plan: Plan | str) -> None:
         """Follow a plan from now on, with the seed of this world if it has one."""
@@ -149,9 +150,12 @@ class World:
         """Call it for every living worker, at the same time; the values in order. The first error is raised at the end."""
 
         def run(i: int) -> R:
-            return self.run(i, function, *args, **kwargs)
+            with self.acting(i):
+                self._starting.discard(i)
+                return function(*args, **kwargs)
 
         living = [i for i, worker in enumerate(self.workers) if worker.agent.running]
+        self._starting.update(living)
         with ThreadPoolExecutor(len(self.workers)) as pool:
             pending = [pool.submit(run, i) for i in living]
         return [each.result() for each in pending]
