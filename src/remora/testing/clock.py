@@ -40,7 +40,8 @@ class Still(Protocol):
 class _Sleeper:
     """A thread that waits."""
 
-    def __init__(self, deadline: float, wake: Callable[[], None] | None) -> None:
+    def __init__(self, now: float, deadline: float, wake: Callable[[], None] | None) -> None:
+        self.since = now
         self.thread = threading.current_thread()
         self.deadline = deadline
         self.wake = wake
@@ -50,9 +51,9 @@ class _Sleeper:
 class VirtualClock:
     """See the head of this file. It begins at 0."""
 
-    def __init__(self, auto: bool = False, limit: float = 24 * 3600.0) -> None:
+    def __init__(self, auto: bool = False, limit: float = 3600.0) -> None:
         self.auto = auto
-        self.limit = limit  # of a world whose time passes by itself: what is not done by then never will be
+        self.limit = limit  # if time passes by itself: what somebody has waited for for so long will never come
         self.still: Still | None = None
         self._now = 0.0
         self._lock = threading.Lock()  # guards _sleepers
@@ -76,7 +77,7 @@ class VirtualClock:
         self, wait: Callable[[float | None], T], deadline: float, wake: Callable[[], None] | None = None
     ) -> T:
         """See `remora.clock.Clock`."""
-        sleeper = _Sleeper(deadline, wake)
+        sleeper = _Sleeper(self._now, deadline, wake)
         with self._asleep(sleeper):
             if wake is not None:
                 return wait(None if self._now < deadline else 0.0)
@@ -85,7 +86,7 @@ class VirtualClock:
                 found = wait(0.0 if over else MOMENT)
                 if not found and not over:
                     sleeper.looks += 1
-                    found = self._turn(wait) if self.auto else found
+                    found = self._turn(wait, sleeper) if self.auto else found
                 if found or over:
                     return found
 
@@ -122,16 +123,16 @@ class VirtualClock:
         finally:
             self.auto = before
 
-    def _turn(self, wait: Callable[[float | None], T]) -> T:
+    def _turn(self, wait: Callable[[float | None], T], sleeper: _Sleeper) -> T:
         """One of those who wait looks whether there is nothing else to do, and if so moves on. What came for it, if any."""
         found = wait(0.0)
         if found or not self._turning.acquire(False):
             return found
         try:
             if self._is_still(tolerant=False) and not (found := wait(0.0)) and (due := self._next()) != NEVER:
+                if due > sleeper.since + self.limit:
+                    raise TimeoutError(f"nothing has come for {self.limit:g} s of virtual time: this waits for ever")
                 self._go_to(due)
-                if due > self.limit:
-                    raise TimeoutError(f"nothing but time has passed for {self.limit:g} s: this waits for ever")
         finally:
             self._turning.release()
         return found
