@@ -41,7 +41,8 @@ PURE_STDLIB = {
 }  # fmt: skip
 
 OWN_THREADS = (
-    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.table", "remora.testing",
+    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.machines",
+    "remora.rref.table", "remora.testing",
 )  # fmt: skip
 THREAD_NAMES = {
     "threading": {"Thread", "Timer", "Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"},
