@@ -211,8 +211,8 @@ class Peers(Roll):
         peer = self.add(record)
         with peer.lock:
             channel = peer.incoming
-            if peer.state == "dead":
-                channel = None  # given up while it was being admitted: nothing more is read from it
+            if peer.state == "dead" or self.stopping:
+                channel = None  # given up while it was being admitted, or we leave: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
                 channel = peer.incoming = self.make_channel(peer, session_id, False)
         if channel is None:
@@ -318,7 +318,9 @@ class Peers(Roll):
         self.dial_no_more()
         for peer in self.all():
             peer.outgoing.fail_pending(make_error)
-            for channel in peer.channels():
+            with peer.lock:  # who is welcomed at this moment has a channel before, or none at all
+                channels = peer.channels()
+            for channel in channels:
                 channel.close()
             if peer.sharing is not None:
                 peer.sharing.forget()
