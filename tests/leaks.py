@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,12 @@ def leaked_since(before: Census, timeout: float) -> Census:
     """What appeared since `before` and did not go away within `timeout` seconds. One census when all is clean."""
     deadline = time.monotonic() + timeout
     pause = 0.001
-    leaked = census() - before - _kept
+    leaked = _ours(census() - before - _kept)
     while leaked and time.monotonic() < deadline:
         gc.collect()  # an unreachable cycle that holds a socket is garbage, not a leak
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-        leaked = census() - before - _kept
+        leaked = _ours(census() - before - _kept)
     return leaked
 
 
@@ -155,7 +155,28 @@ def describe_processes(leaked: Census) -> str:
 
 
 def _shared_files() -> dict[str, str]:
+    """Everybody's: the folder is one for all processes of the machine. `_ours` tells them apart, which takes longer."""
     return {name: f"shared memory /dev/shm/{name}" for name in _listing("/dev/shm")}
+
+
+def _ours(leaked: Census) -> Census:
+    """Without the shared files that a process uses which is none of ours. What nobody uses any more was left by ours."""
+    if not leaked.shared_files:
+        return leaked
+    mapped = _files_of_others()
+    files = {name: words for name, words in leaked.shared_files.items() if name not in mapped}
+    return replace(leaked, shared_files=files)
+
+
+def _files_of_others() -> set[str]:
+    """The names of what other processes than this one and its descendants have mapped from /dev/shm."""
+    ours = {str(os.getpid()), *map(str, _processes())}
+    found: set[str] = set()
+    for pid in _listing("/proc"):
+        if pid.isdigit() and pid not in ours:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+                found.update(line.rstrip().rpartition("/dev/shm/")[2] for line in maps if " /dev/shm/" in line)
+    return found
 
 
 _resident_shared = 0

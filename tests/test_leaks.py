@@ -142,6 +142,47 @@ def test_a_leaked_thread_is_shown_with_its_stack() -> None:
     undo()
 
 
+STRANGER = """
+import mmap, sys
+with open(sys.argv[1], "w+b") as file:
+    file.write(bytes(4096))
+    file.flush()
+    kept = mmap.mmap(file.fileno(), 4096)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+# Ends at once, and what it started is nobody's child any more.
+PARENT = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); os._exit(0)"
+
+
+def test_what_other_processes_share_is_no_leak_of_ours() -> None:
+    path = Path(f"/dev/shm/remora-test-{os.getpid()}")
+    before = leaks.census()
+    command = [sys.executable, "-c", PARENT, STRANGER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.wait()
+        assert parent.stdout.readline() == b"mapped\n"
+        assert path.name in (leaks.census() - before).shared_files
+        assert path.name not in leaks.leaked_since(before, timeout=0.0).shared_files
+        parent.stdin.close()  # it ends
+        assert parent.stdout.read() == b""
+    try:
+        _until(lambda: path.name in leaks.leaked_since(before, timeout=0.0).shared_files)  # nobody uses it any more
+    finally:
+        path.unlink()
+
+
+def _until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5.0
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def test_a_clean_check_takes_less_than_a_millisecond() -> None:
     def check() -> float:
         begun = time.perf_counter()

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from remora.clock import SYSTEM, Clock
+
 DEFAULT_RPC_TIMEOUT = 60.0
 DEFAULT_SHUTDOWN_TIMEOUT = 0.0
 DEFAULT_NUM_WORKER_THREADS = 16
@@ -33,6 +35,7 @@ class Settings:
     silence_limit: float = 30.0  # how long a peer may be silent, though its host answers, before it is given up
     faults: str | None = None  # what shall go wrong, in tests: see docs/testing.md (REMORA_FAULTS)
     shared_memory: int = 1 << 30  # bytes to share with workers of the same host; 0: none (REMORA_SHARED_MEMORY)
+    clock: Clock = SYSTEM  # what its time is; in tests another one may be: see docs/testing.md
     watch: int = 2  # how many workers each keeps an eye on even if it has nothing to say to them
 
     def __post_init__(self) -> None:

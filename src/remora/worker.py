@@ -51,6 +51,7 @@ class Worker:
         bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
         introduction = self.introduction = Introduction(self._me, secrets.token_hex(8), settings)
         self.agent = Agent(self._me, threads, timeout, settings, introduction)
+        self.clock = settings.clock
         self.agent.crew.worker = self.agent.coroutines.worker = self
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group = StaticGroup(store, world_size, bringup) if world_size else DynamicGroup(store, bringup)
@@ -150,7 +151,7 @@ class Worker:
         """Stop serving. Safe to call twice."""
         self.references.table.close()
         if graceful:
-            self.agent.drain(time.monotonic() + 1.0)
+            self.agent.drain(1.0)
         self.agent.stop()
         _workers.discard(self)
 

@@ -27,6 +27,8 @@ CALL, REPLY = 0x102, 0x203
 class FakeLink:
     """A link that notes what was written, or, when it is full, what would have to be kept."""
 
+    now = staticmethod(time.monotonic)
+
     def __init__(self) -> None:
         self.failed = False
         self.full = False

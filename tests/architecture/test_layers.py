@@ -12,7 +12,7 @@ from tests.architecture.source import PACKAGE, Module, layer_of, read_source
 
 # Lowest first. A layer may import those of lower lines, and itself.
 LAYERS = [
-    {"vocabulary", "errors"},
+    {"vocabulary", "errors", "clock"},
     {"options"},
     {"protocol"},
     {"wire"},
@@ -41,7 +41,8 @@ PURE_STDLIB = {
 }  # fmt: skip
 
 OWN_THREADS = (
-    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.table", "remora.testing",
+    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.machines",
+    "remora.rref.table", "remora.testing",
 )  # fmt: skip
 THREAD_NAMES = {
     "threading": {"Thread", "Timer", "Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"},

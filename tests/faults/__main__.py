@@ -13,7 +13,18 @@ from collections.abc import Iterator
 
 from remora.faults.plan import Plan
 from tests.faults.scenarios import SCENARIOS
-from tests.faults.trials import Verdict, quick_time, random_plan, single_faults, survey, try_out
+from tests.faults.trials import (
+    REAL,
+    VIRTUAL,
+    Pace,
+    Verdict,
+    quick_time,
+    random_plan,
+    single_faults,
+    small_garbage,
+    survey,
+    try_out,
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -21,10 +32,11 @@ def main(arguments: list[str]) -> int:
     logging.disable(logging.CRITICAL)
     bad = 0
     print(f"{'scenario':<12}{'plans':<10}{'tried':>8}{'faults':>9}{'wrong':>7}{'seconds':>9}")
-    with quick_time():
+    with small_garbage(), quick_time() if options.real else contextlib.nullcontext():
         for scenario in options.scenarios:
-            bad += _try_all(scenario, "single", _single(scenario))
-            bad += _try_all(scenario, "random", _random(options.seed, options.random))
+            pace = REAL if options.real else VIRTUAL
+            bad += _try_all(scenario, "single", _single(scenario, pace), pace)
+            bad += _try_all(scenario, "random", _random(options.seed, options.random), pace)
     return 1 if bad else 0
 
 
@@ -32,24 +44,25 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--random", type=int, default=1000, metavar="N", help="random plans per scenario (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first of their seeds (default: 0)")
+    parser.add_argument("--real", action="store_true", help="in real time (default: in virtual time)")
     parser.add_argument("--scenarios", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
     return parser.parse_args(arguments)
 
 
-def _single(scenario: str) -> Iterator[tuple[Plan | str, bool]]:
-    return ((plan, False) for plan in single_faults(survey(scenario)))
+def _single(scenario: str, pace: Pace) -> Iterator[tuple[Plan | str, bool]]:
+    return ((plan, False) for plan in single_faults(survey(scenario, pace)))
 
 
 def _random(first: int, n: int) -> Iterator[tuple[Plan | str, bool]]:
     return ((random_plan(seed), True) for seed in range(first, first + n))
 
 
-def _try_all(scenario: str, kind: str, plans: Iterator[tuple[Plan | str, bool]]) -> int:
+def _try_all(scenario: str, kind: str, plans: Iterator[tuple[Plan | str, bool]], pace: Pace) -> int:
     counts: Counter[str] = Counter()
     started = time.monotonic()
     for plan, heal in plans:
         with contextlib.redirect_stderr(io.StringIO()):  # functions that fail on purpose say so there
-            verdict = try_out(scenario, plan, heal)
+            verdict = try_out(scenario, plan, heal, pace)
         _count(counts, verdict)
         if verdict.problems:
             print(f"WRONG {verdict}", flush=True)

@@ -1,7 +1,7 @@
 """Small programs for three workers, to be run under every fault: each step notes what came of it.
 
-A step is right if it yields the value it should, and it may fail with an error of ours; nothing else. What runs on other
-workers is counted, so that nothing runs twice unnoticed.
+A step is right if it yields the value it should, and it may fail with an error of ours; nothing else. It may take as long
+as a call of this world may. What runs on other workers is counted, so that nothing runs twice unnoticed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from remora import autograd, rpc
 from remora.agent.crew import acting_worker
 from remora.errors import RemoraError
 from remora.testing.world import World
-
-STEP = 1.5  # seconds that a step may take
 
 _lock = threading.Lock()
 ran: Counter[str] = Counter()
@@ -54,7 +52,7 @@ def give(value: Any) -> rpc.RRef[Any]:
 
 
 def read(key: str, reference: rpc.RRef[Any]) -> Any:
-    return run(key, reference.to_here(timeout=STEP))
+    return run(key, reference.to_here(timeout=rpc.get_rpc_timeout()))
 
 
 def scale(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -111,16 +109,16 @@ def calls(world: World, story: Story) -> None:
     large = torch.arange(60_000.0)
 
     def start(i: int) -> Any:
-        return rpc.rpc_async(f"worker{i}", run, args=(f"async {i}", i), timeout=STEP)
+        return rpc.rpc_async(f"worker{i}", run, args=(f"async {i}", i), timeout=world.timeout)
 
     def program() -> None:
         sync = rpc.rpc_sync
-        story.step("call", 1, lambda: sync("worker1", run, args=("call", 1), timeout=STEP))
-        story.step("nested", 2, lambda: sync("worker1", run_behind, args=("nested", "worker2", 2), timeout=STEP))
+        story.step("call", 1, lambda: sync("worker1", run, args=("call", 1), timeout=world.timeout))
+        story.step("nested", 2, lambda: sync("worker1", run_behind, args=("nested", "worker2", 2), timeout=world.timeout))
         story.step("async", [1, 2, 1, 2], lambda: torch.futures.wait_all([start(i) for i in (1, 2, 1, 2)]))
-        story.step("error", "RemoteError", lambda: sync("worker2", run_and_fail, args=("error",), timeout=STEP))
-        story.step("large", large, lambda: sync("worker1", run, args=("large", large), timeout=STEP))
-        story.step("self", 3, lambda: sync("worker0", run, args=("self", 3), timeout=STEP))
+        story.step("error", "RemoteError", lambda: sync("worker2", run_and_fail, args=("error",), timeout=world.timeout))
+        story.step("large", large, lambda: sync("worker1", run, args=("large", large), timeout=world.timeout))
+        story.step("self", 3, lambda: sync("worker0", run, args=("self", 3), timeout=world.timeout))
 
     world.run(0, program)
 
@@ -130,18 +128,18 @@ def references(world: World, story: Story) -> None:
 
     def program() -> None:
         sync = rpc.rpc_sync
-        made = story.step("make", None, lambda: _made(rpc.remote("worker1", run, args=("make", 7), timeout=STEP)))
+        made = story.step("make", None, lambda: _made(rpc.remote("worker1", run, args=("make", 7), timeout=world.timeout)))
         if made is not None:
-            story.step("fetch", 7, lambda: made[0].to_here(timeout=STEP))
-            story.step("share", None, lambda: sync("worker2", keep, args=(made[0],), timeout=STEP))
-            story.step("read", 7, lambda: sync("worker2", read, args=("read", made[0]), timeout=STEP))
-            story.step("home", 7, lambda: sync("worker1", read, args=("home", made[0]), timeout=STEP))
-        given = story.step("give", None, lambda: _made(sync("worker2", give, args=(8,), timeout=STEP)))
+            story.step("fetch", 7, lambda: made[0].to_here(timeout=world.timeout))
+            story.step("share", None, lambda: sync("worker2", keep, args=(made[0],), timeout=world.timeout))
+            story.step("read", 7, lambda: sync("worker2", read, args=("read", made[0]), timeout=world.timeout))
+            story.step("home", 7, lambda: sync("worker1", read, args=("home", made[0]), timeout=world.timeout))
+        given = story.step("give", None, lambda: _made(sync("worker2", give, args=(8,), timeout=world.timeout)))
         if given is not None:
-            story.step("given", 8, lambda: given[0].to_here(timeout=STEP))
-        counted = story.step("object", None, lambda: _made(rpc.remote("worker2", Counted, args=(5,), timeout=STEP)))
+            story.step("given", 8, lambda: given[0].to_here(timeout=world.timeout))
+        counted = story.step("object", None, lambda: _made(rpc.remote("worker2", Counted, args=(5,), timeout=world.timeout)))
         if counted is not None:
-            story.step("method", 6, lambda: counted[0].rpc_sync(timeout=STEP).plus("method", 1))
+            story.step("method", 6, lambda: counted[0].rpc_sync(timeout=world.timeout).plus("method", 1))
 
     world.run(0, program)
 
@@ -169,8 +167,8 @@ def gradients(world: World, story: Story) -> None:
     def backward(x: torch.Tensor) -> torch.Tensor:
         with autograd.context() as context_id:
             two, three = torch.tensor(2.0), torch.tensor(3.0)
-            y = rpc.rpc_sync("worker1", scale, args=(x, two), timeout=STEP)
-            z = rpc.rpc_sync("worker2", scale, args=(y * 2, three), timeout=STEP)
+            y = rpc.rpc_sync("worker1", scale, args=(x, two), timeout=world.timeout)
+            z = rpc.rpc_sync("worker2", scale, args=(y * 2, three), timeout=world.timeout)
             autograd.backward(context_id, [z.sum()])
             return autograd.get_gradients(context_id)[x]
 
@@ -180,18 +178,15 @@ def gradients(world: World, story: Story) -> None:
 def shutdown(world: World, story: Story) -> None:
     """References held everywhere, and a graceful end."""
 
-    def program(i: int) -> None:
-        there = f"worker{(i + 1) % 3}"
-        made = story.step(f"make {i}", None, lambda: _made(rpc.remote(there, run, args=(f"make {i}", i), timeout=STEP)))
+    def program() -> None:
+        i = rpc.get_worker_info().id
+        there, elsewhere, limit = f"worker{(i + 1) % 3}", f"worker{(i + 2) % 3}", world.timeout
+        made = story.step(f"make {i}", None, lambda: _made(rpc.remote(there, run, args=(f"make {i}", i), timeout=limit)))
         if made is not None:
-            story.step(f"share {i}", None, lambda: rpc.rpc_sync(f"worker{(i + 2) % 3}", keep, args=(made[0],), timeout=STEP))
-        story.step(f"end {i}", None, lambda: rpc.shutdown(timeout=STEP))
+            story.step(f"share {i}", None, lambda: rpc.rpc_sync(elsewhere, keep, args=(made[0],), timeout=limit))
+        story.step(f"end {i}", None, lambda: rpc.shutdown(timeout=world.timeout))
 
-    threads = [threading.Thread(target=world.run, args=(i, program, i)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    world.run_all(program)
 
 
 SCENARIOS: dict[str, Callable[[World, Story], None]] = {

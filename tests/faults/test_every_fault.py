@@ -1,11 +1,13 @@
 """Every scenario under every single fault at every message that it sends, and under random plans: right, or told, in time.
 
-Here a share of them runs; `python -m tests.faults` runs all, and as many random plans as it is told.
+Here a share of them runs, in virtual time and a few in real time; `python -m tests.faults` runs all, and as many random
+plans as it is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,15 +15,26 @@ import pytest
 from remora.protocol.session import Session
 from remora.rref.table import Table
 from tests.faults.scenarios import SCENARIOS
-from tests.faults.trials import Verdict, quick_time, random_plan, single_faults, survey, try_out
+from tests.faults.trials import (
+    REAL,
+    VIRTUAL,
+    Verdict,
+    quick_time,
+    random_plan,
+    single_faults,
+    small_garbage,
+    survey,
+    try_out,
+)
 
 SHARE = {"calls": 8, "references": 10, "gradients": 10, "shutdown": 25}  # one in so many; a message has eleven or twelve
 RANDOM = 40  # for each scenario
+REALLY = 10  # of them, in real time
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick() -> Iterator[None]:
-    with quick_time():
+def _small_garbage() -> Iterator[None]:
+    with small_garbage():
         yield
 
 
@@ -44,6 +57,15 @@ def test_random_plans_end_well(scenario: str) -> None:
     assert_all_well([try_out(scenario, random_plan(seed), heal=True) for seed in range(RANDOM)])
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_so_they_do_in_real_time(scenario: str) -> None:
+    with quick_time():
+        plans = list(single_faults(survey(scenario, REAL)))[SHARE[scenario] // 2 :: 3 * SHARE[scenario]]
+        verdicts = [try_out(scenario, plan, pace=REAL) for plan in plans]
+        verdicts += [try_out(scenario, random_plan(seed), heal=True, pace=REAL) for seed in range(REALLY)]
+    assert_all_well(verdicts)
+
+
 # The trials can fail.
 
 
@@ -58,8 +80,8 @@ def test_what_runs_twice_is_seen() -> None:
 
 
 def test_what_stays_behind_is_seen() -> None:
-    with mock.patch("tests.faults.trials.REST", 0.2), mock.patch.object(Table, "accepted"):
-        verdict = try_out("references", "")
+    with mock.patch.object(Table, "accepted"):
+        verdict = try_out("references", "", pace=replace(VIRTUAL, rest=20.0))
     assert any("not at rest" in problem and "references held" in problem for problem in verdict.problems)
 
 

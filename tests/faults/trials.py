@@ -1,4 +1,8 @@
-"""One scenario under one fault plan, in a world of its own: all is right, or an error of ours, in time; and then at rest."""
+"""One scenario under one fault plan, in a world of its own: all is right, or an error of ours, in time; and then at rest.
+
+Time is virtual and passes by itself, with every setting as it is by default; or it is real, with settings that make
+everything happen sooner.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 from unittest import mock
 
 from remora.agent import agent, dialling, peers, retries
@@ -20,18 +25,39 @@ from remora.rpc import gathering
 from remora.testing.world import World
 from remora.vocabulary.messages import REQUEST, MessageType
 from tests.faults import scenarios
-from tests.faults.scenarios import SCENARIOS, STEP, Story
+from tests.faults.scenarios import SCENARIOS, Story
 
+STEPS = 12  # a scenario has a dozen steps at most
 QUICK = {"heartbeat": 0.04, "suspect_after": 0.3, "reconnect_timeout": 0.4, "silence_limit": 3.0, "connect_timeout": 1.0}
-LIMIT = 12 * STEP  # a scenario has a dozen steps at most
-REST = 5.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How time passes in a trial."""
+
+    clock: Literal["system", "auto"]
+    step: float  # seconds that a step may take
+    rest: float  # and that it may take until nothing is under way afterwards
+    settings: dict[str, Any] = field(default_factory=dict)
+    first_gap: float = retries.FIRST_GAP
+
+
+VIRTUAL = Pace("auto", step=60.0, rest=200.0)
+REAL = Pace("system", step=1.5, rest=5.0, settings=QUICK, first_gap=0.02)
+
+
+@contextmanager
+def small_garbage() -> Iterator[None]:
+    """Inside, the collector does not look at all of torch each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @contextmanager
 def quick_time() -> Iterator[None]:
     """What happens twice a second happens fifty times a second, and so on: the same stack, in less time."""
-    gc.collect()
-    gc.freeze()  # or the collector looks at all of torch each time
     with (
         mock.patch.object(agent, "TICK", 0.02),
         mock.patch.object(peers, "GRACE", 0.03),
@@ -39,7 +65,6 @@ def quick_time() -> Iterator[None]:
         mock.patch.object(gathering, "LOOK_AGAIN", 0.1),
     ):
         yield
-    gc.unfreeze()
 
 
 @dataclass(frozen=True)
@@ -57,16 +82,16 @@ class Verdict:
         return f"{self.scenario} under: {self.plan}\n  " + "\n  ".join((*self.problems, *self.report.splitlines()))
 
 
-def _world(plan: Plan | str) -> World:
-    world = World(3, faults=plan, timeout=STEP, **QUICK)
+def _world(plan: Plan | str, pace: Pace) -> World:
+    world = World(3, faults=plan, timeout=pace.step, clock=pace.clock, **pace.settings)
     for worker in world.workers:
-        worker.agent.retries.gaps = retries.gaps(first=0.02)
+        worker.agent.retries.gaps = retries.gaps(first=pace.first_gap)
     return world
 
 
-def survey(scenario: str) -> Counter[Message]:
+def survey(scenario: str, pace: Pace = VIRTUAL) -> Counter[Message]:
     """Every message that a scenario sends when nothing goes wrong, until all is at rest."""
-    with _world("") as world:
+    with _world("", pace) as world:
         story = _play(world, scenario)
         assert not story.problems(), story.problems()
         failed = [got for name, (_, got) in story.outcomes.items() if isinstance(got, Exception) and name != "error"]
@@ -77,22 +102,24 @@ def survey(scenario: str) -> Counter[Message]:
         return world.faults.messages()
 
 
-def try_out(scenario: str, plan: Plan | str, heal: bool = False) -> Verdict:
+def try_out(scenario: str, plan: Plan | str, heal: bool = False, pace: Pace = VIRTUAL) -> Verdict:
     """Run a scenario under a plan, and look whether all is well afterwards; `heal`: when nothing goes wrong any more."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     started = time.monotonic()
-    with _world(plan) as world:
+    with _world(plan, pace) as world:
+        clock = world[0].clock
+        begun = clock.now()
         story = _play(world, scenario)
-        took = time.monotonic() - started
+        took = clock.now() - begun
         problems = story.problems(world.faults.course.killed)
-        if took > LIMIT:
+        if took > STEPS * pace.step:
             problems.append(f"it took {took:.1f} s")
         problems += [f"{key!r} ran {n} times" for key, n in scenarios.ran.items() if n > _allowed(key)]
         story.outcomes.clear()
         if heal:
             world.faults.set("")
         _let_go()
-        problems += _unrest(world)
+        problems += _unrest(world, pace.rest)
         report = world.faults.report()
     problems += _stuck_threads()
     return Verdict(scenario, plan, tuple(problems), time.monotonic() - started, len(report), str(report))
@@ -115,18 +142,26 @@ def _let_go() -> None:
     gc.collect()
 
 
-def _unrest(world: World) -> list[str]:
-    end = time.monotonic() + REST
-    while unrest := world.unrest():
-        if time.monotonic() > end:
-            return [f"not at rest after {REST} s: {each}" for each in unrest]
-        time.sleep(0.002)
-        _let_go()  # what was asked for before somebody died may be done only now
+def _unrest(world: World, rest: float) -> list[str]:
+    clock, looked = world[0].clock, [-1.0]
+
+    def at_rest() -> bool:
+        if not world.unrest():
+            return True
+        if looked[0] != clock.now():
+            looked[0] = clock.now()
+            _let_go()  # what was asked for before somebody died may be done only now
+        return False
+
+    try:
+        world.wait_until(at_rest, rest)
+    except AssertionError:
+        return [f"not at rest after {rest} s: {each}" for each in world.unrest()]
     return []
 
 
 def _stuck_threads() -> list[str]:
-    end = time.monotonic() + REST
+    end = time.monotonic() + 5.0
     while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("remora-")]:
         if time.monotonic() > end:
             return [f"threads left behind: {left}"]

@@ -95,12 +95,15 @@ def test_what_is_not_used_for_a_while_is_let_go(monkeypatch: pytest.MonkeyPatch)
     storage = warm.take(SIZE)
     clock[0] += 2
     warm.take(2 * SIZE)
-    warm.trim(clock[0] + IDLE - 2)
+    clock[0] += IDLE - 2
+    warm.trim()
     assert warm.kept_bytes == 3 * SIZE
-    warm.trim(clock[0] + IDLE - 1)
+    clock[0] += 1
+    warm.trim()
     assert warm.kept_bytes == 2 * SIZE
     assert sys.getrefcount(storage) == 2
-    warm.trim(clock[0] + IDLE + 1)
+    clock[0] += 2
+    warm.trim()
     assert warm.kept_bytes == 0
 
 

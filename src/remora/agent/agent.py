@@ -50,12 +50,13 @@ class Agent:
     ) -> None:
         self.me = me
         self.timeout = timeout
+        self.clock = settings.clock
         self.poller = make_poller()
-        self.crew = Crew(me.name, threads, self.poller)
-        self.timers = Timers(me.name)
+        self.crew = Crew(me.name, threads, self.poller, self.clock)
+        self.timers = Timers(me.name, self.clock)
         self.company = Company(self.timers)
-        self.dispatch = Dispatch(me, self.crew, self.company)
-        self.coroutines = Coroutines(me.name)
+        self.dispatch = Dispatch(me, self.crew, self.company, self.clock.now)
+        self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction)
         self.door = Door(self.peers, self.poller, self.crew, self.timers, introduction, settings)
@@ -103,7 +104,7 @@ class Agent:
                 channel.wait_for_room(call)
             channel.unwatch()
             channel.pending[call.id] = call
-            left = 0.0 if call.deadline == NEVER else max(call.deadline - time.monotonic(), 1e-9)
+            left = 0.0 if call.deadline == NEVER else max(call.deadline - peer.now(), 1e-9)
             if packed.buffers:
                 self._send_large(channel, call, kind, packed, flags, left)
             else:
@@ -178,7 +179,7 @@ class Agent:
         if call.deadline == NEVER:
             left = 0.0
         else:
-            left = max(call.deadline - time.monotonic(), 1e-9)
+            left = max(call.deadline - peer.now(), 1e-9)
             if left < 2 * TICK:
                 self._expire_at(channel, call)
                 urgent = True  # the tick could come too late
@@ -216,7 +217,7 @@ class Agent:
     def _tick(self) -> None:
         if not self.running:
             return
-        now = time.monotonic()
+        now = self.clock.now()
         self.timers.at(now + TICK, self._tick)
         self.peers.tick(now)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
@@ -254,14 +255,15 @@ class Agent:
 
     # The end.
 
-    def drain(self, deadline: float) -> bool:
-        """Wait until every request that was received has been answered. False at the deadline."""
-        return wait_until(lambda: not self.dispatch.counts(), deadline)
+    def drain(self, seconds: float) -> bool:
+        """Wait until every request that was received has been answered; for so many real seconds, whatever the clock says.
+        Whether it has been."""
+        return wait_until(lambda: not self.dispatch.counts(), time.monotonic() + seconds)
 
     def idle(self, deadline: float) -> bool:
         """Wait until no call of ours is under way and none is being served. False at the deadline."""
         self.peers.watch_all()
-        return wait_until(lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline)
+        return wait_until(lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline, self.clock)
 
     def discard(self) -> None:
         """Undo the constructor: the worker never started."""

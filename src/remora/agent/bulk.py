@@ -9,9 +9,8 @@ from __future__ import annotations
 import errno
 import logging
 import struct
-import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from remora.transport import shm
 from remora.vocabulary.ids import WorkerKey
@@ -40,11 +39,12 @@ def lent_bytes(body: bytes | bytearray) -> int:
 class Sharing:
     """What two workers share: the segments we lend one, and those it lends us."""
 
-    __slots__ = ("_borrower", "_key", "_lender", "name", "willing")
+    __slots__ = ("_borrower", "_key", "_lender", "_now", "name", "willing")
 
-    def __init__(self, lender: shm.Lender, key: WorkerKey, name: str) -> None:
+    def __init__(self, lender: shm.Lender, key: WorkerKey, name: str, now: Callable[[], float]) -> None:
         self._lender = lender
         self._key = key
+        self._now = now
         self.name = name
         self.willing = False  # the peer can use what we lend
         self._borrower = shm.Borrower()
@@ -65,7 +65,7 @@ class Sharing:
         end = len(view) - _LENGTH.size
         start = end - _LENGTH.unpack_from(view, end)[0]
         try:
-            frame.buffers = self._borrower.take(view[start:end], time.monotonic())
+            frame.buffers = self._borrower.take(view[start:end], self._now())
         except (OSError, ValueError) as error:
             frame.buffers = None
             self._borrower.unused.append(shm.number_of(view, start))
@@ -92,7 +92,7 @@ class Sharing:
         """The peer gives segments back; none at all means that it cannot use any."""
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
         self.willing = self.willing and bool(numbers)
-        self._lender.take_back(numbers, self._key, time.monotonic())
+        self._lender.take_back(numbers, self._key, self._now())
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
@@ -107,13 +107,14 @@ class Sharing:
 class Bulk:
     """The shared memory of one worker."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, now: Callable[[], float]) -> None:
+        self._now = now
         self.lender = shm.Lender(limit)
         self._memory = shm.identity() if limit else ""
 
     def with_peer(self, key: WorkerKey, name: str) -> Sharing:
         """What we share with a peer. We can take what it lends; what it can take is to be learned."""
-        return Sharing(self.lender, key, name)
+        return Sharing(self.lender, key, name, self._now)
 
     def learn(self, sharing: Sharing, extra: dict[str, object]) -> None:
         """By what a peer says of itself: can it use what we lend?"""
@@ -122,6 +123,6 @@ class Bulk:
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""
         self.lender.trim(now)
-        warm.trim(now)
+        warm.trim()
         for each in sharing:
             each.trim(now)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from remora.agent.futures import Future
+from remora.clock import Clock
 from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
@@ -154,12 +154,17 @@ class Call:
         return True
 
     @property
+    def clock(self) -> Clock:
+        """What its deadline is measured by."""
+        return self.peer.clock
+
+    @property
     def settled(self) -> bool:
         return self.reply is not None or self.failure is not None
 
     def remaining(self) -> float | None:
         """Seconds left; None if it may take for ever."""
-        return None if self.deadline == NEVER else self.deadline - time.monotonic()
+        return None if self.deadline == NEVER else self.deadline - self.peer.now()
 
     def settle(self, run: Callable[[Callable[[], None]], None]) -> None:
         """Tell whoever waits that a reply or a failure is there: wake its thread, or have `run` pass it on."""
@@ -177,15 +182,19 @@ class Call:
             except RuntimeError:
                 pass  # it was awake already
 
-    def sleep(self, seconds: float | None) -> None:
-        """Wait until somebody settles the call, or for `seconds`. The lock is made first and the state looked at then,
-        so that no settling falls between the two."""
+    def sleep(self) -> None:
+        """Wait until somebody settles the call, or its deadline has passed. The lock is made first and the state looked at
+        then, so that no settling falls between the two."""
         if self._signal is None:
             lock = threading.Lock()
             lock.acquire()
             self._signal = lock
         if not self.settled:
-            self._signal.acquire(timeout=-1 if seconds is None else max(seconds, 0.0))
+            self.clock.block(self._await_signal, self.deadline)
+
+    def _await_signal(self, seconds: float | None) -> bool:
+        assert self._signal is not None
+        return self._signal.acquire(timeout=-1 if seconds is None else seconds)
 
     def limit(self, timeout: float, default: float) -> None:
         """Start the clock. Unset: what is left to the call we serve, else the default; 0: never."""
@@ -193,13 +202,13 @@ class Call:
             inherited = current_deadline.get()
             if inherited is not None and inherited != NEVER:
                 self.deadline = inherited
-                self.timeout = max(inherited - time.monotonic(), 0.0)
+                self.timeout = max(inherited - self.peer.now(), 0.0)
                 return
             timeout = default
         if timeout != timeout:
             raise ValueError(f"the timeout of the {self.what} is not a number")
         self.timeout = timeout
-        self.deadline = time.monotonic() + timeout if timeout != 0 and timeout < LIFETIME else NEVER
+        self.deadline = self.peer.now() + timeout if timeout != 0 and timeout < LIFETIME else NEVER
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed. The words are those programs match on."""

@@ -152,7 +152,7 @@ class Channel(Receiving):
         if port is not self._port:
             return
         self._port = self.link = None
-        self.lost_at = time.monotonic()
+        self.lost_at = self._crew.clock.now()
         self._discard(port)
         self._crew.serve(lambda: self._owner.lost(self, error))
 

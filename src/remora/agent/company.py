@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from remora.agent.timers import Timers
@@ -26,7 +25,7 @@ class Company:
         self._waiting.add(channel)
         if not self._due:
             self._due = True
-            self._timers.at(time.monotonic() + PATIENCE, self._give_up)
+            self._timers.soon(PATIENCE, self._give_up)
 
     def _give_up(self) -> None:
         self._due = False

@@ -11,6 +11,8 @@ from typing import Any
 
 from remora.agent.crew import act_for
 from remora.agent.pacing import Pacing
+from remora.clock import SYSTEM, Clock
+from remora.transport.clocked import ClockedSelector
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -18,8 +20,9 @@ Done = Callable[[Any, BaseException | None], None]
 class Coroutines:
     """An event loop for the functions of one worker."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
         self._name = name
+        self._clock = clock
         self.worker: object = None  # for whom the coroutines act
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,10 +53,15 @@ class Coroutines:
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = asyncio.new_event_loop() if self._clock is SYSTEM else _ClockedLoop(self._clock)
                 self._thread = threading.Thread(target=self._serve, name=f"remora-{self._name}-loop", daemon=True)
                 self._thread.start()
             return self._loop
+
+    @property
+    def idle(self) -> bool:
+        """Whether all coroutines wait. Known only of those that live by another clock than the system's."""
+        return not isinstance(self._loop, _ClockedLoop) or self._loop.selector.idle
 
     def _serve(self) -> None:
         loop = self._loop
@@ -77,6 +85,25 @@ class Coroutines:
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join(2.0)
+
+
+class _ClockedLoop(asyncio.SelectorEventLoop):
+    """An event loop with the time of a worker: what sleeps there sleeps by its clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.selector = ClockedSelector(clock, self._wake)
+        super().__init__(self.selector)
+
+    def time(self) -> float:
+        return self._clock.now()
+
+    def _wake(self) -> None:
+        self.call_soon_threadsafe(_nothing)
+
+
+def _nothing() -> None:
+    """Done by a loop that is to look at the clock."""
 
 
 async def _follow(coroutine: Coroutine[Any, Any, Any], pacing: Pacing, done: Done) -> None:

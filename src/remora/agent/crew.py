@@ -18,11 +18,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
 from remora.agent.watch import Watch
+from remora.clock import SYSTEM, Clock
 from remora.transport.poller import Event, Poller
 
 log = logging.getLogger("remora")
@@ -45,6 +46,11 @@ _here = _Here()
 def acting_worker() -> Any:
     """The worker whose function the current thread runs; None on threads of the program."""
     return _here.worker
+
+
+def clock_here() -> Clock:
+    """The clock of the worker for whom the current thread acts; the system's for any other thread."""
+    return getattr(_here.worker, "clock", SYSTEM)
 
 
 def forget_thread() -> None:
@@ -91,8 +97,9 @@ def resume_job(crew: Crew) -> None:
 class Crew:
     """Runs jobs and services on threads that also watch the poller."""
 
-    def __init__(self, name: str, limit: int, poller: Poller) -> None:
+    def __init__(self, name: str, limit: int, poller: Poller, clock: Clock = SYSTEM) -> None:
         self.name = name
+        self.clock = clock
         self.worker: object = None  # for whom its threads act
         self.limit = limit
         self._poller = poller
@@ -264,6 +271,12 @@ class Crew:
         """(threads, threads on watch, jobs running)."""
         with self._lock:
             return len(self._threads), max(self._watch.standing, 0), self._active
+
+    def busy(self, asleep: Set[threading.Thread]) -> int:
+        """For tests: how much is being done or is to be done, not counting what is done by threads that sleep."""
+        with self._lock:
+            at_work = len(self._threads - asleep) - self._watch.standing
+            return at_work + len(self._backlog) + len(self._services) + len(self._chores)
 
     def abandon(self) -> None:
         """In a forked child: there are no threads, and nothing is to be done."""

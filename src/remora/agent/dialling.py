@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Protocol
 
 from remora.agent.introduction import GivenUp, Introduction, PeerRefused, PeerSilent
@@ -47,16 +46,17 @@ class Dialling:
         self._introduction = introduction
         self._settings = settings
         self._timers = timers
+        self._clock = settings.clock
         self.stopping = threading.Event()
 
     def dial(self, peer: Peer) -> None:
         """Give a peer's outgoing channel a link, or find out why not."""
-        started = time.monotonic()
+        started = self._clock.now()
         doubt = self._timers.at(started + self._settings.suspect_after, lambda: self._wonder(peer, started))
         try:
             pause = FIRST_PAUSE
             while not self.stopping.is_set() and not peer.gone and not self._try(peer, started):
-                self.stopping.wait(pause)
+                self._clock.block(self.stopping.wait, self._clock.now() + pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
         finally:
             doubt.cancel()
@@ -69,7 +69,7 @@ class Dialling:
     def _wonder(self, peer: Peer, started: float) -> None:
         """Still no link, after a while."""
         if not self.stopping.is_set() and peer.outgoing.link is None:
-            self._judge.suspect(peer, f"no connection with it could be made for {time.monotonic() - started:.0f} s")
+            self._judge.suspect(peer, f"no connection with it could be made for {self._clock.now() - started:.0f} s")
 
     def _try(self, peer: Peer, started: float) -> bool:
         """Dial once. Whether that settled it."""
@@ -114,14 +114,14 @@ class Dialling:
         self._judge.trust(peer)
 
     def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:
-        silence = time.monotonic() - started
+        silence = self._clock.now() - started
         if silence < self._settings.silence_limit:
             return False
         self._judge.give_up(peer, f"it has been silent for {silence:.0f} s: {error}")
         return True
 
     def _is_unreachable(self, peer: Peer, until: float, error: OSError) -> bool:
-        if time.monotonic() + FIRST_PAUSE < until:
+        if self._clock.now() + FIRST_PAUSE < until:
             return False
         self._judge.give_up(peer, f"it cannot be reached: {error}")
         return True

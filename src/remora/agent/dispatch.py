@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -59,7 +58,7 @@ class Request:
         self.caller = caller
         self.channel = channel
         self.frame = frame
-        self.deadline = time.monotonic() + frame.timeout if frame.timeout else NEVER
+        self.deadline = dispatch.now() + frame.timeout if frame.timeout else NEVER
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.parkable = False  # it is the program's business, and may wait until its answer can leave
@@ -233,8 +232,9 @@ _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(self, me: object, crew: Crew, company: Company) -> None:
+    def __init__(self, me: object, crew: Crew, company: Company, now: Callable[[], float]) -> None:
         self.me = me
+        self.now = now
         self.crew = crew
         self.company = company
         self.recorder: Recorder | None = None

@@ -46,8 +46,9 @@ class Door:
         self.settings = settings
         self._bells: list[_Bell] = []
         self._room: str | None = None
-        self._lock = threading.Lock()  # guards _strangers
+        self._lock = threading.Lock()  # guards _strangers and _closed
         self._strangers: dict[_Stranger, None] = {}  # in the order in which they came
+        self._closed = False
 
     def listen(self, bind_host: str) -> list[str]:
         """Open the sockets; nobody is let in before `open`. The addresses to publish, best first."""
@@ -82,13 +83,16 @@ class Door:
     def _let_in(self, sock: socket.socket) -> None:
         stranger = _Stranger(self, sock)
         with self._lock:
+            if self._closed:  # it was accepted a moment before
+                sock.close()
+                return
             crowd = list(self._strangers)[: max(len(self._strangers) - MAX_STRANGERS + 1, 0)]
             self._strangers[stranger] = None
+            self.poller.add(stranger)  # here, so that whoever closes the door finds it there
         for oldest in crowd:  # whoever proves itself quickly gets in, however many stand there in silence
             oldest.leave()
-        self.poller.add(stranger)
         self.poller.arm(stranger)
-        self.timers.at(time.monotonic() + self.settings.connect_timeout, stranger.leave)
+        self.timers.at(self.timers.clock.now() + self.settings.connect_timeout, stranger.leave)
 
     def forget(self, stranger: _Stranger) -> bool:
         """Whether the stranger was still there."""
@@ -108,13 +112,14 @@ class Door:
             bell.sock.close()
         self._bells.clear()
         with self._lock:
+            self._closed = True
             strangers = list(self._strangers)
         for stranger in strangers:
             stranger.leave()
 
     def descriptors(self) -> list[socket.socket]:
         """Every socket at the door, to be closed in a forked child."""
-        return [bell.sock for bell in self._bells] + [stranger.sock for stranger in self._strangers]
+        return [bell.sock for bell in self._bells] + [stranger.sock for stranger in list(self._strangers)]
 
 
 class _Bell:
@@ -201,7 +206,8 @@ class _Stranger:
         assert accepted is not None
         if not self.door.forget(self):
             return
-        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", self.door.settings.reconnect_timeout)
+        settings = self.door.settings
+        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", settings.reconnect_timeout, settings.clock)
         record = _record(accepted.peer, accepted.home)
         self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
 

@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from remora.agent.crew import waiting
+from remora.agent.crew import clock_here, waiting
 from remora.agent.recording import recorded
+from remora.clock import NEVER, SYSTEM, Clock
 from remora.errors import CallCancelled
 
 log = logging.getLogger("remora")
@@ -150,7 +151,7 @@ class Future(torch.futures.Future[T]):
     def wait(self, timeout: float | None = None) -> T:
         """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
         if not self._settled:
-            block_until(self._when_settled, timeout, self.what)
+            block_until(self._when_settled, timeout, self.what, getattr(self._of, "clock", None))
         if self._failure is not None:
             self._failure.show()
         return cast(T, self._value)
@@ -243,13 +244,20 @@ def _as_runtime_error(error: BaseException) -> BaseException:
     return shown
 
 
-def block_until(subscribe: Callable[[Callable[[object], None]], None], timeout: float | None, what: str) -> None:
+def block_until(
+    subscribe: Callable[[Callable[[object], None]], None], timeout: float | None, what: str, clock: Clock | None = None
+) -> None:
     """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run."""
+    clock = clock or clock_here()
     signal = threading.Lock()
     signal.acquire()
     subscribe(lambda _: signal.release())
+
+    def wait(seconds: float | None) -> bool:
+        return signal.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+
     with waiting():
-        if not signal.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+        if not clock.block(wait, NEVER if timeout is None else clock.now() + max(timeout, 0.0)):
             raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
 
 
@@ -315,11 +323,16 @@ def teach_torch() -> None:
     torch._C._collect_all = cast(Any, collect_all)
 
 
-def wait_until(ready: Callable[[], bool], deadline: float, pause: float = 0.005) -> bool:
+def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM, pause: float = 0.005) -> bool:
     """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving."""
-    with waiting():
+
+    def look(seconds: float | None) -> bool:
+        end = time.monotonic() + (NEVER if seconds is None else seconds)
         while not ready():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= end:
                 return False
             time.sleep(pause)
-    return True
+        return True
+
+    with waiting():
+        return clock.block(look, deadline)

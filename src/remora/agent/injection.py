@@ -16,7 +16,7 @@ _injectors: dict[Crew, Injector] = {}  # a crew is one worker's; until that ends
 
 def begin(agent: Agent, plan: str) -> None:
     """Have a worker that is alone in its process follow a plan."""
-    install(agent, Stage(agent.me.name, plan).join(agent.me.name))
+    install(agent, Stage(agent.me.name, plan, clock=agent.clock).join(agent.me.name))
 
 
 def install(agent: Agent, injector: Injector) -> None:

@@ -105,13 +105,14 @@ class Introduction:
         self, address: Address, record: WorkerRecord, channel: Channel, until: float
     ) -> tuple[StreamLink, int, bytes]:
         with self._interruptible() as note:
-            sock = self._connect(address, min(until - time.monotonic(), self._settings.connect_timeout), note)
+            sock = self._connect(address, min(until - self._settings.clock.now(), self._settings.connect_timeout), note)
             try:
                 machine = self._caller(record, channel)
                 self._shake(sock, machine, time.monotonic() + self._settings.connect_timeout)
                 accepted = machine.result
                 assert accepted is not None
-                link = StreamLink(sock, f"{record.name} ({address})", self._settings.reconnect_timeout)
+                name, settings = f"{record.name} ({address})", self._settings
+                link = StreamLink(sock, name, settings.reconnect_timeout, settings.clock)
                 return link, accepted.received, machine.leftover
             except BaseException as error:
                 sock.close()

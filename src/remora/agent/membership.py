@@ -10,7 +10,6 @@ Nobody is in charge. A member needs the store where the group met only to find w
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -60,7 +59,7 @@ class Membership:
 
     def leave(self, timeout: float) -> None:
         """Let calls under way end, then tell the others that we go."""
-        self._agent.idle(time.monotonic() + (timeout or LEAVE_PATIENCE))
+        self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE))
         alive = [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
         self._announce("left", alive)
         self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from remora.agent.bulk import Sharing
 from remora.agent.channel import Channel
 from remora.agent.dispatch import Dispatch
+from remora.clock import Clock
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire.frames import Frame
@@ -24,6 +25,7 @@ class Keeper(Protocol):
     """Who is told what happens on a peer's channels (`agent.peers`)."""
 
     dispatch: Dispatch
+    clock: Clock
 
     def arrive(self, peer: Peer, frame: Frame) -> Any: ...
     def word(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
@@ -52,6 +54,8 @@ class Peer:
         self.lock = threading.Lock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.sharing: Sharing | None = None  # memory that it and we share
+        self.clock = keeper.clock
+        self.now = keeper.clock.now
         self._keeper = keeper
         self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)

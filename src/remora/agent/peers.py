@@ -62,11 +62,12 @@ class Peers(Roll):
         self._timers = timers
         self.dispatch = dispatch
         self._settings = settings
+        self.clock = settings.clock
         self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
         self.me: Peer  # this worker as its own peer
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
-        self.bulk = Bulk(settings.shared_memory)
+        self.bulk = Bulk(settings.shared_memory, settings.clock.now)
         self.vigil = Vigil(self, crew, settings)
         self._dialling = Dialling(self, introduction, settings, timers)
 
@@ -150,13 +151,13 @@ class Peers(Roll):
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         """It lives, or we would have given it up, but it does not call any more: its session is of no use."""
-        away = time.monotonic() - channel.lost_at
+        away = self.clock.now() - channel.lost_at
         if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
             self.dispatch.forget(channel)
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        self._timers.at(time.monotonic() + seconds, lambda: self._crew.serve(action))
+        self._timers.at(self.clock.now() + seconds, lambda: self._crew.serve(action))
 
     # Connecting.
 
@@ -210,8 +211,8 @@ class Peers(Roll):
         peer = self.add(record)
         with peer.lock:
             channel = peer.incoming
-            if peer.state == "dead":
-                channel = None  # given up while it was being admitted: nothing more is read from it
+            if peer.state == "dead" or self.stopping:
+                channel = None  # given up while it was being admitted, or we leave: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
                 channel = peer.incoming = self.make_channel(peer, session_id, False)
         if channel is None:
@@ -229,7 +230,7 @@ class Peers(Roll):
         """A peer does not answer. Its calls wait on; whoever asks or listens may know."""
         with peer.lock:
             news = not peer.gone and not peer.doubt
-            peer.doubt, peer.doubted_at = reason, time.monotonic()
+            peer.doubt, peer.doubted_at = reason, self.clock.now()
         if news:
             log.info("%s suspects %s: %s", self.dispatch.me, peer.info, reason)
             self.news.publish(Suspected(peer.info, reason))
@@ -317,7 +318,9 @@ class Peers(Roll):
         self.dial_no_more()
         for peer in self.all():
             peer.outgoing.fail_pending(make_error)
-            for channel in peer.channels():
+            with peer.lock:  # who is welcomed at this moment has a channel before, or none at all
+                channels = peer.channels()
+            for channel in channels:
                 channel.close()
             if peer.sharing is not None:
                 peer.sharing.forget()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from remora.agent.bulk import lent_bytes
-from remora.agent.calls import NEVER, Call
+from remora.agent.calls import Call
 from remora.agent.crew import Crew
 from remora.agent.sending import Sending
 from remora.errors import ProtocolError
@@ -219,10 +218,11 @@ class Receiving(Sending):
                 if answered:
                     self._crew.serve(lambda calls=answered: settle(calls))  # type: ignore[misc]
             else:
-                call.sleep(call.remaining())
+                call.sleep()
             if call.settled:
                 return
-            if call.deadline != NEVER and time.monotonic() >= call.deadline:
+            left = call.remaining()
+            if left is not None and left <= 0:
                 self.forget(call)
                 raise call.timed_out()
 

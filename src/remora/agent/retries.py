@@ -8,7 +8,6 @@ for its next try, those behind it wait, too.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,7 +107,7 @@ class Retries:
         with self._lock:
             self._waiting.setdefault(letter.peer, deque([letter]))
         crew = self._agent.crew
-        when = time.monotonic() + self.gaps[letter.tries - 1]
+        when = self._agent.clock.now() + self.gaps[letter.tries - 1]
         self._agent.timers.at(when, lambda: crew.serve(lambda: self._try(letter)))
 
     def _go_on(self, letter: _Letter) -> None:

@@ -251,7 +251,7 @@ class Sending(ABC):
         link = self.link
         if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
             self._postpone(kind, flags, number, timeout, body, packed)
-        elif self._writing.acquire(timeout=self._lock_patience(kind, until)):
+        elif self._writing.acquire(timeout=self._lock_patience(kind, until - link.now())):
             try:
                 self._write_large(kind, flags, number, timeout, body, packed, until)
             finally:
@@ -262,11 +262,11 @@ class Sending(ABC):
             raise self._not_sent(call)
         self.flush()
 
-    def _lock_patience(self, kind: int, until: float) -> float:
+    def _lock_patience(self, kind: int, left: float) -> float:
         """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
         if kind & RESPONSE:
             return STALL
-        return max(min(until - time.monotonic(), threading.TIMEOUT_MAX), 0.0)
+        return max(min(left, threading.TIMEOUT_MAX), 0.0)
 
     def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
         """Copy a message and let whoever writes next write it."""
@@ -309,14 +309,14 @@ class Sending(ABC):
 
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
+        if not call.clock.block(self._await_room, call.deadline):
+            raise self._not_sent(call)
+
+    def _await_room(self, seconds: float | None) -> bool:
         with self._room:
             self._room_wanted += 1
             try:
-                while self.full and not self.closed:
-                    left = call.remaining()
-                    if left is not None and left <= 0:
-                        raise self._not_sent(call)
-                    self._room.wait(left)
+                return self._room.wait_for(lambda: self.closed or not self.full, seconds)
             finally:
                 self._room_wanted -= 1
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import logging
 import threading
-import time
 from collections.abc import Callable
 from itertools import count
+
+from remora.clock import SYSTEM, Clock
 
 log = logging.getLogger("remora")
 
@@ -15,7 +16,7 @@ _COMPACT_ABOVE = 1024
 
 
 class Timer:
-    """A promise to call `action` at `when` (monotonic seconds). Clear `action` to cancel."""
+    """A promise to call `action` at `when` (by the worker's clock). Clear `action` to cancel."""
 
     __slots__ = ("action", "owner", "when")
 
@@ -34,7 +35,8 @@ class Timer:
 class Timers:
     """A heap of timers and the thread that serves it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = count()
         self._changed = threading.Condition(threading.Lock())  # guards _heap, _next, _stopped
@@ -57,6 +59,21 @@ class Timers:
                 self._changed.notify()
         return timer
 
+    def soon(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Call `action` in a moment, which is our own patience and nobody's deadline."""
+        return self.at(self.clock.soon(seconds), action)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is due."""
+        with self._changed:
+            served = not self._heap or self._heap[0][0] >= self._next
+            return self._stopped or (self._next > self.clock.now() and served)
+
+    def _nudge(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
     def _compact(self) -> None:
         self._heap = [entry for entry in self._heap if entry[2].action is not None]
         heapq.heapify(self._heap)
@@ -68,7 +85,7 @@ class Timers:
                 due = self._due()
                 while not due and not self._stopped:
                     self._next = self._heap[0][0] if self._heap else float("inf")
-                    self._changed.wait(None if not self._heap else max(self._next - time.monotonic(), 0.0))
+                    self.clock.block(self._changed.wait, self._next, self._nudge)
                     due = self._due()
                 self._next = 0.0  # awake: nobody needs to notify
                 if self._stopped:
@@ -83,7 +100,7 @@ class Timers:
 
     def _due(self) -> list[Timer]:
         due: list[Timer] = []
-        now = time.monotonic()
+        now = self.clock.now()
         heap = self._heap
         while heap and (heap[0][0] <= now or heap[0][2].action is None):
             due.append(heapq.heappop(heap)[2])

@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from remora.clock import SYSTEM, Clock
 from remora.faults.course import NEVER, Course, Record
 from remora.faults.plan import Plan
 from remora.transport.faulty import Fate, Pipe
@@ -46,13 +46,15 @@ class Report:
 class Stage:
     """A plan at work, and the workers it works on."""
 
-    def __init__(self, name: str, plan: Plan | str = "", shared: bool = False) -> None:
+    def __init__(self, name: str, plan: Plan | str = "", shared: bool = False, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self.shared = shared  # all workers are here: each message is seen where it leaves, and counted there alone
         self.injectors: list[Injector] = []
-        self.pump = Pump(name)
+        self._leavers: list[Injector] = []
+        self.pump = Pump(name, clock)
         self._lock = threading.Lock()  # guards the course, the counts and the list of injectors
         self._records: list[Record] = []
-        self._began = time.monotonic()
+        self._began = self.clock.now()
         self._seen: Counter[Message] = Counter()
         self.course: Course
         self.set(plan)
@@ -61,7 +63,7 @@ class Stage:
         """Have another plan from now on: counting begins anew, and what was cut or frozen is as this one says."""
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
         with self._lock:
-            self.course = Course(parsed, time.monotonic(), self._records, self._began)
+            self.course = Course(parsed, self.clock.now(), self._records, self._began)
         if self.injectors:
             self.pump.do(self._look)
 
@@ -72,7 +74,7 @@ class Stage:
     def heal(self) -> None:
         """What is cut or frozen now works again."""
         with self._lock:
-            self.course.heal(time.monotonic())
+            self.course.heal(self.clock.now())
         self.pump.do(self._look)
 
     def report(self) -> Report:
@@ -84,6 +86,13 @@ class Stage:
         """How many messages of each type left each worker for each other, whatever became of them."""
         with self._lock:
             return Counter(self._seen)
+
+    @property
+    def idle(self) -> bool:
+        """Whether what the plan has begun is done, or waits for time to pass."""
+        with self._lock:
+            injectors = [*self.injectors, *self._leavers]
+        return self.pump.idle and not any(injector.dying for injector in injectors)
 
     def join(self, me: str, kill: Callable[[], None] | None = None) -> Injector:
         """The part of one worker. `kill` ends it; by default its process kills itself, and is stopped to freeze."""
@@ -99,6 +108,7 @@ class Stage:
         with self._lock:
             if injector in self.injectors:
                 self.injectors.remove(injector)
+                self._leavers.append(injector)
             last = not self.injectors
         self.pump.do(injector.close_pipes)
         if last:
@@ -108,17 +118,17 @@ class Stage:
 
     def attempt(self, sender: str, receiver: str, kind: int, payload: bytes) -> bool:
         with self._lock:
-            return self.course.attempt(sender, receiver, kind, payload, time.monotonic())
+            return self.course.attempt(sender, receiver, kind, payload, self.clock.now())
 
     def leaving(self, sender: str, receiver: str, kind: int, number: int) -> Fate:
         with self._lock:
             if number:
                 self._seen[sender, receiver, MessageType(kind)] += 1
-            return self.course.leaving(sender, receiver, kind, number > 0, time.monotonic())
+            return self.course.leaving(sender, receiver, kind, number > 0, self.clock.now())
 
     def passed(self, sender: str, receiver: str, kind: int, number: int) -> None:
         with self._lock:
-            happened = self.course.passed(sender, receiver, kind, number > 0, time.monotonic())
+            happened = self.course.passed(sender, receiver, kind, number > 0, self.clock.now())
         if happened:
             self._look()
 
@@ -129,7 +139,7 @@ class Stage:
     def _look(self) -> None:
         """Bring about what the course says now. Runs on the pump's thread, at every change and whenever time brings one."""
         with self._lock:
-            self.course.advance(time.monotonic())
+            self.course.advance(self.clock.now())
             next_time = self.course.next_time
             injectors = list(self.injectors)
         for injector in injectors:
@@ -155,7 +165,7 @@ class Injector:
         self.me = me
         self._kill = kill
         self._links: list[_Link] = []  # of the pump's thread
-        self._dying = False
+        self._end: threading.Thread | None = None  # brings about that it ends
         self._stopped_until = 0.0
 
     # What the agent asks.
@@ -171,7 +181,7 @@ class Injector:
     def insert(self, link: StreamLink, peer: str, leftover: bytes) -> StreamLink:
         """Have what this link carries pass the plan. `leftover` was read from it already."""
         sock = self.stage.pump.insert(link.sock, _Judge(self, peer), leftover, lambda pipe: self._adopt(pipe, peer))
-        return StreamLink(sock, link.where)
+        return StreamLink(sock, link.where, clock=link.clock)
 
     def close(self) -> None:
         """The worker ended."""
@@ -186,9 +196,9 @@ class Injector:
 
     def look(self, course: Course) -> None:
         """Cut, hold and mend our links as the course says, and end if it says so."""
-        if self.me in course.killed and not self._dying:
-            self._dying = True
-            threading.Thread(target=self._kill or _kill_process, name=f"remora-faults-kill-{self.me}").start()
+        if self.me in course.killed and self._end is None:
+            self._end = threading.Thread(target=self._kill or _kill_process, name=f"remora-faults-kill-{self.me}")
+            self._end.start()
         if self._kill is None and course.frozen.get(self.me, 0.0) > self._stopped_until:
             self._stopped_until = course.frozen[self.me]
             _stop_process(self._stopped_until)
@@ -199,6 +209,11 @@ class Injector:
             else:
                 link.shut = cut
                 link.pipe.held = cut or self._silent(course)
+
+    @property
+    def dying(self) -> bool:
+        """Whether it is about to end."""
+        return self._end is not None and self._end.is_alive()
 
     def _silent(self, course: Course) -> bool:
         """Whether this worker is to seem frozen. One with a process of its own is stopped, and needs not seem so."""
@@ -237,7 +252,7 @@ def _stop_process(until: float) -> None:
     """Stop this process. Somebody else has to wake it up: a process that does nothing but wait for the time."""
     waker: subprocess.Popen[bytes] | None = None
     if until != NEVER:
-        seconds = max(until - time.monotonic(), 0.0)
+        seconds = max(until - SYSTEM.now(), 0.0)
         waker = subprocess.Popen(["sh", "-c", f"sleep {seconds:.3f}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
     if waker is not None:

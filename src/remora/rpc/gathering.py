@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections import defaultdict
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -170,10 +169,11 @@ def _identity(peers: dict[str, Peer]) -> str:
 
 def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float) -> bool:
     """Wait for the end of a gathering. Whoever we have no link with is looked for, so that nobody waits for the dead."""
-    end = float("inf") if timeout in (0, UNSET_RPC_TIMEOUT) else time.monotonic() + timeout
+    clock = worker.clock
+    end = float("inf") if timeout in (0, UNSET_RPC_TIMEOUT) else clock.now() + timeout
     with waiting():
-        while not state.proceed_signal.wait(min(LOOK_AGAIN, max(end - time.monotonic(), 0.0))):
-            if time.monotonic() >= end:
+        while not clock.block(state.proceed_signal.wait, min(clock.now() + LOOK_AGAIN, end)):
+            if clock.now() >= end:
                 return False
             worker.agent.peers.probe(names - set(state.gathered_objects))
     return True
@@ -264,7 +264,7 @@ def settle(api: Any, worker: Worker, timeout: float) -> None:
     Everybody waits until it is idle itself and tells how many calls it ever made; when the sum is the same twice in a
     row, nobody made a call in between, and nobody is running one that could make another.
     """
-    end = time.monotonic() + timeout if timeout else float("inf")
+    end = worker.clock.now() + timeout if timeout else float("inf")
     before = -1
     while True:
         if not worker.agent.idle(end):
@@ -272,7 +272,7 @@ def settle(api: Any, worker: Worker, timeout: float) -> None:
                 f"{worker.get_worker_info()} still has calls under way after {timeout:.2f} seconds in shutdown"
             )
         worker.leaks = worker.references.table.leaks()  # while everybody is still here
-        left = max(end - time.monotonic(), 0.001) if timeout else 0
+        left = max(end - worker.clock.now(), 0.001) if timeout else 0
         made = sum(api._all_gather(worker.calls_made, timeout=left).values())
         if made == before:
             return

@@ -5,7 +5,8 @@
         assert world.run(0, my_program) == 42
         print(world.faults.report())
 
-pytest finds them when Remora is installed. Nothing of torch is imported before a test asks for a fixture.
+`clock="virtual"` or `clock="auto"` gives a world time of its own (`remora.testing.clock`). pytest finds them when Remora
+is installed. Nothing of torch is imported before a test asks for a fixture.
 """
 
 from __future__ import annotations

@@ -5,29 +5,36 @@
 
 Inside `run`, and inside every function that a worker of the world runs, the functions of `remora.rpc` act for that worker.
 With `faults="drop PYTHON_CALL worker0->worker1 1"`, or by `world.faults.set(...)` at any time, things go wrong by plan; see
-`remora.testing.faults`. Time is real: there is no virtual clock (docs/testing.md says why).
+`remora.testing.faults`. Time is real, unless `clock="virtual"` or `clock="auto"` asks for one that stands still until it is
+moved, or that passes over all waiting: see `remora.testing.clock`.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import time
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from remora.agent import injection
+from remora.agent.agent import Agent
 from remora.agent.crew import act_for
+from remora.agent.futures import wait_until
+from remora.clock import SYSTEM
 from remora.faults.injector import Stage
 from remora.faults.plan import Plan
 from remora.options import Settings
 from remora.rpc import api
+from remora.testing.clock import VirtualClock
+from remora.testing.stillness import Stillness
 from remora.worker import Worker
 
 P = ParamSpec("P")
@@ -44,35 +51,66 @@ class World:
         timeout: float = 60.0,
         faults: Plan | str | None = None,
         seed: int | None = None,
+        clock: Literal["system", "virtual", "auto"] = "system",
         **settings: Any,
     ) -> None:
         self.timeout = timeout
         self.random = random.Random(seed)  # for whatever a test leaves to chance; the same seed decides for the plan
         self._seed = seed
         self._stage: Stage | None = None
+        self._actors: Counter[threading.Thread] = Counter()  # who runs a part of a worker's program, how often at once
+        self._starting: set[int] = set()  # workers whose part is about to be run
+        self._clock = _make_clock(clock)
+        plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
+        parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # before anything is started that would have to end
         store = HashStore()
-        chosen = Settings(**{"transports": ["inproc"], **settings}, faults="")  # the plan is the world's, not each worker's
+        chosen = Settings(  # the plan is the world's, not each worker's
+            **{"transports": ["inproc"], **settings}, faults="", clock=self._clock or SYSTEM
+        )
 
         def start(rank: int) -> Worker:
             return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen)
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))
-        plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
-        stage = None if plan is None else self.faults  # from the first link on
+        if self._clock is not None:
+            self._clock.still = Stillness(self)
+        if parsed is not None:
+            _ = self.faults  # from the first link on
         for worker in self.workers:
             worker.start()
-        if stage is not None:
-            self.set_faults(plan or "")
+        if parsed is not None:
+            self.set_faults(parsed)
 
     @property
     def faults(self) -> Stage:
         """The fault plan of this world: `set` another, `heal`, `report` what was done, count the `messages`."""
         if self._stage is None:
-            stage = self._stage = Stage("world", shared=True)
+            stage = self._stage = Stage("world", shared=True, clock=self._clock or SYSTEM)
             for worker in self.workers:
                 injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
         return self._stage
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The clock of a world that was made with one: `advance` it, ask what time it is `now`."""
+        if self._clock is None:
+            raise RuntimeError('time is real in this world: make it with clock="virtual" or clock="auto"')
+        return self._clock
+
+    # What a look at the world sees (`remora.testing.stillness`).
+
+    def agents(self) -> list[Agent]:
+        """Of the workers that live."""
+        return [worker.agent for worker in self.workers if worker.agent.running]
+
+    def stage(self) -> Stage | None:
+        """Where the fault plan is at work, if there ever was one."""
+        return self._stage
+
+    def actors(self, asleep: set[threading.Thread]) -> int:
+        """How many threads run a part of a worker's program, or are about to, but for those that sleep."""
+        return len(self._starting) + len(set(self._actors) - asleep)
 
     def set_faults(self, plan: Plan | str) -> None:
         """Follow a plan from now on, with the seed of this world if it has one."""
@@ -93,11 +131,15 @@ class World:
     @contextmanager
     def acting(self, i: int) -> Iterator[Worker]:
         """Inside, the current thread acts for worker i."""
-        before = act_for(self.workers[i])
+        before, thread = act_for(self.workers[i]), threading.current_thread()
+        self._actors[thread] += 1  # (each thread counts for itself alone)
         try:
             yield self.workers[i]
         finally:
             act_for(before)
+            self._actors[thread] -= 1
+            if not self._actors[thread]:
+                del self._actors[thread]
 
     def run(self, i: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `function` as if it were part of worker i's program."""
@@ -108,9 +150,12 @@ class World:
         """Call it for every living worker, at the same time; the values in order. The first error is raised at the end."""
 
         def run(i: int) -> R:
-            return self.run(i, function, *args, **kwargs)
+            with self.acting(i):
+                self._starting.discard(i)
+                return function(*args, **kwargs)
 
         living = [i for i, worker in enumerate(self.workers) if worker.agent.running]
+        self._starting.update(living)
         with ThreadPoolExecutor(len(self.workers)) as pool:
             pending = [pool.submit(run, i) for i in living]
         return [each.result() for each in pending]
@@ -126,19 +171,20 @@ class World:
         ]
 
     def shutdown(self, timeout: float = 0.0) -> None:
-        """Have all living workers shut down together, gracefully. Raises what one of them raises."""
-        self.run_all(api.shutdown, timeout=timeout)
+        """Have all living workers shut down together, gracefully. Raises what one of them raises. Under a clock that stands
+        still it goes while they do: nobody could move it."""
+        with nullcontext() if self._clock is None else self._clock.going():
+            self.run_all(api.shutdown, timeout=timeout)
 
     def kill(self, i: int) -> None:
         """End worker i without a word to the others, as if its process had been killed."""
         self.workers[i].agent.kill()
 
     def wait_until(self, ready: Callable[[], bool], timeout: float = 10.0) -> None:
-        """Wait for a condition; AssertionError if it does not come true in time."""
-        end = time.monotonic() + timeout
-        while not ready():
-            assert time.monotonic() < end, f"{ready} did not come true within {timeout} s"
-            time.sleep(0.001)
+        """Wait for a condition; AssertionError if it does not come true in time: real time, unless it passes by itself."""
+        clock = self._clock if self._clock is not None and self._clock.auto else SYSTEM
+        came_true = wait_until(ready, clock.now() + timeout, clock, pause=0.001)
+        assert came_true, f"{ready} did not come true within {timeout} s"
 
     def close(self) -> None:
         """End all workers at once."""
@@ -152,6 +198,12 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _make_clock(kind: str) -> VirtualClock | None:
+    if kind not in ("system", "virtual", "auto"):
+        raise ValueError(f'clock must be "system", "virtual" or "auto", got {kind!r}')
+    return None if kind == "system" else VirtualClock(auto=kind == "auto")
 
 
 def _under_way(worker: Worker) -> dict[str, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -161,9 +160,9 @@ class Pipe:
             frame = GARBAGE + frame[HEADER_SIZE:]
         if fate.swapped and self._swapped is None:
             self._swapped = frame * fate.copies
-            self.pump.at(time.monotonic() + SWAP_PATIENCE, self._release_swapped)
+            self.pump.at(self.pump.clock.now() + SWAP_PATIENCE, self._release_swapped)
         elif fate.copies:
-            self.flows[0].put(frame * fate.copies, time.monotonic() + fate.delay if fate.delay else 0.0)
+            self.flows[0].put(frame * fate.copies, self.pump.clock.now() + fate.delay if fate.delay else 0.0)
             self._release_swapped()
         self.judge.left(kind, number)
 
@@ -197,7 +196,7 @@ class Pipe:
 
     def sever(self) -> None:
         """Break the connection for both ends; what was due has been written, the rest is lost."""
-        self.move(time.monotonic())
+        self.move(self.pump.clock.now())
         self.close()
 
     def close(self) -> None:

@@ -11,12 +11,13 @@ import os
 import selectors
 import socket
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from remora.clock import SYSTEM, Clock
+from remora.transport.clocked import ClockedSelector
 from remora.transport.faulty import CHUNK, NEVER, Judge, Pipe
 
 log = logging.getLogger("remora")
@@ -25,7 +26,8 @@ log = logging.getLogger("remora")
 class Pump:
     """The thread that moves the bytes of all pipes, and a clock for whoever needs one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self._name = name
         self._lock = threading.Lock()  # guards _commands, _thread and _wake
         self._commands: deque[Callable[[], None]] = deque()
@@ -33,7 +35,7 @@ class Pump:
         self._wake: tuple[socket.socket, socket.socket] | None = None
         self._timed: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self._selector: selectors.BaseSelector | None = None
+        self._selector: ClockedSelector | None = None
         self.pipes: list[Pipe] = []  # of the pump's thread
         _pumps.add(self)
 
@@ -82,12 +84,12 @@ class Pump:
 
     def _run(self) -> None:
         assert self._wake is not None
-        with selectors.DefaultSelector() as selector:
+        with ClockedSelector(self.clock, self._rouse) as selector:
             self._selector = selector
             selector.register(self._wake[0], selectors.EVENT_READ)
             while True:
                 self._do_commands()
-                now = time.monotonic()
+                now = self.clock.now()
                 for pipe in list(self.pipes):
                     if not pipe.move(now):
                         pipe.close()
@@ -101,7 +103,19 @@ class Pump:
         """Until when there is nothing to do unless something happens. What is due now waits for room, not for time."""
         times = [due for pipe in self.pipes if (due := pipe.due()) > now]
         due = min(times + [when for when, _, _ in self._timed[:1]], default=NEVER)
-        return None if due == NEVER else max(due - time.monotonic(), 0.0)
+        return None if due == NEVER else max(due - self.clock.now(), 0.0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that is here waits for time to pass, or for good. For tests: a look from another thread."""
+        selector = self._selector
+        with self._lock:
+            return not self._commands and (self._thread is None or (selector is not None and selector.idle))
+
+    def _rouse(self) -> None:
+        with self._lock:
+            if self._wake is not None:
+                _poke(self._wake[1])
 
     def _finished(self) -> bool:
         """End if there is nothing left to do; whoever comes next starts another thread."""
@@ -116,7 +130,7 @@ class Pump:
             return True
 
     def _do_commands(self) -> None:
-        while self._commands or (self._timed and self._timed[0][0] <= time.monotonic()):
+        while self._commands or (self._timed and self._timed[0][0] <= self.clock.now()):
             command = self._commands.popleft() if self._commands else heapq.heappop(self._timed)[2]
             try:
                 command()

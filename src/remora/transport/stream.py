@@ -10,10 +10,10 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Sequence
 
+from remora.clock import NEVER, SYSTEM, Clock
 from remora.transport import eagerness
 from remora.wire.frames import Damaged, Frame, FrameReader
 from remora.wire.memory import copied
@@ -35,20 +35,26 @@ class LinkClosed(OSError):
 class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
-    __slots__ = ("_eagerness", "_fd", "_outbox", "_reader", "failed", "last_heard", "outbox_bytes", "sock", "where")
+    __slots__ = (
+        "_eagerness", "_fd", "_outbox", "_reader", "clock", "failed", "last_heard", "now", "outbox_bytes", "sock", "where",
+    )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, where: str, unreachable_after: float = 4.0) -> None:
+    def __init__(
+        self, sock: socket.socket, where: str, unreachable_after: float = 4.0, clock: Clock = SYSTEM
+    ) -> None:
         sock.settimeout(None)
         tune(sock, unreachable_after)
         self.sock = sock
         self.where = where
+        self.clock = clock
+        self.now = clock.now
         self._fd = sock.fileno()
         self._reader = FrameReader()
         self._eagerness = eagerness.for_reading(self._fd)
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
         self.failed = False  # writing failed: nothing more is written to it
-        self.last_heard = time.monotonic()
+        self.last_heard = self.now()
 
     def fileno(self) -> int:
         return self._fd
@@ -93,7 +99,7 @@ class StreamLink:
             budget -= n
             if n < len(space):
                 break
-        self.last_heard = time.monotonic()
+        self.last_heard = self.now()
         return frames
 
     def _receive(self, space: memoryview) -> int:
@@ -103,6 +109,9 @@ class StreamLink:
 
     def read_waiting(self, seconds: float | None) -> list[Frame]:
         """Wait for bytes, for `seconds` or about a second, whichever is shorter; the frames they complete."""
+        if self.clock is not SYSTEM:
+            self.clock.block(self._await_bytes, NEVER if seconds is None else self.now() + seconds)
+            return self.read()
         if (seconds is not None and seconds < BLOCK_LIMIT + 0.5) or not _DONTWAIT:
             wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else max(seconds, 0.0))
             return self.read()
@@ -113,8 +122,11 @@ class StreamLink:
             return []
         if n == 0:
             raise LinkClosed(f"connection to {self.where} was closed by the other end")
-        self.last_heard = time.monotonic()
+        self.last_heard = self.now()
         return self._reader.received(n)
+
+    def _await_bytes(self, seconds: float | None) -> bool:
+        return wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else seconds)
 
     # Writing.
 
@@ -145,12 +157,12 @@ class StreamLink:
             try:
                 n = self._send_some(rest)
             except (BlockingIOError, InterruptedError):
-                seconds = min(patience, until - time.monotonic())
+                seconds = min(patience, until - self.now())
                 if seconds <= 0 or not wait_for(self._fd, True, seconds):
                     return self._store(rest)
                 continue
             rest = _without(rest, n)
-            self.last_heard = time.monotonic()  # room in the kernel is a sign of life: the peer reads
+            self.last_heard = self.now()  # room in the kernel is a sign of life: the peer reads
         return True
 
     def _send_some(self, parts: list[memoryview]) -> int:
@@ -177,7 +189,7 @@ class StreamLink:
             except (BlockingIOError, InterruptedError):
                 return False
             self.outbox_bytes -= n
-            self.last_heard = time.monotonic()
+            self.last_heard = self.now()
             while n:
                 head = self._outbox[0]
                 if n < len(head):

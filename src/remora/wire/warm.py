@@ -80,8 +80,9 @@ class Warm:
                 return kept.storage
         return None
 
-    def trim(self, now: float) -> None:
+    def trim(self) -> None:
         """Let go of what was not taken for a while."""
+        now = time.monotonic()
         self._drop_while(lambda oldest: now - oldest.taken_at > IDLE)
 
     def _drop_while(self, unwanted: Callable[[_Kept], bool]) -> None:

@@ -1,0 +1,199 @@
+"""A clock for tests: it stands still until it is moved, and then goes from one deadline to the next, each at its own time.
+
+    with World(3, clock="virtual") as world:
+        future = world.run(0, rpc.rpc_async, "worker1", busy, timeout=60)
+        world.clock.advance(61)                   # a minute passes, in a moment
+        future.wait()                             # raises CallTimeout
+
+Between two deadlines everything that can happen happens: `advance` goes on when the world is still (`testing.stillness`).
+With `clock="auto"` nobody needs to move it: when all wait, and nothing could happen but that time passes, it does. One of
+those who wait moves it on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from remora.clock import NEVER
+
+T = TypeVar("T")
+
+MOMENT = 0.001  # real seconds for which somebody waits before it looks at the clock again
+GRACE = 0.05  # real seconds after which a function that runs is taken for one that waits for something unknown
+PATIENCE = 2.0  # real seconds for the world to become still; else time goes on without
+
+
+class Still(Protocol):
+    """What a clock has to know of a world (`remora.testing.stillness`)."""
+
+    def under_way(self) -> str:
+        """What of our own is being done or could be done now; empty if nothing."""
+
+    def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
+        """How many threads run code of the program, or for it, by worker."""
+
+
+class _Sleeper:
+    """A thread that waits."""
+
+    def __init__(self, now: float, deadline: float, wake: Callable[[], None] | None) -> None:
+        self.since = now
+        self.thread = threading.current_thread()
+        self.deadline = deadline
+        self.wake = wake
+        self.looks = 0  # how often it looked in vain; one that can be woken does not look
+
+
+class VirtualClock:
+    """See the head of this file. It begins at 0."""
+
+    def __init__(self, auto: bool = False, limit: float = 3600.0) -> None:
+        self.auto = auto
+        self.limit = limit  # if time passes by itself: what somebody has waited for for so long will never come
+        self.still: Still | None = None
+        self._now = 0.0
+        self._lock = threading.Lock()  # guards _sleepers
+        self._sleepers: dict[_Sleeper, None] = {}
+        self._turning = threading.RLock()  # held by whoever moves the time
+        self._tolerated: dict[str, int] = {}  # threads that were at work for so long that nobody waits for them
+        self._last_seen: dict[str, int] = {}
+        self._last_change = 0.0
+
+    # What a worker needs of a clock.
+
+    def now(self) -> float:
+        """Virtual seconds since it was made."""
+        return self._now
+
+    def soon(self, seconds: float) -> float:
+        """Now: moments are too short to be told apart."""
+        return self._now
+
+    def block(
+        self, wait: Callable[[float | None], T], deadline: float, wake: Callable[[], None] | None = None
+    ) -> T:
+        """See `remora.clock.Clock`."""
+        sleeper = _Sleeper(self._now, deadline, wake)
+        with self._asleep(sleeper):
+            if wake is not None:
+                return wait(None if self._now < deadline else 0.0)
+            while True:
+                over = self._now >= deadline
+                found = wait(0.0 if over else MOMENT)
+                if not found and not over:
+                    sleeper.looks += 1
+                    found = self._turn(wait, sleeper) if self.auto else found
+                if found or over:
+                    return found
+
+    @contextmanager
+    def _asleep(self, sleeper: _Sleeper) -> Iterator[None]:
+        with self._lock:
+            self._sleepers[sleeper] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._sleepers[sleeper]
+
+    # Moving it.
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: from one deadline to the next, and at each until all that follows from it is done."""
+        if seconds < 0:
+            raise ValueError(f"time does not go back, not even by {-seconds} s")
+        with self._turning:
+            end = self._now + seconds
+            self._settle()
+            while (due := self._next()) <= end:
+                self._go_to(due)
+                self._settle()
+            self._now = end
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """Inside, time passes by itself whenever all wait."""
+        before, self.auto = self.auto, True
+        try:
+            yield
+        finally:
+            self.auto = before
+
+    def _turn(self, wait: Callable[[float | None], T], sleeper: _Sleeper) -> T:
+        """One of those who wait looks whether there is nothing else to do, and if so moves on. What came for it, if any."""
+        found = wait(0.0)
+        if found or not self._turning.acquire(False):
+            return found
+        try:
+            if self._is_still(tolerant=False) and not (found := wait(0.0)) and (due := self._next()) != NEVER:
+                if due > sleeper.since + self.limit:
+                    raise TimeoutError(f"nothing has come for {self.limit:g} s of virtual time: this waits for ever")
+                self._go_to(due)
+        finally:
+            self._turning.release()
+        return found
+
+    def _next(self) -> float:
+        with self._lock:
+            return min((sleeper.deadline for sleeper in self._sleepers), default=NEVER)
+
+    def _go_to(self, due: float) -> None:
+        """It is that late now: whoever has waited for it is woken, and has noticed when this returns."""
+        self._now = max(due, self._now)
+        with self._lock:
+            woken = [sleeper for sleeper in self._sleepers if sleeper.deadline <= self._now]
+        for sleeper in woken:
+            if sleeper.wake is not None:
+                sleeper.wake()
+        me, end = threading.current_thread(), time.monotonic() + PATIENCE
+        while any(sleeper in self._sleepers for sleeper in woken if sleeper.thread is not me) and time.monotonic() < end:
+            time.sleep(0.0001)
+
+    # Being still.
+
+    def _settle(self) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self._is_still(tolerant=True) and time.monotonic() < end:
+            time.sleep(0.0002)
+
+    def _is_still(self, tolerant: bool) -> bool:
+        """Whether nothing can happen. Everybody who waits must have looked in vain since nothing was under way."""
+        before = self._looks()
+        if not self._nothing_happens(tolerant):
+            return False
+        while (seen := self._looks()).keys() == before.keys():
+            if all(seen[sleeper] >= before[sleeper] + 2 for sleeper in seen):
+                return self._nothing_happens(tolerant) and self._looks().keys() == before.keys()
+            time.sleep(MOMENT / 4)
+        return False
+
+    def _looks(self) -> dict[_Sleeper, int]:
+        """How often each of those who have to look has looked; but for the one who asks, who is not asleep."""
+        me = threading.current_thread()
+        with self._lock:
+            return {each: each.looks for each in self._sleepers if each.wake is None and each.thread is not me}
+
+    def _nothing_happens(self, tolerant: bool) -> bool:
+        if self.still is None:
+            return True
+        with self._lock:
+            asleep = {sleeper.thread for sleeper in self._sleepers} | {threading.current_thread()}
+        working = {name: n for name, n in self.still.at_work(asleep).items() if n > 0}
+        return not self.still.under_way() and (self._tolerates(working) if tolerant else not working)
+
+    def _tolerates(self, working: dict[str, int]) -> bool:
+        """Functions that have been at it for a while without anything else happening are not waited for any more."""
+        now = time.monotonic()
+        if working != self._last_seen:
+            self._last_seen, self._last_change = working, now
+        self._tolerated = {name: min(n, working.get(name, 0)) for name, n in self._tolerated.items()}
+        if now - self._last_change > GRACE:
+            self._tolerated = dict(working)
+        return all(n <= self._tolerated.get(name, 0) for name, n in working.items())
+
+    def __repr__(self) -> str:
+        return f"<VirtualClock at {self._now:.3f} s, {len(self._sleepers)} threads wait>"

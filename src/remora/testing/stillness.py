@@ -1,0 +1,84 @@
+"""Whether anything happens in a world of workers in one process. It looks, from any thread, and changes nothing.
+
+Still is a world in which nothing can happen any more unless time passes or somebody from outside does something: no timer
+is due, no bytes are on their way, nothing waits to be done, and every thread that runs code of the program waits.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterable
+from typing import Protocol
+
+from remora.agent.agent import Agent
+from remora.agent.channel import Channel
+from remora.faults.injector import Stage
+
+
+class Inhabited(Protocol):
+    """What there is to look at (`remora.testing.world`)."""
+
+    def agents(self) -> list[Agent]:
+        """Of the workers that live."""
+
+    def stage(self) -> Stage | None:
+        """Where the fault plan is at work."""
+
+    def actors(self, asleep: set[threading.Thread]) -> int:
+        """How many threads run a part of a worker's program, or are about to, but for those that sleep."""
+
+
+class Stillness:
+    """See the head of this file."""
+
+    def __init__(self, world: Inhabited) -> None:
+        self._world = world
+
+    def under_way(self) -> str:
+        """What of our own is being done or could be done now; empty if nothing."""
+        stage = self._world.stage()
+        if stage is not None and not stage.idle:
+            return "the fault plan is at work"
+        for agent in self._world.agents():
+            if not agent.timers.idle:
+                return f"a timer of {agent.me.name} is due"
+            if not agent.coroutines.idle:
+                return f"a coroutine of {agent.me.name} is at work"
+            if _have_bytes(agent.door.descriptors()):
+                return f"somebody is at the door of {agent.me.name}"
+            if self._is_spoken_to(agent):
+                return f"{agent.me.name} has something to read"
+        return ""
+
+    def _is_spoken_to(self, agent: Agent) -> bool:
+        found = False
+        for peer in agent.peers.all():
+            for channel in peer.channels():
+                if not channel.paused and _unread(channel):
+                    channel.watch(again=True)  # else nobody might look before the next tick
+                    found = True
+        return found
+
+    def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
+        """How many threads run code of the program, or for it, by worker."""
+        found = {agent.me.name: agent.crew.busy(asleep) for agent in self._world.agents()}
+        found["the program"] = self._world.actors(asleep)
+        return found
+
+
+def _unread(channel: Channel) -> bool:
+    link = channel.link
+    return link is not None and _have_bytes([link.sock])
+
+
+def _have_bytes(socks: Iterable[socket.socket]) -> bool:
+    """Whether there is something to read from one of them. One that is being closed means that something happens."""
+    poll = select.poll()
+    try:
+        for sock in socks:
+            poll.register(sock, select.POLLIN)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True
