@@ -15,6 +15,7 @@ LAYERS = [
     {"vocabulary", "errors"},
     {"options"},
     {"protocol"},
+    {"devices"},
     {"wire"},
     {"transport"},
     {"faults"},

@@ -19,6 +19,7 @@ from remora.agent.execution import Execution
 from remora.agent.futures import Future, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
+from remora.agent.places import Places
 from remora.agent.retries import Retries
 from remora.agent.timers import Timers
 from remora.errors import CallError, CallNotSent, NotInitialized
@@ -46,7 +47,13 @@ class Agent:
     """Makes calls and serves them."""
 
     def __init__(
-        self, me: WorkerInfo, threads: int, timeout: float, settings: Settings, introduction: Introduction
+        self,
+        me: WorkerInfo,
+        threads: int,
+        timeout: float,
+        settings: Settings,
+        introduction: Introduction,
+        places: Places,
     ) -> None:
         self.me = me
         self.timeout = timeout
@@ -57,7 +64,7 @@ class Agent:
         self.dispatch = Dispatch(me, self.crew, self.company)
         self.coroutines = Coroutines(me.name)
         self.execution = Execution(self.dispatch, self.coroutines)
-        self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction)
+        self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction, places)
         self.door = Door(self.peers, self.poller, self.crew, self.timers, introduction, settings)
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests

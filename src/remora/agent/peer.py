@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from remora.agent.bulk import Sharing
 from remora.agent.channel import Channel
 from remora.agent.dispatch import Dispatch
+from remora.agent.places import Ways
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire.frames import Frame
@@ -52,6 +53,7 @@ class Peer:
         self.lock = threading.Lock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.sharing: Sharing | None = None  # memory that it and we share
+        self.ways: Ways  # of tensors on devices; known when there is a channel
         self._keeper = keeper
         self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)

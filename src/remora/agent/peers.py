@@ -22,6 +22,7 @@ from remora.agent.dispatch import Dispatch
 from remora.agent.introduction import Introduction
 from remora.agent.news import News
 from remora.agent.peer import Peer, State
+from remora.agent.places import Places
 from remora.agent.roll import Roll
 from remora.agent.timers import Timers
 from remora.agent.vigil import HostSilent, Vigil
@@ -55,6 +56,7 @@ class Peers(Roll):
         dispatch: Dispatch,
         settings: Settings,
         introduction: Introduction,
+        places: Places,
     ) -> None:
         super().__init__()
         self._crew = crew
@@ -66,7 +68,8 @@ class Peers(Roll):
         self.me: Peer  # this worker as its own peer
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
-        self.bulk = Bulk(settings.shared_memory)
+        self.bulk = Bulk(settings.shared_memory, settings.device_memory)
+        self.places = places
         self.vigil = Vigil(self, crew, settings)
         self._dialling = Dialling(self, introduction, settings, timers)
 
@@ -81,6 +84,7 @@ class Peers(Roll):
             self.news.publish(Joined(peer.info))
         elif record.extra and peer.record is record and peer.sharing is not None:
             self.bulk.learn(peer.sharing, record.extra)  # until now it was known by its call alone
+            peer.ways = self.places.ways_to(record, peer.sharing.handover)
         return peer
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
@@ -89,6 +93,7 @@ class Peers(Roll):
         if peer.sharing is None:
             peer.sharing = self.bulk.with_peer(peer.key, peer.name)
             self.bulk.learn(peer.sharing, peer.record.extra)
+            peer.ways = self.places.ways_to(peer.record, peer.sharing.handover)
         channel.sharing = peer.sharing
         return channel
 

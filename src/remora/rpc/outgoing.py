@@ -31,7 +31,7 @@ def pack_call(
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
-    scope, recording = PackScope(peer, ordered=True), current_recording.get()
+    scope, recording = PackScope(peer, True, peer.ways.requests), current_recording.get()
     if script is not None:
         packed, more = pack_recorded((*script, args, kwargs), scope, recording)
         return SCRIPT_CALL, packed, flags | more

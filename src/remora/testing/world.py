@@ -24,6 +24,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from remora.agent import injection
 from remora.agent.crew import act_for
+from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
 from remora.faults.plan import Plan
 from remora.options import Settings
@@ -44,6 +45,7 @@ class World:
         timeout: float = 60.0,
         faults: Plan | str | None = None,
         seed: int | None = None,
+        devices: Callable[[int], Wishes] = lambda rank: Wishes(),
         **settings: Any,
     ) -> None:
         self.timeout = timeout
@@ -54,7 +56,7 @@ class World:
         chosen = Settings(**{"transports": ["inproc"], **settings}, faults="")  # the plan is the world's, not each worker's
 
         def start(rank: int) -> Worker:
-            return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen)
+            return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen, devices(rank))
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))

@@ -1,0 +1,187 @@
+"""The order of work on devices between threads: moments that one thread marks and another waits for. Blocks nobody.
+
+Work on a device is done in the order of streams, and each thread has current ones. When a value passes from a thread to
+another, the first marks a *moment* on its streams, and the streams of the second wait for it; the host waits for nothing.
+Between threads that use the same stream, as those do which never chose one, there is nothing to wait for.
+
+Only devices that are watched count: those in the maps of a worker, and those whose tensors have come or gone. As long as
+there are none, everything here is skipped by its callers, who look at `watched` first.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from remora.devices import kinds
+
+R = TypeVar("R")
+
+watched: tuple[torch.device, ...] = ()
+
+
+def watch(devices: Iterable[torch.device]) -> None:
+    """From now on, hand values over in the order of these devices' streams, too."""
+    global watched
+    new = set(devices) - set(watched)
+    if new:
+        watched = tuple(kinds.sorted_devices({*watched, *new}))
+
+
+class Moment:
+    """A point in the order of work on some streams."""
+
+    __slots__ = ("_points",)
+
+    def __init__(self, points: list[tuple[Any, Any]]) -> None:
+        self._points = points  # stream, event
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The streams. Of two moments on the same streams, the later one is after the other."""
+        return tuple(stream for stream, _ in self._points)
+
+    def join(self, value: object = None) -> None:
+        """Have the current streams wait for it. The memory of tensors in `value` is then theirs to use as well: it is
+        not given to others before what they do with it is done."""
+        for stream, event in self._points:
+            current = _current(stream.device)
+            if current != stream:
+                current.wait_event(event)
+                if value is not None:
+                    _keep(value, current)
+
+
+def moment() -> Moment | None:
+    """Now, on the current streams of this thread; None if nothing is watched."""
+    points: list[tuple[Any, Any]] = []
+    for device in watched:
+        if kinds.started(device.type) and kinds.has_streams(device.type):
+            stream = _current(device)
+            points.append((stream, stream.record_event()))
+    return Moment(points) if points else None
+
+
+def wait_on_host(devices: Iterable[torch.device]) -> None:
+    """Return when what the current streams were given so far is done."""
+    for device in devices:
+        if kinds.has_streams(device.type):
+            _current(device).record_event().synchronize()
+        elif hasattr(kinds.module(device.type), "synchronize"):
+            kinds.module(device.type).synchronize()
+
+
+def _current(device: torch.device) -> Any:
+    return kinds.module(device.type).current_stream(device)
+
+
+def _keep(value: object, stream: Any) -> None:
+    for tensor in tensors_in(value):
+        if tensor.device == stream.device:
+            for part in _parts(tensor):
+                part.record_stream(stream)
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors in a value: in lists and dictionaries, and in objects that pickle can take apart."""
+    found = [leaf for leaf in tree_leaves(value) if not isinstance(leaf, _ATOMS)]
+    tensors = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+    if len(tensors) < len(found):
+        try:
+            return list(torch._jit_internal._extract_tensors(value))  # type: ignore[no-untyped-call]
+        except Exception:  # then those that can be seen have to do
+            pass
+    return tensors
+
+
+_ATOMS = (type(None), bool, int, float, str, bytes)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,) if tensor.layout is torch.strided else ()
+
+
+def restoring(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    """Call a function of the program on a thread of ours. If it leaves other streams current, they are waited for and the
+    thread has its own again: the next function is somebody else's."""
+    before = _current_streams()
+    try:
+        return call(*args, **kwargs)
+    finally:
+        if before != _current_streams():
+            end = moment()
+            for stream in before:
+                _make_current(stream)
+            if end is not None:
+                end.join()
+
+
+# Coroutines share a thread: what one of them makes its current stream must not be the next one's.
+
+
+async def with_streams_of_its_own(coroutine: Coroutine[Any, Any, R], begin: Moment | None) -> R:
+    """Run a coroutine that begins after a moment, and for which current streams are its own."""
+    return await _steps(coroutine, begin)
+
+
+@types.coroutine
+def _steps(coroutine: Coroutine[Any, Any, R], begin: Moment | None) -> Generator[Any, Any, R]:
+    mine: list[Any] = []
+    step = partial(coroutine.send, None)
+    while True:
+        end: Moment | None = None
+        with _lent_streams(mine):
+            if begin is not None:
+                begin.join()
+                begin = None
+            try:
+                awaited = step()
+            except StopIteration as stop:
+                end, result, over = moment(), stop.value, True
+            else:
+                over = False
+        if over:
+            if end is not None:
+                end.join(result)
+            return result  # type: ignore[no-any-return]
+        try:
+            step = partial(coroutine.send, (yield awaited))
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            step = partial(coroutine.throw, error)
+
+
+@contextmanager
+def _lent_streams(mine: list[Any]) -> Iterator[None]:
+    """Make these the current streams of the thread; afterwards they are those that were left, and the thread has its own."""
+    before = _current_streams()
+    for stream in mine:
+        _make_current(stream)
+    try:
+        yield
+    finally:
+        after = _current_streams()
+        mine[:] = after
+        for stream in before:
+            if stream not in after:
+                _make_current(stream)
+
+
+def _current_streams() -> list[Any]:
+    return [_current(each) for each in watched if kinds.started(each.type) and kinds.has_streams(each.type)]
+
+
+def _make_current(stream: Any) -> None:
+    module = kinds.module(stream.device.type)
+    with module.device(stream.device):  # whichever device is current stays it
+        module.set_stream(stream)
