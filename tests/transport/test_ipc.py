@@ -280,6 +280,7 @@ def test_words_count_on_from_the_beginning(pair: Pair) -> None:
         got = pair.fetch(pair.export(storage))
         pair.fake.run(THEIRS)
         assert pair.fake.streams[THEIRS], "not ready yet"
+        assert pair.held() == 1
         pair.run()
         assert list(got) == [3] * 10
         assert pair.held() == 0
