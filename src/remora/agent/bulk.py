@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from remora.agent.handover import DEVICE, Handover
-from remora.transport import shm
+from remora.transport import ipc, shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
 from remora.wire.packed import Packed
@@ -130,5 +130,6 @@ class Bulk:
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""
         self.lender.trim(now)
+        ipc.sweep()
         for each in sharing:
             each.trim(now)

@@ -26,7 +26,7 @@ from remora.devices import copies, streams
 from remora.errors import SerializationError
 from remora.transport import ipc
 from remora.wire.cargo import Landing, Region, split
-from remora.wire.frames import Frame
+from remora.wire.frames import SHARED, Frame
 
 log = logging.getLogger("remora")
 
@@ -141,7 +141,9 @@ class Handover:
 
     def land(self, frame: Frame) -> None:
         """Take note of the device memory that a message refers to."""
-        frame.body, manifest = split(frame.body)
+        assert frame.buffers is not None, "its memory is here"
+        sizes = 0 if frame.flags & SHARED else len(frame.buffers)  # they come behind the manifest
+        frame.body, manifest = split(frame.body, sizes)
         frame.landing = Landing(manifest, self)
 
     def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:

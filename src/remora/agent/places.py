@@ -52,9 +52,9 @@ class Way:
         """See `Route`."""
         return self._handover.lend(regions, target)
 
-    def trial(self, regions: Sequence[Region]) -> bytes | None:
+    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """See `Route`."""
-        return self._handover.trial(regions[0][0].device)
+        return None if target.type == "cpu" else self._handover.trial(regions[0][0].device)
 
     def retract(self, reference: bytes) -> None:
         """See `Route`."""

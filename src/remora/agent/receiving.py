@@ -183,7 +183,11 @@ class Receiving(Sending):
     def _land(self, frame: Frame) -> None:
         """Take note of the device memory that a message refers to. It is fetched when somebody unpacks the message."""
         if self.sharing is not None and frame.buffers is not None:
-            self.sharing.handover.land(frame)
+            try:
+                self.sharing.handover.land(frame)
+            except Exception:
+                log.exception("what a message from %s says of memory of devices cannot be read", self.peer)
+                frame.buffers = None
 
     def _arrive(self, frame: Frame) -> None:
         """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits

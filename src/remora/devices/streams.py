@@ -71,6 +71,8 @@ def moment() -> Moment | None:
 def wait_on_host(devices: Iterable[torch.device]) -> None:
     """Return when what the current streams were given so far is done."""
     for device in devices:
+        if device.type in kinds.UNNUMBERED:
+            continue
         if kinds.has_streams(device.type):
             _current(device).record_event().synchronize()
         elif hasattr(kinds.module(device.type), "synchronize"):

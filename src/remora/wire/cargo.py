@@ -46,7 +46,7 @@ class Route(Protocol):
     def retract(self, reference: bytes) -> None:
         """The message is never sent: what was lent for it is not."""
 
-    def trial(self, regions: Sequence[Region]) -> bytes | None:
+    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """A reference for the receiver to try out, if it is not known whether memory can be lent to it."""
 
 
@@ -79,7 +79,7 @@ class Cargo:
                 continue
             manifest.append((str(target), first_buffer + len(parts)))
             parts += [copies.span(*region) for region in regions]
-            tried = None if trial or target.type == "cpu" else self._route.trial(regions)
+            tried = None if trial else self._route.trial(regions, target)
             if tried is not None:
                 undo.append(partial(self._route.retract, tried))
                 trial = f"{_TRIAL}{target}", tried
@@ -87,9 +87,9 @@ class Cargo:
         return listed + _LENGTH.pack(len(listed)), copies.to_host(parts)
 
 
-def split(body: bytes | bytearray) -> tuple[bytes, Manifest]:
-    """(the body without its manifest, the manifest)."""
-    end = len(body) - _LENGTH.size
+def split(body: bytes | bytearray, sizes: int = 0) -> tuple[bytes, Manifest]:
+    """(the body without its manifest, the manifest). Behind it are the sizes of so many buffers."""
+    end = len(body) - 8 * sizes - _LENGTH.size
     start = end - _LENGTH.unpack_from(body, end)[0]
     view = memoryview(body)
     return bytes(view[:start]), pickle.loads(view[start:end])

@@ -275,5 +275,6 @@ def storage_on(device: str, source: Source) -> torch.UntypedStorage:
         if scope is None or scope.landing is None:
             raise SerializationError("a tensor from a device came without its memory")
         return scope.landing.storage(source, place, buffers)
-    storage = storage_of(source)
-    return storage if storage.device == place else copies.to_device(storage, place)
+    if isinstance(source, bytes | int) and device != "cpu":
+        return copies.to_device(storage_of(source), place)
+    return storage_of(source)
