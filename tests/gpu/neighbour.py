@@ -71,7 +71,7 @@ class Life:
     """What it does."""
 
     def __init__(self) -> None:
-        self.exporter = ipc.Exporter(count=64)
+        self.exporter = ipc.Exporter()
         self.importer = ipc.Importer()
         self.fetched = torch.empty(0)
 

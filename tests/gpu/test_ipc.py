@@ -13,6 +13,7 @@ import torch
 
 from remora.transport import ipc
 from remora.transport.ipc import importer, leavings
+from remora.transport.ipc.tally import SLOTS
 from tests.gpu.neighbour import DEVICE, Neighbour, busy
 
 if not torch.cuda.is_available():
@@ -119,10 +120,12 @@ def test_memory_is_held_until_the_copy_is_done(other: Neighbour, taker: ipc.Impo
 
 
 def test_there_is_an_end_to_what_is_held(other: Neighbour, taker: ipc.Importer) -> None:
-    references = [other.export(100, 1) for _ in range(64)]
-    assert other.ask("export", 100, 1, 0) == "refused"
+    references: list[str] = []
+    while (answer := other.ask("export", 100, 1, 0)) != "refused":
+        references.append(answer)
+    assert len(references) == SLOTS
     for reference in references:
-        taker.discard(reference)
+        taker.discard(bytes.fromhex(reference))
     assert let_go(other)
     assert holds(fetch(taker, other.export(100, 5)), 5)
 

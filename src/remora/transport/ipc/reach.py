@@ -47,8 +47,13 @@ def _try(sample: torch.Tensor) -> str:
 
 def identity() -> str:
     """What another process must know of this one to tell whether it can be reached; empty if it cannot be."""
-    place = shm.identity() if torch.version.cuda else ""
+    place = _place() if torch.version.cuda else ""
     return f"{place} {os.getpid()}" if place else ""
+
+
+@functools.cache
+def _place() -> str:
+    return shm.identity()
 
 
 def reachable(theirs: str) -> str:
