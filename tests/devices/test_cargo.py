@@ -63,7 +63,7 @@ class Road:
 
 @pytest.fixture(autouse=True)
 def the_cpu_passes_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Outgoing, "place", Outgoing._load)
+    monkeypatch.setattr(Outgoing, "place", Outgoing.load)
 
 
 @pytest.fixture(params=[True, False], ids=["lent", "in buffers"])

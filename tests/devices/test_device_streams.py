@@ -113,9 +113,12 @@ def test_coroutines_have_streams_of_their_own(module: Module) -> None:
         seen.append(module.current.name)
         return "two"
 
+    async def awaited(begun: streams.Moment | None, each: Any) -> Any:
+        return await streams.OnItsOwnStreams(each(), begun)
+
     async def both() -> list[str]:
         begun = streams.moment()
-        return await asyncio.gather(*(streams.with_streams_of_its_own(each(), begun) for each in (one, two)))
+        return await asyncio.gather(*(awaited(begun, each) for each in (one, two)))
 
     before = module.current
     assert asyncio.run(both()) == ["one", "two"]
@@ -139,7 +142,7 @@ def test_cancelling_such_a_coroutine(module: Module) -> None:
             ended.append("cleanly")
 
     async def cancelled() -> None:
-        task = asyncio.ensure_future(streams.with_streams_of_its_own(forever(), None))
+        task = asyncio.ensure_future(streams.OnItsOwnStreams(forever(), None))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -147,6 +150,10 @@ def test_cancelling_such_a_coroutine(module: Module) -> None:
 
     asyncio.run(cancelled())
     assert ended == ["cleanly"]
+    never_begun = forever()
+    streams.OnItsOwnStreams(never_begun, None).close()
+    with pytest.raises(RuntimeError, match="cannot reuse"):
+        never_begun.send(None)
 
 
 def test_the_host_waits_for_copies_only(module: Module) -> None:

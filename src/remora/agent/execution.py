@@ -116,7 +116,7 @@ class Execution:
             if not request.grad_enabled:
                 coroutine = without_gradients(coroutine)
         if streams.watched:
-            coroutine = streams.with_streams_of_its_own(coroutine, streams.moment())
+            coroutine = streams.OnItsOwnStreams(coroutine, streams.moment())
 
         def start() -> None:
             if request.given_up:

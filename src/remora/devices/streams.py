@@ -10,10 +10,8 @@ there are none, everything here is skipped by its callers, who look at `watched`
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -129,38 +127,46 @@ def restoring(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
 # Coroutines share a thread: what one of them makes its current stream must not be the next one's.
 
 
-async def with_streams_of_its_own(coroutine: Coroutine[Any, Any, R], begin: Moment | None) -> R:
-    """Run a coroutine that begins after a moment, and for which current streams are its own."""
-    return await _steps(coroutine, begin)
+class OnItsOwnStreams(Coroutine[Any, Any, R]):
+    """A coroutine that begins after a moment, and for which current streams are its own."""
 
+    __slots__ = ("_begin", "_mine", "_steps")
 
-@types.coroutine
-def _steps(coroutine: Coroutine[Any, Any, R], begin: Moment | None) -> Generator[Any, Any, R]:
-    mine: list[Any] = []
-    step = partial(coroutine.send, None)
-    while True:
-        end: Moment | None = None
-        with _lent_streams(mine):
-            if begin is not None:
-                begin.join()
-                begin = None
+    def __init__(self, coroutine: Coroutine[Any, Any, R], begin: Moment | None) -> None:
+        self._steps = coroutine
+        self._begin = begin
+        self._mine: list[Any] = []  # its current streams, while it waits for something
+
+    def _step(self, go_on: Callable[..., Any], *how: Any) -> Any:
+        with _lent_streams(self._mine):
+            if self._begin is not None:
+                self._begin.join()
+                self._begin = None
             try:
-                awaited = step()
+                return go_on(*how)
             except StopIteration as stop:
-                end, result, over = moment(), stop.value, True
-            else:
-                over = False
-        if over:
-            if end is not None:
-                end.join(result)
-            return result  # type: ignore[no-any-return]
-        try:
-            step = partial(coroutine.send, (yield awaited))
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:
-            step = partial(coroutine.throw, error)
+                over, end = stop, moment()
+        if end is not None:
+            end.join(over.value)  # on the streams of whoever awaits it
+        raise over
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._steps.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._steps.throw, *error)
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self
+
+    def __iter__(self) -> OnItsOwnStreams[R]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
 
 
 @contextmanager

@@ -76,16 +76,15 @@ class Outgoing:
         )
 
     def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int | CargoPlace:
-        """Take `nbytes` of `storage` along: inside the pickle, as a buffer without copying them, or from a device."""
-        if storage.device.type != "cpu":
-            return self._load(storage, start, nbytes)
+        """Take `nbytes` of `storage`, on the CPU, along: inside the pickle, or as a buffer without copying them."""
         if nbytes <= INLINE_BYTES:
             return copy_bytes(storage.data_ptr() + start, nbytes) if nbytes else b""
         self.buffers.append(readonly_view(storage.data_ptr() + start, nbytes))
         self.keepalive.append(storage)
         return len(self.buffers) - 1
 
-    def _load(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | CargoPlace:
+    def load(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | CargoPlace:
+        """The same for a storage on a device."""
         if not nbytes:
             return b""
         if self.cargo is None:
@@ -120,7 +119,8 @@ def reduce_strided(
     out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage, name: str, flags: int
 ) -> Reduced:
     """Reduce any strided tensor: views, large ones, expanded, overlapping, empty."""
-    device = str(out.target(tensor.device)) if out.moves_cpu or not tensor.is_cpu else "cpu"
+    elsewhere = out.moves_cpu or not tensor.is_cpu
+    device = str(out.target(tensor.device)) if elsewhere else "cpu"
     if tensor._is_zerotensor():
         return _zeros, (name, tuple(tensor.shape), flags, device)
     try:
@@ -130,7 +130,7 @@ def reduce_strided(
     except (RuntimeError, ValueError) as error:
         raise cannot_send(tensor, str(error)) from error
     source, offset, shape, stride = place
-    if device != "cpu" or not tensor.is_cpu:
+    if elsewhere:
         return strided_on, (device, source, name, offset, shape, stride, flags)
     return strided, (source, name, offset, shape, stride, flags) if flags else (source, name, offset, shape, stride)
 
@@ -164,12 +164,13 @@ def share(
     out: Outgoing, key: object, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, nbytes: int
 ) -> Source:
     """The source for these bytes of a storage: whoever used them first in this message, or the bytes themselves."""
-    if nbytes > INLINE_BYTES and tensor.is_cpu:
+    on_host = tensor.is_cpu
+    if nbytes > INLINE_BYTES and on_host:
         out.tensors.append(tensor)  # also if it only shares: a tensor made with `.data` counts its writes apart
     first: Source | None = out.seen.get(key)
     if first is None:
         out.seen[key] = tensor
-        first = out.place(storage, start, nbytes)
+        first = (out.place if on_host else out.load)(storage, start, nbytes)
     return first
 
 

@@ -135,7 +135,7 @@ def reduce_storage(out: Outgoing, storage: torch.UntypedStorage) -> Reduced:
     first: Source | None = out.seen.get(key)
     if first is None:
         out.seen[key] = storage
-        first = out.place(storage, 0, storage.nbytes())
+        first = (out.place if on_host else out.load)(storage, 0, storage.nbytes())
     if device != "cpu" or not on_host:
         return storage_on, (device, first)
     out.untracked = out.untracked or type(first) is not bytes
