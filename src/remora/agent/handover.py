@@ -52,7 +52,7 @@ def _process() -> str:
 class Handover:
     """What one peer and we lend each other."""
 
-    __slots__ = ("_exporter", "_importer", "_limit", "_peer", "_said", "_state", "_trial", "_unused", "name")
+    __slots__ = ("_exporter", "_importer", "_limit", "_peer", "_reasons", "_said", "_state", "_trial", "_unused", "name")
 
     def __init__(self, name: str, limit: int, unused: deque[int]) -> None:
         self.name = name
@@ -63,11 +63,13 @@ class Handover:
         self._importer: ipc.Importer | None = None
         self._state = "unknown"  # can it open our memory? then: tried, proven or refused
         self._trial = -1
-        self._said = False  # why it goes over the host
+        self._reasons: dict[torch.device, str] = {}  # why memory of a device cannot be lent to it; empty: it can
+        self._said = False  # and whether we have said so
 
     def learn(self, identity: object) -> None:
         """By what the peer says of itself."""
         self._peer = identity if isinstance(identity, dict) else {}
+        self._reasons.clear()
 
     # Sending.
 
@@ -127,7 +129,9 @@ class Handover:
                 self._state = "unknown"
 
     def _why_not(self, device: torch.device) -> str:
-        reason = ipc.available(device) or ipc.reachable(str(self._peer.get("ipc", "")))
+        reason = self._reasons.get(device)
+        if reason is None:
+            reason = self._reasons[device] = ipc.available(device) or ipc.reachable(str(self._peer.get("ipc", "")))
         if reason:
             self._explain(device, reason)
         return reason
