@@ -1,7 +1,7 @@
 """Tensors on a GPU, beside torch.distributed.rpc: `python -m benchmarks.devices [--rounds N] [--json FILE]`.
 
-Two processes on one device for each of the two, both groups there for the whole run; they are measured in turns. Apart from
-the other benchmarks, because it needs a GPU and nothing else of theirs.
+Two processes on one device, started afresh for each turn, and never those of both at once: threads of torch's that wait for
+messages keep cores busy. Apart from the other benchmarks, because it needs a GPU and nothing else of theirs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TIMEOUT = 240.0
 GOALS = {"no-op": 8.0, "1 MB": 2.0, "256 MB": 5.0, "1000 MB": 5.0}
 
 _fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(["torch", "torch.distributed.rpc", "remora.rpc"])
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ class Pair:
 
     def end(self) -> None:
         for pipe in self._pipes:
-            pipe.send("end")
+            try:
+                pipe.send("end")
+            except OSError:  # it has ended by itself
+                pass
         for process in self._processes:
             process.join(30.0)
             process.kill()
@@ -97,15 +101,16 @@ def _attempt(rpc: Any) -> list[tuple[str, float]] | str:
 
 def run(rounds: int) -> dict[str, dict[str, list[float]]]:
     """Seconds, by metric and contestant: one of each for each round."""
-    pairs = {name: Pair(name) for name in CONTESTANTS}
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
-        for name in list(pairs) if number % 2 == 0 else list(pairs)[::-1]:
+        for name in list(CONTESTANTS) if number % 2 == 0 else list(CONTESTANTS)[::-1]:
             print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-            for metric, seconds in pairs[name].measure():
-                found.setdefault(metric, {}).setdefault(name, []).append(seconds)
-    for pair in pairs.values():
-        pair.end()
+            pair = Pair(name)
+            try:
+                for metric, seconds in pair.measure():
+                    found.setdefault(metric, {}).setdefault(name, []).append(seconds)
+            finally:
+                pair.end()
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.measure import time_each
 
 MB = 10**6
-TIMES = {1: 300, 256: 60, 1000: 30}  # MB, and how often
+TIMES = {1: 200, 256: 60, 1000: 30}  # MB, and how often
 NOOPS = 2000
 
 

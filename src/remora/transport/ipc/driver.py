@@ -80,6 +80,7 @@ class Driver:
             call = getattr(library, name)
             call.argtypes, call.restype = types, ctypes.c_int
         self._contexts: dict[int, int] = {}
+        self._uuids: dict[int, bytes] = {}
         self._push: Callable[[int], int] = library.cuCtxPushCurrent_v2
 
     @contextmanager
@@ -105,9 +106,12 @@ class Driver:
 
     def uuid(self, device: torch.device) -> bytes:
         """What the device is called in every process that sees it."""
-        name = (ctypes.c_char * UUID_BYTES)()
-        self._check(self._library.cuDeviceGetUuid(name, self._ordinal(device.index)), "name a device")
-        return name.raw
+        known = self._uuids.get(device.index)
+        if known is None:
+            name = (ctypes.c_char * UUID_BYTES)()
+            self._check(self._library.cuDeviceGetUuid(name, self._ordinal(device.index)), "name a device")
+            known = self._uuids[device.index] = name.raw
+        return known
 
     def find(self, uuid: bytes) -> torch.device | None:
         """The device of that name, if this process sees it."""
