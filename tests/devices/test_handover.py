@@ -21,6 +21,7 @@ class Exporter:
     """Of `remora.transport.ipc`: numbers, and what they stand for."""
 
     lent: dict[int, list[Any]] = {}
+    fenced: list[int] = []
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -35,6 +36,9 @@ class Exporter:
     def give_back(self, numbers: Any) -> None:
         for number in numbers:
             self.lent.pop(number, None)
+
+    def fence(self, number: int) -> None:
+        self.fenced.append(number)
 
     def forget(self) -> None:
         self.lent.clear()
@@ -52,6 +56,7 @@ class Importer:
 @pytest.fixture(autouse=True)
 def transport(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exporter, "lent", {})
+    monkeypatch.setattr(Exporter, "fenced", [])
     monkeypatch.setattr(handover.ipc, "Exporter", Exporter)
     monkeypatch.setattr(handover.ipc, "Importer", Importer)
     monkeypatch.setattr(handover.ipc, "available", lambda device: "")
@@ -98,6 +103,17 @@ def test_what_is_lent_is_a_copy() -> None:
     tensor.zero_()
     assert reference is not None
     assert bytes(two.receiver.fetch(reference, CPU)[0]) == bytes(torch.ones(3).untyped_storage())
+
+
+def test_to_who_is_waited_for_the_memory_itself_is_lent() -> None:
+    two = proven()
+    tensor = torch.ones(3)
+    reference = two.lender.lend([(tensor.untyped_storage(), 0, 12)], META, in_place=True)
+    assert reference is not None
+    assert two.receiver.fetch(reference, CPU)[0].data_ptr() == tensor.data_ptr()  # (which would copy it)
+    assert Exporter.fenced == []
+    two.lender.fence([reference])
+    assert len(Exporter.fenced) == 1
 
 
 def proven() -> Two:

@@ -137,8 +137,10 @@ def test_maps_that_cannot_be_keep_the_group_from_forming(first: Any, second: Any
 
 def test_a_tensor_without_a_place_is_refused_before_anything_is_sent() -> None:
     with World(2) as world:
-        requests, replies, gradients = world[0].peer("worker1").ways
+        awaited, requests, replies, gradients = world[0].peer("worker1").ways
         words = r"TensorPipe RPC backend only supports CPU tensors by default.*`set_device_map` on `TensorPipeRpcBackendOp"
+        with pytest.raises(RuntimeError, match=words):
+            awaited.target(GPU)
         with pytest.raises(RuntimeError, match=words):
             requests.target(GPU)
         with pytest.raises(RuntimeError, match=r"Response device mapping is not available.*cuda:0.*worker1"):
@@ -149,11 +151,11 @@ def test_a_tensor_without_a_place_is_refused_before_anything_is_sent() -> None:
 
 def test_an_automatic_map(monkeypatch: pytest.MonkeyPatch) -> None:
     with World(2, auto_device_map=True) as world:
-        assert [way.target(GPU) for way in world[0].peer("worker1").ways] == [CPU] * 3  # it has none of those
+        assert [way.target(GPU) for way in world[0].peer("worker1").ways] == [CPU] * 4  # it has none of those
     monkeypatch.setattr(places.kinds, "counts", lambda: {"cuda": 1})
     with World(2, auto_device_map=True) as world:
         ways = world[0].peer("worker1").ways
-        assert [way.target(GPU) for way in ways] == [GPU] * 3
+        assert [way.target(GPU) for way in ways] == [GPU] * 4
         assert ways.requests.target(torch.device("cuda:1")) == CPU
 
 

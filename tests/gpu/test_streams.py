@@ -196,6 +196,35 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+_kept: list[torch.Tensor] = []
+
+
+def keep(tensor: torch.Tensor) -> None:
+    _kept[:] = [tensor]
+
+
+def look_at_what_was_kept() -> float:
+    return seen(_kept.pop())
+
+
+def values_of_calls_that_return_at_once() -> list[float]:
+    """The callee answers while its copy waits for the caller's late kernel; the caller goes on at once."""
+    found = []
+    rpc.rpc_sync("worker1", look, (late(1.0),))
+    for times in range(2 * TIMES):
+        tensor = late(times + 1.0, 64 * SIZE)
+        rpc.rpc_sync("worker1", keep, (tensor,))
+        tensor.fill_(-1.0)
+        del tensor
+        clutter(64 * SIZE)
+        found.append(rpc.rpc_sync("worker1", look_at_what_was_kept) - times)
+    return found
+
+
+def test_arguments_of_synchronous_calls_are_values(workers: Workers) -> None:
+    assert workers.run(0, values_of_calls_that_return_at_once) == [1.0] * 2 * TIMES
+
+
 def test_arguments_are_values(workers: Workers) -> None:
     assert workers.run(0, values) == [1.0] * 2 * TIMES
 

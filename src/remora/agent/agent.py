@@ -96,6 +96,8 @@ class Agent:
         except BaseException:  # Ctrl-C: nobody waits for the answer any more
             peer.outgoing.forget(call)
             raise
+        if packed.lent and peer.sharing is not None:
+            peer.sharing.handover.fence(packed.lent)
         return call.value()
 
     def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:

@@ -2,7 +2,8 @@
 
 Three roads, chosen for each message. Within a process the receiver gets the memory itself. Between processes of a host it
 gets a reference to it and makes one copy (`remora.transport.ipc`). Everything else goes over the host, in buffers of the
-message. Arguments are values: what is lent is a copy, made in the order of the sender's current stream.
+message. Arguments are values: what is lent is a copy, made in the order of the sender's current stream; but if the caller
+waits for the answer, it is the memory itself, and its stream waits for the copy of the peer before it goes on.
 
 Whether a process can open the memory of another is known only when it has tried. So the first tensors go over the host,
 together with a *trial*; when the peer says that it has it, memory is lent. It says so, and gives back what it never fetched,
@@ -73,8 +74,9 @@ class Handover:
 
     # Sending.
 
-    def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """A reference to a copy of these, which are all on one device; None if they have to go over the host."""
+    def lend(self, regions: Sequence[Region], target: torch.device, in_place: bool = False) -> bytes | None:
+        """A reference to a copy of these, which are all on one device; None if they have to go over the host. `in_place`: to
+        the memory itself, where another process can copy it; then whoever lends it calls `fence` before it goes on."""
         device = regions[0][0].device
         streams.watch((device,))
         if target.type == "cpu":
@@ -83,7 +85,7 @@ class Handover:
             return self._lend_here(regions)
         if self._state != "proven" or self._why_not(device):
             return None
-        return self._lend_there(regions, device)
+        return self._lend_there(regions, device, in_place)
 
     def _lend_here(self, regions: Sequence[Region]) -> bytes:
         number = _numbers()
@@ -91,10 +93,11 @@ class Handover:
         _here[number] = (taken, streams.moment(), self)
         return HERE + _NUMBER.pack(number)
 
-    def _lend_there(self, regions: Sequence[Region], device: torch.device) -> bytes | None:
+    def _lend_there(self, regions: Sequence[Region], device: torch.device, in_place: bool) -> bytes | None:
         try:
-            taken = [(copies.snapshot(*region), 0, region[2]) for region in regions]
-            reference = self._exporting().export(taken)
+            if not in_place:
+                regions = [(copies.snapshot(*region), 0, region[2]) for region in regions]
+            reference = self._exporting().export(regions)
         except RuntimeError as error:  # there is not enough memory for a copy
             self._explain(device, str(error))
             return None
@@ -117,6 +120,13 @@ class Handover:
             return None
         self._state, self._trial = "tried", ipc.number_of(reference)
         return THERE + reference
+
+    def fence(self, references: Iterable[bytes]) -> None:
+        """The message has been answered, so the peer has begun its copies. Have the current stream wait for them: what is
+        done to the memory from here on is not seen by the peer."""
+        for reference in references:
+            if reference[:1] == THERE and self._exporter is not None:
+                self._exporter.fence(ipc.number_of(reference[1:]))
 
     def retract(self, reference: bytes) -> None:
         """What was lent with a message that is never sent."""

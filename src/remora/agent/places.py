@@ -23,16 +23,23 @@ DEVICES = "devices"  # what a worker says of its devices, in its record
 class Way:
     """A `Route`: where tensors arrive that are sent to a peer in messages of one kind."""
 
-    __slots__ = ("_handover", "_map", "_problem", "_refusal", "_there", "moves_cpu")
+    __slots__ = ("_handover", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
 
     def __init__(
-        self, device_map: DeviceMap, there: Placement, problem: str, refusal: str, handover: Handover
+        self,
+        device_map: DeviceMap,
+        there: Placement,
+        problem: str,
+        refusal: str,
+        handover: Handover,
+        in_place: bool = False,
     ) -> None:
         self._map = device_map
         self._there = there
         self._problem = problem
         self._refusal = refusal  # why what is not in the map is not sent; empty: it is
         self._handover = handover
+        self._in_place = in_place  # the caller waits for the answer, and its stream for the copy: see `Handover.fence`
         self.moves_cpu = bool(problem) or device_map.get(kinds.HOST, kinds.HOST) != kinds.HOST
 
     def target(self, device: torch.device) -> torch.device:
@@ -50,7 +57,7 @@ class Way:
 
     def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """See `Route`."""
-        return self._handover.lend(regions, target)
+        return self._handover.lend(regions, target, self._in_place)
 
     def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """See `Route`."""
@@ -64,6 +71,7 @@ class Way:
 class Ways(NamedTuple):
     """All there are to one peer."""
 
+    awaited: Way  # of requests whose caller waits for the reply
     requests: Way
     replies: Way
     gradients: Way
@@ -110,8 +118,10 @@ class Places:
         forth = {} if wrong_there else self.mine.maps.get(name, {})
         back = {} if wrong_back else maps.inverse(there.maps.get(self._name, {}))
         streams.watch(self.devices())
+        refusal = "" if self._auto else _no_map(name, forth)
         return Ways(
-            Way(forth, there, wrong_there, "" if self._auto else _no_map(name, forth), handover),
+            Way(forth, there, wrong_there, refusal, handover, in_place=True),
+            Way(forth, there, wrong_there, refusal, handover),
             Way(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
             Way({**back, **forth}, there, "", "", handover),
         )

@@ -10,7 +10,7 @@ there are none, everything here is skipped by its callers, who look at `watched`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,15 +21,16 @@ from remora.devices import kinds
 
 R = TypeVar("R")
 
+_raw_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+
 watched: tuple[torch.device, ...] = ()
 
 
-def watch(devices: Iterable[torch.device]) -> None:
+def watch(devices: Collection[torch.device]) -> None:
     """From now on, hand values over in the order of these devices' streams, too."""
     global watched
-    new = set(devices) - set(watched)
-    if new:
-        watched = tuple(kinds.sorted_devices({*watched, *new}))
+    if any(device not in watched for device in devices):
+        watched = tuple(kinds.sorted_devices({*watched, *devices}))
 
 
 class Moment:
@@ -66,15 +67,21 @@ def moment() -> Moment | None:
     return Moment(points) if points else None
 
 
+def mark(device: torch.device) -> Any:
+    """An event on the current stream of a device, for the host to wait for; None if it has no streams to wait for."""
+    if device.type in kinds.UNNUMBERED:
+        return None
+    if kinds.has_streams(device.type):
+        return _current(device).record_event()
+    kinds.module(device.type).synchronize()
+    return None
+
+
 def wait_on_host(devices: Iterable[torch.device]) -> None:
     """Return when what the current streams were given so far is done."""
-    for device in devices:
-        if device.type in kinds.UNNUMBERED:
-            continue
-        if kinds.has_streams(device.type):
-            _current(device).record_event().synchronize()
-        elif hasattr(kinds.module(device.type), "synchronize"):
-            kinds.module(device.type).synchronize()
+    for event in [mark(device) for device in devices]:
+        if event is not None:
+            event.synchronize()
 
 
 def _current(device: torch.device) -> Any:
@@ -112,16 +119,32 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def restoring(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """Call a function of the program on a thread of ours. If it leaves other streams current, they are waited for and the
     thread has its own again: the next function is somebody else's."""
-    before = _current_streams()
+    before = _tokens()
     try:
         return call(*args, **kwargs)
     finally:
-        if before != _current_streams():
+        if before != _tokens():
             end = moment()
-            for stream in before:
-                _make_current(stream)
+            for device, token in before:
+                _make_current(_stream_of(device, token))
             if end is not None:
                 end.join()
+
+
+def _tokens() -> list[tuple[torch.device, Any]]:
+    """What tells the current streams apart: of CUDA their addresses, which are much cheaper to ask for than they are."""
+    return [
+        (device, _raw_stream(device.index) if module is torch.cuda else module.current_stream(device))
+        for device in watched
+        if kinds.started(device.type) and kinds.has_streams(device.type)
+        for module in (kinds.module(device.type),)
+    ]
+
+
+def _stream_of(device: torch.device, token: Any) -> Any:
+    if not isinstance(token, int):
+        return token
+    return torch.cuda.ExternalStream(token, device) if token else torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
 
 
 # Coroutines share a thread: what one of them makes its current stream must not be the next one's.

@@ -53,10 +53,11 @@ class Route(Protocol):
 class Cargo:
     """What a message being packed has on devices."""
 
-    __slots__ = ("_lots", "_route")
+    __slots__ = ("_lots", "_route", "lent")
 
     def __init__(self, route: Route) -> None:
         self._route = route
+        self.lent: list[bytes] = []  # references, when it is closed
         self._lots: dict[torch.device, tuple[int, list[Region]]] = {}
 
     def add(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> Place:
@@ -75,6 +76,7 @@ class Cargo:
             reference = self._route.lend(regions, target)
             if reference is not None:
                 undo.append(partial(self._route.retract, reference))
+                self.lent.append(reference)
                 manifest.append((str(target), reference))
                 continue
             manifest.append((str(target), first_buffer + len(parts)))

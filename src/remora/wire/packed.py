@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ class Packed:
     The buffers are the sender's own memory: nothing was copied. What is too small to be worth a buffer is in the body.
     """
 
-    __slots__ = ("body", "buffers", "flags", "keepalive", "recording", "tensors", "undo", "untracked")
+    __slots__ = ("body", "buffers", "flags", "keepalive", "lent", "recording", "tensors", "undo", "untracked")
 
     body: bytes
     buffers: list[memoryview]
@@ -25,6 +25,7 @@ class Packed:
     undo: list[Callable[[], None]] | None  # takes back what the reducers did, if this is never sent
     recording: Any  # what the message belongs to, if anything: its reply belongs to the same
     flags: int  # what whoever sends it says of it
+    lent: Sequence[bytes]  # references to device memory that goes with it
     untracked: bool  # some buffer is memory whose changes nobody counts (not a tensor's)
 
     def __init__(
@@ -43,6 +44,7 @@ class Packed:
         self.undo = None
         self.recording = None
         self.flags = 0
+        self.lent = ()
 
     def __repr__(self) -> str:
         sizes = [buffer.nbytes for buffer in self.buffers]

@@ -162,7 +162,8 @@ class _Packer:
         out.scope = scope
         out.moves_cpu = scope is not None and scope.route is not None and scope.route.moves_cpu
         self.pickler.dump(value)
-        manifest = None if out.cargo is None else out.unload()
+        cargo = out.cargo
+        manifest = None if cargo is None else out.unload()
         if manifest is not None:
             chunks.append(manifest)
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -175,8 +176,9 @@ class _Packer:
             packed = Packed(body, [], [], [])
             out.seen.clear()
             out.cargo = None
-        if manifest is not None:
+        if cargo is not None:
             packed.flags = CARGO
+            packed.lent = cargo.lent
             packed.undo = None if scope is None else scope.undo
         if not self.by_value:
             self._retire()

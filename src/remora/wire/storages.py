@@ -11,6 +11,7 @@ Four ways for the bytes of a storage, told apart on arrival by the type of the *
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -226,13 +227,17 @@ def strided(
     return flagged(tensor, flags) if flags else tensor
 
 
+@lru_cache(maxsize=256)
+def _prototype_on(name: str, device: str) -> torch.Tensor:
+    with torch.inference_mode(False), torch._C._DisableTorchDispatch():
+        return torch.empty(0, dtype=prototypes[name].dtype, device=device)
+
+
 def strided_on(
     device: str, source: Source, name: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], flags: int
 ) -> torch.Tensor:
     """A tensor that comes from a device, or arrives on one."""
-    if name not in DTYPES:
-        prototypes[name]  # raises
-    tensor = torch.empty(0, dtype=DTYPES[name], device=device)
+    tensor: torch.Tensor = _prototype_on(name, device).new()
     if type(tensor) is not torch.Tensor:
         return without_modes(strided_on, device, source, name, offset, shape, stride, flags)
     tensor.set_(storage_on(device, source), offset, shape, stride)
