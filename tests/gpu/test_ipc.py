@@ -32,13 +32,14 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other() -> Iterator[Neighbour]:
+    """For the tests that leave it alive: it takes seconds to start one."""
     with Neighbour() as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def taker(other: Neighbour) -> Iterator[ipc.Importer]:
     made = ipc.Importer()
     yield made
@@ -113,10 +114,12 @@ def test_memory_is_held_until_the_copy_is_done(other: Neighbour, taker: ipc.Impo
     busy(0.3)
     got = [fetch(taker, reference) for reference in references]
     assert other.ask("held") == "20"
-    for value in range(20, 40):
-        other.export(32 * MB, value)  # would take memory that was let go of too early
+    others = [other.export(32 * MB, value) for value in range(20, 40)]  # would take memory that was let go of too early
     assert all(holds(tensor, value) for value, tensor in enumerate(got))
     assert eventually(lambda: other.ask("held") == "20")
+    for reference in others:
+        taker.discard(reference)
+    assert let_go(other)
 
 
 def test_there_is_an_end_to_what_is_held(other: Neighbour, taker: ipc.Importer) -> None:
@@ -178,6 +181,30 @@ def test_a_killed_importer_leaves_its_exporter_the_memory() -> None:
     assert eventually(_nothing_is_left)
     assert giver.outstanding == (0, 0)
     assert holds(tensor.add_(1), 5), "and the device is as good as before"
+
+
+def test_a_fence_keeps_later_work_behind_the_copy() -> None:
+    giver = ipc.Exporter()
+    tensor = torch.full((64 * MB,), 4, dtype=torch.uint8, device=DEVICE)
+    with Neighbour() as other:
+        for value in range(4, 14):
+            reference = giver.export([(tensor.untyped_storage(), 0, tensor.numel())])
+            assert reference is not None
+            other.ask("busy", 0.05)
+            other.ask("fetch", reference.hex())
+            giver.fence(ipc.number_of(reference))
+            tensor.add_(1)
+            assert other.ask("value") == f"{value} {value}"
+        assert eventually(lambda: giver.collect() is None and giver.outstanding == (0, 0))
+        reference = giver.export([(tensor.untyped_storage(), 0, tensor.numel())])
+        assert reference is not None
+        other.ask("busy", 60)
+        other.ask("fetch", reference.hex())
+        giver.fence(ipc.number_of(reference))
+        other.kill()
+    giver.forget()
+    assert eventually(_nothing_is_left)
+    assert holds(tensor, 14)
 
 
 def test_a_neighbour_that_is_only_lost_may_finish_its_copy() -> None:

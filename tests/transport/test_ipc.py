@@ -145,6 +145,35 @@ def test_memory_that_cannot_be_shared_is_refused_with_one_warning(pair: Pair, ca
     pair.run()
 
 
+def test_a_fence_keeps_later_work_of_the_exporter_behind_the_copy(pair: Pair) -> None:
+    storage = filled(pair.fake, 10, 7)
+    reference = pair.export(storage)
+    assert reference is not None
+    got = pair.fetch(reference)
+    pair.fake.current = OURS
+    pair.exporter.fence(ipc.number_of(reference))
+    pair.fake.streams[OURS].append(lambda: storage.fill_(9) is not None)
+    pair.fake.run(OURS)
+    assert list(storage) == [7] * 10, "it waits for the copy"
+    pair.fake.run(THEIRS)
+    assert pair.held() == 1, "the exporter's stream still has to look at the words"
+    pair.fake.run(OURS)
+    assert list(got) == [7] * 10
+    assert list(storage) == [9] * 10
+    assert pair.held() == 0
+
+
+def test_a_fence_is_none_where_there_is_nothing_to_wait_for(pair: Pair) -> None:
+    reference = pair.export(filled(pair.fake, 10, 7))
+    assert reference is not None
+    pair.fetch(reference)
+    pair.run()
+    pair.exporter.fence(ipc.number_of(reference))
+    pair.exporter.fence(12345)
+    assert not pair.fake.streams[OURS]
+    assert pair.held() == 0
+
+
 @pytest.mark.parametrize("who", ["receiver", "sender"])
 def test_what_nobody_fetches_is_let_go_of(pair: Pair, who: str) -> None:
     reference = pair.export(filled(pair.fake, 10, 1))

@@ -23,7 +23,7 @@ LIMIT = 1 << 34  # bytes held for one receiver
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     """One export that has not been copied yet: which use of which slot, its size, and what must stay."""
 
@@ -31,6 +31,7 @@ class _Held:
     use: int
     size: int
     storages: list[torch.UntypedStorage]
+    awaits: tuple[Word, ...] = (Word.READY, Word.COPIED)  # no slot is used again before all that was to be written is
 
 
 class Exporter:
@@ -91,10 +92,9 @@ class Exporter:
             self._collect()
 
     def _collect(self) -> None:
-        # Both words: no slot is used again before its streams have written all that they were to write to it.
         for number, held in list(self._held.items()):
             assert self._tally is not None, "something was exported"
-            if all(self._tally.has_reached(held.slot, word, held.use) for word in Word):
+            if all(self._tally.has_reached(held.slot, word, held.use) for word in held.awaits):
                 del self._held[number]
                 self._size -= held.size
                 self._free.append(held.slot)
@@ -109,6 +109,22 @@ class Exporter:
             assert self._tally is not None, "something was exported"
             self._tally.mark(held.slot, Word.COPIED, held.use)
         self._collect()
+
+    def fence(self, number: int) -> None:
+        """What is done on the current stream from now on does not show in the copy; it waits for that, if need be.
+
+        Only for what the receiver has fetched: or else the copy may, by whatever road, be waiting for the stream.
+        """
+        with self._lock:
+            held, tally = self._held.get(number), self._tally
+            if held is None or tally is None or tally.has_reached(held.slot, Word.COPIED, held.use):
+                return
+            driver, device = cuda.load(), held.storages[0].device
+            with driver.on(device):
+                stream = driver.stream(device)
+                driver.wait(stream, tally.place(held.slot, Word.COPIED), held.use)
+                driver.write(stream, tally.place(held.slot, Word.PASSED), held.use)
+            held.awaits = tuple(Word)
 
     @property
     def outstanding(self) -> tuple[int, int]:

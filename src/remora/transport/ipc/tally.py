@@ -1,4 +1,4 @@
-"""A page of words that two processes and their devices share: what is ready, and what has been copied. No tensors.
+"""A page of words that two processes and their devices share: what is ready, what has been copied. No tensors.
 
 Streams of either process write a word when they get there, and wait for one. So do the processes, at once: that is how one
 that has outlived the other lets go of what waits for it. The page has no name, and is gone with the last who uses it.
@@ -27,10 +27,14 @@ _WORDS_AT = 64
 
 
 class Word(IntEnum):
-    """The words of a slot: how often it was ready, and how often what was ready has been copied."""
+    """The words of a slot: how often it was ready, was copied, and a stream of its owner went on after that."""
 
     READY = 0
     COPIED = 1
+    PASSED = 2
+
+
+_WORDS = len(Word)
 
 
 class Tally:
@@ -40,7 +44,7 @@ class Tally:
         self._page = page
         self._segment = segment
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-        self._words = (ctypes.c_uint32 * (2 * SLOTS)).from_address(self._address + _WORDS_AT)
+        self._words = (ctypes.c_uint32 * (_WORDS * SLOTS)).from_address(self._address + _WORDS_AT)
         self._attached: tuple[Driver, torch.device, int] | None = None
 
     @classmethod
@@ -84,16 +88,16 @@ class Tally:
     def place(self, slot: int, word: Word) -> int:
         """Where devices find a word."""
         assert self._attached is not None, "attached"
-        return self._attached[2] + _WORDS_AT + 4 * (2 * slot + word)
+        return self._attached[2] + _WORDS_AT + 4 * (_WORDS * slot + word)
 
     def has_reached(self, slot: int, word: Word, value: int) -> bool:
         """Whether it is there, or beyond."""
-        return (self._words[2 * slot + word] - value) % EVERY < EVERY // 2
+        return (self._words[_WORDS * slot + word] - value) % EVERY < EVERY // 2
 
     def mark(self, slot: int, word: Word, value: int) -> None:
         """Write a word now, in the place of a stream that will not."""
         if not self.has_reached(slot, word, value):
-            self._words[2 * slot + word] = value
+            self._words[_WORDS * slot + word] = value
 
     def close(self) -> None:
         """Let go of it. No stream of ours may be about to use it."""
