@@ -46,6 +46,7 @@ class Module:
 
     def __init__(self) -> None:
         self.current = Stream("default")
+        self.index = 0
         self.started = True
 
     def device_count(self) -> int:
@@ -53,6 +54,12 @@ class Module:
 
     def is_initialized(self) -> bool:
         return self.started
+
+    def current_device(self) -> int:
+        return self.index
+
+    def set_device(self, index: int) -> None:
+        self.index = index
 
     def current_stream(self, device: object = None) -> Stream:
         return self.current

@@ -87,10 +87,12 @@ def test_gradients_are_ready_when_they_are_asked_for(module: Module) -> None:
 def test_a_function_that_leaves_its_stream_current(module: Module) -> None:
     def function() -> None:
         module.set_stream(Stream("left"))
+        module.set_device(3)
 
     before = module.current
     streams.restoring(function)
     assert module.current is before
+    assert module.current_device() == 0
     assert before.told == ["left"]
 
 

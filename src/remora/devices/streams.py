@@ -117,24 +117,29 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def restoring(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """Call a function of the program on a thread of ours. If it leaves other streams current, they are waited for and the
-    thread has its own again: the next function is somebody else's."""
+    """Call a function of the program on a thread of ours. If it leaves other streams or devices current, they are waited for
+    and the thread has its own again: the next function is somebody else's."""
     before = _tokens()
     try:
         return call(*args, **kwargs)
     finally:
         if before != _tokens():
             end = moment()
-            for device, token in before:
+            for device, token, current in before:
                 _make_current(_stream_of(device, token))
+                kinds.module(device.type).set_device(current)
             if end is not None:
                 end.join()
 
 
-def _tokens() -> list[tuple[torch.device, Any]]:
-    """What tells the current streams apart: of CUDA their addresses, which are much cheaper to ask for than they are."""
+def _tokens() -> list[tuple[torch.device, Any, int]]:
+    """What tells the current streams and devices apart: of CUDA's streams their addresses, which are cheap to ask for."""
     return [
-        (device, _raw_stream(device.index) if module is torch.cuda else module.current_stream(device))
+        (
+            device,
+            _raw_stream(device.index) if module is torch.cuda else module.current_stream(device),
+            module.current_device(),
+        )
         for device in watched
         if kinds.started(device.type) and kinds.has_streams(device.type)
         for module in (kinds.module(device.type),)
