@@ -42,6 +42,7 @@ def other() -> Iterator[Neighbour]:
 @pytest.fixture(scope="module")
 def taker(other: Neighbour) -> Iterator[ipc.Importer]:
     made = ipc.Importer()
+    fetch(made, other.export(100, 1))  # what is opened once is open before a test begins
     yield made
     other.kill()
     made.close()
@@ -83,7 +84,6 @@ def test_what_is_fetched_is_what_was_exported(other: Neighbour, taker: ipc.Impor
 
 
 def test_neither_side_waits_for_the_kernels_before_it(other: Neighbour, taker: ipc.Importer) -> None:
-    fetch(taker, other.export(MB, 1))  # open what is opened once
     torch.cuda.synchronize()
     began = time.monotonic()
     got = fetch(taker, other.export(64 * MB, 9, 0.5))

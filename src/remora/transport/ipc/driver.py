@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -79,25 +79,23 @@ class Driver:
         for name, types in _CALLS.items():
             call = getattr(library, name)
             call.argtypes, call.restype = types, ctypes.c_int
-        self._contexts: dict[int, int] = {}
+        self._places: dict[int, _Place] = {}
         self._uuids: dict[int, bytes] = {}
-        self._push: Callable[[int], int] = library.cuCtxPushCurrent_v2
 
-    @contextmanager
-    def on(self, device: torch.device) -> Iterator[None]:
+    def on(self, device: torch.device) -> AbstractContextManager[None]:
         """Make calls for this device, in the context that torch uses, too."""
-        index = device.index
-        context = self._contexts.get(index) or self._retain(index)
-        self._check(self._push(context), "enter a context")
-        try:
-            yield
-        finally:
-            self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return self._places.get(device.index) or self._retain(device.index)
 
-    def _retain(self, index: int) -> int:
+    def _retain(self, index: int) -> _Place:
         context = ctypes.c_void_p()
         self._check(self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._ordinal(index)), "have a context")
-        return self._contexts.setdefault(index, context.value or 0)
+        return self._places.setdefault(index, _Place(self, context.value or 0))
+
+    def enter(self, context: int) -> None:
+        self._check(self._library.cuCtxPushCurrent_v2(context), "enter a context")
+
+    def leave(self) -> None:
+        self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def _ordinal(self, index: int) -> int:
         ordinal = ctypes.c_int()
@@ -189,3 +187,21 @@ class Driver:
             name = ctypes.c_char_p()
             self._library.cuGetErrorName(code, ctypes.byref(name))
             raise DriverError(f"the CUDA driver cannot {what}: {(name.value or b'').decode() or code}")
+
+
+class _Place(AbstractContextManager[None]):
+    """Where calls for a device are made: its context, current in the thread from `with` on. Any number at a time."""
+
+    __slots__ = ("_context", "_driver")
+
+    def __init__(self, driver: Driver, context: int) -> None:
+        self._driver = driver
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._driver.enter(self._context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._driver.leave()
