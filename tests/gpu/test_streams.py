@@ -236,19 +236,22 @@ def reuse() -> list[float]:
         futures = [rpc.rpc_async("worker1", look_late, (late(times + 1.0),)) for _ in range(4)]
         clutter()
         found += [future.wait() - times for future in futures]
-        pending = [rpc.rpc_async("worker1", make, (times + 1.0,)) for _ in range(4)]
-        for future in pending:
-            found.append(on_another_stream(lambda f=future, t=times: _read_and_drop(f) - t))
-            clutter()
+        found += [_read_and_drop(times + 1.0) - times for _ in range(4)]
     return found
 
 
-def _read_and_drop(future: Any) -> float:
-    tensor = future.wait()
-    delay()
-    total = tensor + 0.0
+def _read_and_drop(value: float) -> float:
+    """What a stream has been given to read late is dropped, and its memory wanted by another stream, before it has read it."""
+    future = rpc.rpc_async("worker1", make, (value,))
+    stream = torch.cuda.Stream("cuda:0")
+    with torch.cuda.stream(stream):
+        tensor = future.wait()
+        delay()
+        total = tensor + 0.0
     del tensor, future
-    return seen(total)
+    clutter()
+    with torch.cuda.stream(stream):
+        return seen(total)
 
 
 def test_memory_is_not_reused_too_early(workers: Workers) -> None:
