@@ -241,7 +241,7 @@ def reuse() -> list[float]:
 
 
 def _read_and_drop(value: float) -> float:
-    """What a stream has been given to read late is dropped, and its memory wanted by another stream, before it has read it."""
+    """What a stream is to read late is dropped, and its memory wanted by another stream, before it has been read."""
     future = rpc.rpc_async("worker1", make, (value,))
     stream = torch.cuda.Stream("cuda:0")
     with torch.cuda.stream(stream):

@@ -27,6 +27,7 @@ from remora.faults.injector import Injector
 from remora.options import Settings
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
+from remora.wire.frames import FAILED
 from remora.wire.packed import Packed
 
 log = logging.getLogger("remora")
@@ -96,9 +97,14 @@ class Agent:
         except BaseException:  # Ctrl-C: nobody waits for the answer any more
             peer.outgoing.forget(call)
             raise
-        if packed.lent and peer.sharing is not None:
-            peer.sharing.handover.fence(packed.lent)
+        if packed.lent:
+            self._fence(peer, call, packed)
         return call.value()
+
+    def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
+        """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
+        if call.reply is not None and not call.reply.flags & FAILED and peer.sharing is not None:
+            peer.sharing.handover.fence(packed.lent)
 
     def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
         call.limit(timeout, self.timeout)
