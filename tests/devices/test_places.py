@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from remora import autograd, rpc
 from remora.agent import places
+from remora.agent.handover import Handover
 from remora.devices.maps import DeviceMap, Wishes
+from remora.rpc import outgoing
 from remora.testing.world import World
 from remora.wire.storages import Outgoing
 from tests.devices.pretence import CPU, PLACE
@@ -163,6 +166,31 @@ def test_without_a_map_nothing_is_asked_of_a_tensor_on_the_cpu(monkeypatch: pyte
     monkeypatch.setattr(Outgoing, "target", lambda self, device: pytest.fail("it was asked where it goes"))
     with World(2) as world:
         assert world.run(0, rpc.rpc_sync, "worker1", doubled, (torch.ones(LARGE)[2:],)).numel() == LARGE - 2
+
+
+def test_a_caller_waits_for_the_copy_of_its_callee_only_if_there_will_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced: list[Any] = []
+    plain = outgoing.pack_call
+
+    def lending(*args: Any) -> Any:
+        kind, packed, flags = plain(*args)
+        packed.lent = [b"something"]
+        return kind, packed, flags
+
+    monkeypatch.setattr(outgoing, "pack_call", lending)
+    monkeypatch.setattr(Handover, "fence", lambda self, references: fenced.append((self.name, *references)))
+    with World(2) as world:
+        world.run(0, rpc.rpc_sync, "worker1", doubled, (torch.ones(3),))
+        assert fenced == [("worker1", b"something")]
+        with pytest.raises(ZeroDivisionError):
+            world.run(0, rpc.rpc_sync, "worker1", divide, (1, 0))
+        with pytest.raises(TimeoutError):
+            world.run(0, rpc.rpc_sync, "worker1", time.sleep, (0.2,), timeout=0.05)
+        assert len(fenced) == 1
+
+
+def divide(a: int, b: int) -> float:
+    return a / b
 
 
 # Processes, and groups that grow.

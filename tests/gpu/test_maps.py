@@ -10,6 +10,7 @@ import torch
 from remora import rpc
 from remora.devices.maps import Wishes
 from remora.testing.world import World
+from tests.workers import Workers
 
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 
@@ -66,3 +67,15 @@ def test_devices_that_do_not_exist(index: int) -> None:
         World(2, devices=lambda rank: Wishes({f"worker{1 - rank}": {wrong: GPU}}))
     with pytest.raises(ValueError, match=refusal.format("target")):
         World(2, devices=lambda rank: Wishes({f"worker{1 - rank}": {GPU: wrong}}))
+
+
+def cuda_is_started_by_a_call() -> bool:
+    assert rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1)).sum() == 4
+    return torch.cuda.is_initialized()
+
+
+def test_a_worker_that_sends_no_tensors_on_devices_starts_none() -> None:
+    maps = {f"worker{other}": {"cuda:0": "cuda:0"} for other in range(2)}
+    with Workers(2, options={"device_maps": maps}, leak_timeout=None) as workers:
+        assert workers.run(0, cuda_is_started_by_a_call) is False
+        assert workers.run(1, torch.cuda.is_initialized) is False
