@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from remora.transport import ipc, shm
-from remora.transport.ipc import driver, importer, leavings
+from remora.transport.ipc import driver, importer, leavings, reach
 from remora.transport.ipc.reference import Place, Reference
 from tests.transport.fake_driver import DEVICE, FakeDriver
 
@@ -336,6 +336,25 @@ def test_without_cuda_there_is_a_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA here")
     assert ipc.available(torch.device("cuda", 0))
+
+
+def test_memory_that_cannot_be_shared_says_so(fake: FakeDriver) -> None:
+    fake.refuses = True
+    sample = torch.empty(0, dtype=torch.uint8).set_(filled(fake, 1, 0))
+    assert "expandable" in reach._try(sample)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_words_are_tried_out(fake: FakeDriver, works: bool) -> None:
+    class Stream:
+        cuda_stream = 5
+
+        def synchronize(self) -> None:
+            if works:
+                fake.run(5)
+
+    assert bool(reach._try_words(fake, DEVICE, Stream())) is not works
+    assert not fake.registered
 
 
 def test_a_process_that_has_ended_is_not_running() -> None:

@@ -23,7 +23,6 @@ _LAZY_PEER_ACCESS = 1
 _BUFFER_ID = 7
 _PORTABLE_AND_MAPPED = 3
 _AT_LEAST = 0
-_STREAM_WORDS = 124  # the attribute of a device that says whether its streams can wait for words in memory
 
 _pointer = ctypes.c_uint64
 _out = ctypes.c_void_p  # where a result goes
@@ -42,7 +41,6 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (ctypes.c_int, _out),
     "cuDeviceGet": (_out, ctypes.c_int),
     "cuDeviceGetUuid": (_out, ctypes.c_int),
-    "cuDeviceGetAttribute": (_out, ctypes.c_int, ctypes.c_int),
     "cuDevicePrimaryCtxRetain": (_out, ctypes.c_int),
     "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
     "cuCtxPopCurrent_v2": (_out,),
@@ -115,13 +113,6 @@ class Driver:
         """The device of that name, if this process sees it."""
         devices = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
         return next((device for device in devices if self.uuid(device) == uuid), None)
-
-    def streams_can_wait(self, device: torch.device) -> bool:
-        """Whether `wait` and `write` work there."""
-        answer = ctypes.c_int()
-        ordinal = self._ordinal(device.index)
-        asked = self._library.cuDeviceGetAttribute(ctypes.byref(answer), _STREAM_WORDS, ordinal)
-        return not asked and bool(answer.value)
 
     def stream(self, device: torch.device) -> int:
         """The current stream."""

@@ -12,7 +12,7 @@ import torch
 
 from remora.transport import shm
 from remora.transport.ipc import driver as cuda
-from remora.transport.ipc.tally import Tally
+from remora.transport.ipc.tally import Tally, Word
 
 
 @functools.cache
@@ -31,18 +31,24 @@ def available(device: torch.device) -> str:
 def _try(sample: torch.Tensor) -> str:
     driver, device = cuda.load(), sample.device
     with driver.on(device):
-        if not driver.streams_can_wait(device):
-            return f"streams of {device} cannot wait for words in memory"
         try:
             driver.handle(driver.allocation(sample.data_ptr())[0])
         except cuda.DriverError as error:
             return f"torch's allocator (expandable segments or cudaMallocAsync?) gives memory that cannot be shared: {error}"
-        tally = Tally.create()
-        try:
+    return _try_words(driver, device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def _try_words(driver: cuda.Driver, device: torch.device, stream: torch.cuda.Stream) -> str:
+    tally = Tally.create()
+    try:
+        with driver.on(device):
             tally.attach(driver, device)
-        finally:
-            tally.close()
-    return ""
+            driver.write(stream.cuda_stream, tally.place(0, Word.READY), 1)
+            driver.wait(stream.cuda_stream, tally.place(0, Word.READY), 1)
+        stream.synchronize()  # nothing else is on it
+        return "" if tally.has_reached(0, Word.READY, 1) else f"streams of {device} cannot write where the host can read"
+    finally:
+        tally.close()
 
 
 def identity() -> str:
