@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from remora import rpc
+from remora.agent.handover import tidy
 from remora.devices.maps import Wishes
 from remora.rpc.api import _get_current_rpc_agent
 from remora.testing.world import World
@@ -103,7 +104,7 @@ def nothing_is_left(to: str) -> int:
     for _ in range(50):
         rpc.rpc_sync(to, echo, (torch.ones(SIZE, device=GPU),))
     torch.cuda.synchronize()
-    _get_current_rpc_agent().agent.peers.tick(0.0)
+    tidy([_get_current_rpc_agent().agent.peers.find(to).sharing.handover], 0.0)
     return torch.cuda.memory_allocated() - before
 
 

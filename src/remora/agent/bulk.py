@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from remora.agent.handover import DEVICE, Handover
-from remora.transport import ipc, shm
+from remora.transport import shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
 from remora.wire.packed import Packed
@@ -101,7 +101,6 @@ class Sharing:
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
         self._borrower.trim(now)
-        self.handover.trim(now)
 
     def forget(self) -> None:
         """The peer is gone, or we are."""
@@ -130,6 +129,5 @@ class Bulk:
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""
         self.lender.trim(now)
-        ipc.sweep()
         for each in sharing:
             each.trim(now)

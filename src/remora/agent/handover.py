@@ -220,6 +220,13 @@ class Handover:
             self._importer.close()
 
 
+def tidy(handovers: Iterable[Handover], now: float) -> None:
+    """Let go of device memory that is not used any more. May wait for a device."""
+    for each in handovers:
+        each.trim(now)
+    ipc.sweep()
+
+
 def _taken_over(number: int, device: torch.device) -> list[torch.UntypedStorage]:
     """Memory that was lent within this process: it is the receiver's now, or it is copied to another device."""
     storages, moment, _ = _here.pop(number)

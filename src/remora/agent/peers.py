@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from remora.agent.bulk import Bulk
@@ -19,6 +20,7 @@ from remora.agent.channel import Channel
 from remora.agent.crew import Crew
 from remora.agent.dialling import LEAVING, LEFT, Dialling
 from remora.agent.dispatch import Dispatch
+from remora.agent.handover import tidy
 from remora.agent.introduction import Introduction
 from remora.agent.news import News
 from remora.agent.peer import Peer, State
@@ -26,6 +28,7 @@ from remora.agent.places import Places
 from remora.agent.roll import Roll
 from remora.agent.timers import Timers
 from remora.agent.vigil import HostSilent, Vigil
+from remora.devices import streams
 from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
 from remora.options import Settings
 from remora.protocol.membership import Died, Joined, Left, Recovered, Suspected
@@ -282,7 +285,10 @@ class Peers(Roll):
         """Called about twice a second."""
         self.vigil.tick(now)
         peers = self.all()
-        self.bulk.tick(now, [peer.sharing for peer in peers if peer.sharing is not None])
+        shared = [peer.sharing for peer in peers if peer.sharing is not None]
+        self.bulk.tick(now, shared)
+        if streams.watched:
+            self._crew.serve(partial(tidy, [each.handover for each in shared], now))
         for peer in peers:
             if peer.sharing is not None and peer.sharing.unused:
                 self._crew.serve_quickly(peer.give_back)
