@@ -188,6 +188,32 @@ def test_a_trial_that_was_not_sent_is_made_again() -> None:
     assert two.lender.trial(CPU) is not None
 
 
+def test_a_trial_that_was_dropped_proves_nothing() -> None:
+    two = Two()
+    trial = two.lender.trial(CPU)
+    assert trial is not None
+    two.receiver.give_back(trial)
+    two.deliver()
+    assert two.lend(torch.ones(3)) is None
+    assert two.lender.trial(CPU) is not None
+
+
+def test_too_little_memory_at_the_receiver_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = proven()
+    reference = two.lend(torch.ones(3))
+    assert reference is not None
+
+    def full(self: Importer, reference: bytes, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Importer, "fetch", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        two.receiver.fetch(reference, CPU)
+    two.deliver()
+    assert Exporter.lent == {}
+    assert two.lend(torch.ones(3)) is not None
+
+
 def test_nothing_is_lent_if_the_program_says_so() -> None:
     assert Two(limit=0).lender.trial(CPU) is None
 

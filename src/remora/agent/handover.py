@@ -33,7 +33,8 @@ log = logging.getLogger("remora")
 
 HERE, THERE = b"h", b"t"  # what a reference begins with: memory of this process, or of another one
 DEVICE = 1 << 63  # marks a number of lent device memory
-REFUSED = 1 << 62  # it cannot be opened here, and neither can others
+REFUSED = 1 << 62  # … that cannot be opened, and neither can other memory
+OPENED = 1 << 61  # … that was a trial, and can be
 
 _NUMBER = struct.Struct("<Q")
 _token = secrets.token_hex(8)
@@ -81,11 +82,14 @@ class Handover:
         streams.watch((device,))
         if target.type == "cpu":
             return None
-        if self._peer.get("process") == _process():
-            return self._lend_here(regions)
-        if self._state != "proven" or self._why_not(device):
+        here = self._peer.get("process") == _process()
+        if not here and (self._state != "proven" or self._why_not(device)):
             return None
-        return self._lend_there(regions, device, in_place)
+        try:
+            return self._lend_here(regions) if here else self._lend_there(regions, in_place)
+        except RuntimeError as error:  # there is not enough memory for a copy
+            self._explain(device, str(error))
+            return None
 
     def _lend_here(self, regions: Sequence[Region]) -> bytes:
         number = _numbers()
@@ -93,14 +97,10 @@ class Handover:
         _here[number] = (taken, streams.moment(), self)
         return HERE + _NUMBER.pack(number)
 
-    def _lend_there(self, regions: Sequence[Region], device: torch.device, in_place: bool) -> bytes | None:
-        try:
-            if not in_place:
-                regions = [(copies.snapshot(*region), 0, region[2]) for region in regions]
-            reference = self._exporting().export(regions)
-        except RuntimeError as error:  # there is not enough memory for a copy
-            self._explain(device, str(error))
-            return None
+    def _lend_there(self, regions: Sequence[Region], in_place: bool) -> bytes | None:
+        if not in_place:
+            regions = [(copies.snapshot(*region), 0, region[2]) for region in regions]
+        reference = self._exporting().export(regions)
         return None if reference is None else THERE + reference
 
     def _exporting(self) -> ipc.Exporter:
@@ -114,8 +114,11 @@ class Handover:
             return None
         if self._why_not(device):
             return None
-        probe = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
-        reference = self._exporting().export([(probe, 0, 64)])
+        try:
+            probe = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
+            reference = self._exporting().export([(probe, 0, 64)])
+        except RuntimeError:  # no memory: the next message may have better luck
+            return None
         if reference is None:
             return None
         self._state, self._trial = "tried", ipc.number_of(reference)
@@ -168,13 +171,16 @@ class Handover:
             self._importer = ipc.Importer()
         try:
             return self._importer.fetch(reference[1:], device)
-        except Exception as error:
+        except OSError as error:
             self._unused.append(DEVICE | REFUSED | ipc.number_of(reference[1:]))
             log.warning("device memory of %s cannot be opened here, so it will not lend any more: %s", self.name, error)
             raise SerializationError(
                 f"tensors on a device are in memory of {self.name} that cannot be had here ({error}); they will not be sent "
                 "that way again: try again"
             ) from error
+        except BaseException:  # there is not enough memory for a copy, most likely
+            self.give_back(reference)
+            raise
 
     def give_back(self, reference: bytes) -> None:
         """It was never fetched. Called by a destructor: it takes no lock."""
@@ -186,20 +192,20 @@ class Handover:
     def try_out(self, reference: bytes, device: torch.device) -> None:
         """See whether memory of the peer can be opened here, and say so."""
         self.fetch(reference, device)
-        self._unused.append(DEVICE | ipc.number_of(reference[1:]))
+        self._unused.append(DEVICE | OPENED | ipc.number_of(reference[1:]))
 
     # In the end.
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """The peer has what we lent it, or cannot have it."""
         for marked in numbers:
-            number = marked & ~(DEVICE | REFUSED)
+            number = marked & ~(DEVICE | REFUSED | OPENED)
             if marked & REFUSED:
                 self._state = "refused"
                 self._said = True
                 log.warning("%s cannot open device memory of this worker: tensors go there by way of the host", self.name)
             elif number == self._trial and self._state == "tried":
-                self._state = "proven"
+                self._state = "proven" if marked & OPENED else "unknown"  # (it was dropped: try again)
             if self._exporter is not None:
                 self._exporter.give_back([number])
 
