@@ -5,6 +5,7 @@
 #   make lint     ruff and mypy --strict
 #   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
+#   make gpu-test tests on a CUDA device, PyTorch's own for it too; installs nothing, torch and pytest must be there
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop")
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
 
@@ -14,12 +15,13 @@ PIP_FLAGS ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 INSTALLED := $(VENV)/.installed
 LINTED := src tests benchmarks examples
 PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/gradients
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint paths chaos bench clean distclean
+.PHONY: help demo test lint paths chaos gpu-test bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,6 +50,11 @@ paths: $(INSTALLED)
 chaos: $(INSTALLED)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 	@$(BIN)/python -m tests.faults
+
+# Both parts, whatever becomes of the first. Without a GPU the second says so, and fails.
+gpu-test:
+	@status=0; export PYTHONPATH=$(CURDIR)/src; $(GPU_PYTHON) -m pytest tests/gpu $(ARGS) || status=$$?; \
+	$(GPU_PYTHON) -m tests.conformance --cuda --jobs 8 --quiet || status=$$?; exit $$status
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -35,6 +35,8 @@ class Settings:
     silence_limit: float = 30.0  # how long a peer may be silent, though its host answers, before it is given up
     faults: str | None = None  # what shall go wrong, in tests: see docs/testing.md (REMORA_FAULTS)
     shared_memory: int = 1 << 30  # bytes to share with workers of the same host; 0: none (REMORA_SHARED_MEMORY)
+    device_memory: int = 1 << 33  # bytes of a device to lend each worker of the same host at a time; 0: none
+    auto_device_map: bool = False  # tensors on devices that no device map names go over the host
     clock: Clock = SYSTEM  # what its time is; in tests another one may be: see docs/testing.md
     watch: int = 2  # how many workers each keeps an eye on even if it has nothing to say to them
 
@@ -46,6 +48,8 @@ class Settings:
             raise ValueError(f"watch must be a number of workers, got {self.watch!r}")
         if isinstance(self.shared_memory, bool) or not isinstance(self.shared_memory, int) or self.shared_memory < 0:
             raise ValueError(f"shared_memory must be a number of bytes, got {self.shared_memory!r}")
+        if isinstance(self.device_memory, bool) or not isinstance(self.device_memory, int) or self.device_memory < 0:
+            raise ValueError(f"device_memory must be a number of bytes, got {self.device_memory!r}")
         for name in self.transports or ():
             if name not in TRANSPORTS:
                 raise ValueError(f"unknown transport {name!r}: choose from {', '.join(TRANSPORTS)}")

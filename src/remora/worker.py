@@ -19,8 +19,10 @@ from remora.agent.futures import teach_torch
 from remora.agent.introduction import Introduction
 from remora.agent.membership import Membership
 from remora.agent.peers import Peer
+from remora.agent.places import Places
 from remora.autograd.engine import Engine
 from remora.autograd.roots import Roots
+from remora.devices.maps import DeviceMap, Wishes
 from remora.errors import RendezvousError, WorkerNotFound
 from remora.options import Settings
 from remora.protocol.handshake import Home
@@ -34,6 +36,7 @@ from remora.vocabulary.ids import WorkerInfo
 
 log = logging.getLogger("remora")
 
+NO_WISHES = Wishes()
 JOIN_TRIES = 3  # others may be about to make room for us
 
 
@@ -41,7 +44,15 @@ class Worker:
     """A worker of this process."""
 
     def __init__(
-        self, name: str, rank: int, world_size: int | None, store: Any, timeout: float, threads: int, settings: Settings
+        self,
+        name: str,
+        rank: int,
+        world_size: int | None,
+        store: Any,
+        timeout: float,
+        threads: int,
+        settings: Settings,
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         self._me = WorkerInfo(name, rank)
         self.is_static_group = bool(world_size)
@@ -50,7 +61,8 @@ class Worker:
         settings = settings.with_environment()
         bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
         introduction = self.introduction = Introduction(self._me, secrets.token_hex(8), settings)
-        self.agent = Agent(self._me, threads, timeout, settings, introduction)
+        self._places = Places(name, wishes, settings.auto_device_map)
+        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places)
         self.clock = settings.clock
         self.agent.crew.worker = self.agent.coroutines.worker = self
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
@@ -58,9 +70,11 @@ class Worker:
         try:
             introduction.secret, bind_host = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)
-            host, extra = addresses.host_identity(), {**credentials(), "first_id": first_id}
+            host, extra = addresses.host_identity(), {**credentials(), **self._places.credentials(), "first_id": first_id}
             self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
+            check_devices = self._places.check_group if world_size else self._places.check_alone
+            check_devices(members)
             introduction.group = self.group.group_id
             introduction.home = Home(self.record.host, self.record.addresses)
         except BaseException:
@@ -164,8 +178,12 @@ class Worker:
     def sync(self) -> None:
         """Nothing to do: PyTorch's agent has it, too."""
 
-    def _get_device_map(self, to: WorkerInfo) -> dict[Any, Any]:
-        return {}
+    def get_device_map(self, to: str | int | WorkerInfo) -> DeviceMap:
+        """Where tensors on devices of this worker go on another one."""
+        return self._places.map_for(self.peer(to).name)
+
+    def _get_device_map(self, to: WorkerInfo) -> DeviceMap:
+        return self.get_device_map(to)
 
     def enable_gil_profiling(self, flag: bool) -> None:
         """Measure how long requests wait for the interpreter lock."""

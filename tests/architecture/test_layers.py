@@ -15,6 +15,7 @@ LAYERS = [
     {"vocabulary", "errors", "clock"},
     {"options"},
     {"protocol"},
+    {"devices"},
     {"wire"},
     {"transport"},
     {"faults"},

@@ -1,7 +1,8 @@
 """Which of PyTorch's tests are not expected to pass, and what is wrong when that is not what happens. Runs nothing.
 
-`expected.toml` says it. A test that it does not name must pass; one that it names must not, or the entry has to go. A
-suite that needs what Remora does not have is not run at all, until Remora has it.
+`expected.toml` says it. A test that it does not name must pass; one that it names must not, or the entry has to go. Where
+there are fewer GPUs than a test needs, it is as if it were named. A suite that needs what Remora does not have is not run at
+all, until Remora has it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,25 @@ class Expectations:
         return f"{outcome.test} {'was skipped' if outcome.status == 'skipped' else outcome.status}: {gist(outcome.why)}"
 
 
-def load(path: Path = EXPECTED) -> Expectations:
-    """Read the list. An entry without a reason, or a name that stands there twice, is an error."""
+def load(path: Path = EXPECTED, gpus: int = 0) -> Expectations:
+    """Read the list, for a machine with so many GPUs. An entry without a reason, or a name that stands there twice, is an
+    error."""
     tables = tomllib.loads(path.read_text())
-    failing = _by_name(tables.get("failing", []), "tests", "reason")
+    failing = _by_name(tables.get("failing", []) + _too_few(tables.get("gpus", []), gpus), "tests", "reason")
     absent = _by_name(tables.get("absent", []), "suites", "reason")
     return Expectations(failing, absent, _by_name(tables.get("absent", []), "suites", "needs"))
+
+
+def _too_few(entries: list[dict[str, object]], gpus: int) -> list[dict[str, object]]:
+    """The tests that need more GPUs than there are, each entry with that as its reason."""
+    needed = [(entry, entry.get("needed")) for entry in entries]
+    if not all(isinstance(number, int) for _, number in needed):
+        raise ValueError(f"an entry of `gpus` wants `needed`, a number: {entries}")
+    return [
+        {**entry, "reason": f"needs {number} GPUs, and there are {gpus}"}
+        for entry, number in needed
+        if isinstance(number, int) and number > gpus
+    ]
 
 
 def _by_name(entries: list[dict[str, object]], names: str, value: str) -> dict[str, str]:

@@ -17,14 +17,15 @@ _FAULTY = f"{_HOME}.rpc.faulty_rpc_agent_test_fixture:FaultyRpcAgentTestFixture"
 
 @dataclass(frozen=True)
 class Suite:
-    """One class of tests: its name, the module it is in, the fixture that gives it an agent, which tests if not all, and
-    the class that starts its processes."""
+    """One class of tests: its name, the module it is in, the fixture that gives it an agent, which tests if not all, the
+    class that starts its processes, and whether it is for machines with a GPU."""
 
     name: str
     module: str
     fixture: str = _TENSORPIPE
     only: tuple[str, ...] = ()
     ranks: str = "ForkedRanks"
+    gpu: bool = False
 
     def tests(self) -> list[UpstreamTest]:
         """Its tests; ImportError says what Remora lacks."""
@@ -60,7 +61,7 @@ def _find(dotted: str) -> Any:
 SUITES = [
     Suite("RpcTest", f"{_HOME}.rpc.rpc_test"),
     Suite("TensorPipeAgentRpcTest", f"{_HOME}.rpc.rpc_test"),
-    # The one test among those for GPUs that needs none.
+    # The one test among those for GPUs (below) that needs none.
     Suite("TensorPipeAgentCudaRpcTest", f"{_HOME}.rpc.rpc_test", only=("test_device_map_cpu",)),
     Suite("FaultyAgentRpcTest", f"{_HOME}.rpc.faulty_agent_rpc_test", _FAULTY),
     Suite("ParameterServerTest", f"{_HOME}.rpc.examples.parameter_server_test"),
@@ -76,4 +77,10 @@ SUITES = [
     Suite("JitRpcTest", f"{_HOME}.rpc.jit.rpc_test"),
     Suite("JitDistAutogradTest", f"{_HOME}.rpc.jit.dist_autograd_test"),
     Suite("JitFaultyAgentRpcTest", f"{_HOME}.rpc.jit.rpc_test_faulty", _FAULTY),
+    Suite("CudaRpcTest", f"{_HOME}.rpc.rpc_test", gpu=True),
+    Suite("TensorPipeAgentCudaRpcTest", f"{_HOME}.rpc.rpc_test", gpu=True),
+    Suite("CudaDistAutogradTest", f"{_HOME}.rpc.dist_autograd_test", gpu=True),
+    Suite("TensorPipeCudaDistAutogradTest", f"{_HOME}.rpc.dist_autograd_test", gpu=True),
+    Suite("CudaRemoteModuleTest", f"{_HOME}.nn.api.remote_module_test", gpu=True),
+    Suite("CudaDdpComparisonTest", f"{_HOME}.ddp_under_dist_autograd_test", ranks="RanksWithGroup", gpu=True),
 ]

@@ -59,6 +59,7 @@ def test_a_suite_is_absent_only_while_what_it_needs_is(name: str) -> None:
         ('[[failing]]\nreason = "hard"', "tests"),
         ('[[failing]]\nreason = "hard"\ntests = ["S.test", "S.test"]', "twice"),
         ('[[absent]]\nreason = "missing"\nsuites = ["S"]', "needs"),
+        ('[[gpus]]\ntests = ["S.test"]', "needed"),
     ],
 )
 def test_entries_that_make_no_sense_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -66,6 +67,14 @@ def test_entries_that_make_no_sense_are_refused(tmp_path: Path, text: str, compl
     path.write_text(text)
     with pytest.raises(ValueError, match=complaint):
         expectations.load(path)
+
+
+def test_what_needs_more_gpus_than_there_are_is_as_if_listed(tmp_path: Path) -> None:
+    path = tmp_path / "expected.toml"
+    path.write_text('[[gpus]]\nneeded = 2\ntests = ["S.test_two"]\n[[gpus]]\nneeded = 4\ntests = ["S.test_four"]')
+    assert expectations.load(path, gpus=2).failing == {"S.test_four": "needs 4 GPUs, and there are 2"}
+    assert expectations.load(path, gpus=4).failing == {}
+    assert expectations.load(path).failing.keys() == {"S.test_two", "S.test_four"}
 
 
 def test_the_list_itself_can_be_read() -> None:

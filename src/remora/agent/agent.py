@@ -19,6 +19,7 @@ from remora.agent.execution import Execution
 from remora.agent.futures import Future, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
+from remora.agent.places import Places
 from remora.agent.retries import Retries
 from remora.agent.timers import Timers
 from remora.errors import CallError, CallNotSent, NotInitialized
@@ -26,6 +27,7 @@ from remora.faults.injector import Injector
 from remora.options import Settings
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
+from remora.wire.frames import FAILED
 from remora.wire.packed import Packed
 
 log = logging.getLogger("remora")
@@ -46,7 +48,13 @@ class Agent:
     """Makes calls and serves them."""
 
     def __init__(
-        self, me: WorkerInfo, threads: int, timeout: float, settings: Settings, introduction: Introduction
+        self,
+        me: WorkerInfo,
+        threads: int,
+        timeout: float,
+        settings: Settings,
+        introduction: Introduction,
+        places: Places,
     ) -> None:
         self.me = me
         self.timeout = timeout
@@ -58,7 +66,7 @@ class Agent:
         self.dispatch = Dispatch(me, self.crew, self.company, self.clock.now)
         self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
-        self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction)
+        self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction, places)
         self.door = Door(self.peers, self.poller, self.crew, self.timers, introduction, settings)
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests
@@ -90,7 +98,14 @@ class Agent:
         except BaseException:  # Ctrl-C: nobody waits for the answer any more
             peer.outgoing.forget(call)
             raise
+        if packed.lent:
+            self._fence(peer, call, packed)
         return call.value()
+
+    def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
+        """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
+        if call.reply is not None and not call.reply.flags & FAILED and peer.sharing is not None:
+            peer.sharing.handover.fence(packed.lent)
 
     def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
         call.limit(timeout, self.timeout)

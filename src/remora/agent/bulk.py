@@ -1,5 +1,7 @@
 """Large tensors between workers of one host: through shared memory, if both can. The messages go the usual way.
 
+(Tensors on devices: `remora.agent.handover`.)
+
 A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are. The
 receiver gives the memory back, when it is done with it, by a word (GIVE_BACK) that goes along with whatever is sent next.
 """
@@ -12,6 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from remora.agent.handover import DEVICE, Handover
 from remora.transport import shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
@@ -37,17 +40,20 @@ def lent_bytes(body: bytes | bytearray) -> int:
 
 
 class Sharing:
-    """What two workers share: the segments we lend one, and those it lends us."""
+    """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
 
-    __slots__ = ("_borrower", "_key", "_lender", "_now", "name", "willing")
+    __slots__ = ("_borrower", "_key", "_lender", "_now", "handover", "name", "willing")
 
-    def __init__(self, lender: shm.Lender, key: WorkerKey, name: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self, lender: shm.Lender, key: WorkerKey, name: str, device_memory: int, now: Callable[[], float]
+    ) -> None:
         self._lender = lender
         self._key = key
         self._now = now
         self.name = name
         self.willing = False  # the peer can use what we lend
         self._borrower = shm.Borrower()
+        self.handover = Handover(name, device_memory, self._borrower.unused)
 
     def lend(self, packed: Packed) -> bytes | None:
         """The body of a message whose tensors are in shared memory now; None if they have to go another way."""
@@ -80,7 +86,7 @@ class Sharing:
 
     @property
     def unused(self) -> deque[int]:
-        """Segments that have to be given back."""
+        """What has to be given back."""
         return self._borrower.unused
 
     def returns(self) -> bytes:
@@ -93,6 +99,7 @@ class Sharing:
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
         self.willing = self.willing and bool(numbers)
         self._lender.take_back(numbers, self._key, self._now())
+        self.handover.take_back(number for number in numbers if number & DEVICE)
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
@@ -102,23 +109,26 @@ class Sharing:
         """The peer is gone, or we are."""
         self._lender.forget(self._key)
         self._borrower.close()
+        self.handover.forget()
 
 
 class Bulk:
     """The shared memory of one worker."""
 
-    def __init__(self, limit: int, now: Callable[[], float]) -> None:
+    def __init__(self, limit: int, device_memory: int, now: Callable[[], float]) -> None:
         self._now = now
         self.lender = shm.Lender(limit)
+        self._device_memory = device_memory
         self._memory = shm.identity() if limit else ""
 
     def with_peer(self, key: WorkerKey, name: str) -> Sharing:
         """What we share with a peer. We can take what it lends; what it can take is to be learned."""
-        return Sharing(self.lender, key, name, self._now)
+        return Sharing(self.lender, key, name, self._device_memory, self._now)
 
     def learn(self, sharing: Sharing, extra: dict[str, object]) -> None:
         """By what a peer says of itself: can it use what we lend?"""
         sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
+        sharing.handover.learn(extra.get("devices"))
 
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""

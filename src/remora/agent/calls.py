@@ -99,7 +99,7 @@ class Call:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:
             raise self._without_result(frame)
-        scope = UnpackScope(self.peer, frame.arrival)
+        scope = UnpackScope(self.peer, frame.arrival, frame.landing)
         value = unpack(frame.body, frame.buffers, scope)
         if frame.flags & RECORDED:
             value, header = value

@@ -131,7 +131,7 @@ class Request:
             if not self.frame.flags & SHARED:
                 what = f"({self.frame.size} bytes) do not fit into the memory of this worker"
             raise SerializationError(f"the arguments {what}")
-        scope = UnpackScope(self.caller, self.frame.arrival)
+        scope = UnpackScope(self.caller, self.frame.arrival, self.frame.landing)
         value = unpack(self.frame.body, self.frame.buffers, scope)
         return self._joined(value, scope) if self.frame.flags & RECORDED else value
 
@@ -154,7 +154,7 @@ class Request:
             self._send(kind, _NOTHING, 0)
             return
         try:
-            scope = PackScope(self.caller)
+            scope = PackScope(self.caller, route=self.caller.ways.replies)
             scope.detached = not self.grad_enabled
             packed, flags = pack_recorded(value, scope, self.recording if self.grad_enabled else None)
         except BaseException as error:

@@ -17,6 +17,7 @@ from remora.agent.coroutines import Coroutines
 from remora.agent.dispatch import Dispatch, Request
 from remora.agent.futures import failure_of, when_done
 from remora.agent.recording import current_recording, recording_for, without_gradients
+from remora.devices import streams
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import ASYNC
@@ -66,6 +67,8 @@ class Execution:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
         function, args, kwargs = target
         call = function if self.observer is None else partial(self.observer, function)
+        if streams.watched:
+            call = partial(streams.restoring, call)
         token = current_deadline.set(request.deadline)
         try:
             if request.recording is None:
@@ -112,6 +115,8 @@ class Execution:
             context.run(current_recording.set, request.recording)
             if not request.grad_enabled:
                 coroutine = without_gradients(coroutine)
+        if streams.watched:
+            coroutine = streams.OnItsOwnStreams(coroutine, streams.moment())
 
         def start() -> None:
             if request.given_up:

@@ -19,6 +19,7 @@ import torch
 from remora.agent.crew import clock_here, waiting
 from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
+from remora.devices import streams
 from remora.errors import CallCancelled
 
 log = logging.getLogger("remora")
@@ -73,7 +74,7 @@ def fresh(error: BaseException) -> BaseException:
 class Future(torch.futures.Future[T]):
     """What `rpc_async` returns."""
 
-    __slots__ = ("_failure", "_of", "_origin", "_settled", "_value", "_watchers")
+    __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers")
 
     def __init__(self, of: Cancellable | str = "", origin: tuple[str, int] | None = None) -> None:
         super().__init__()
@@ -82,6 +83,7 @@ class Future(torch.futures.Future[T]):
         self._failure: _Failure | None = None
         self._settled = False
         self._value: T | None = None
+        self._moment: streams.Moment | None = None  # when the value is there, on devices
         self._watchers: Watcher | list[Watcher] | None = None
 
     @property
@@ -92,6 +94,8 @@ class Future(torch.futures.Future[T]):
     # Settling, once; who may do it is decided by the table of pending calls.
 
     def _succeed(self, value: T) -> None:
+        if streams.watched:
+            self._moment = streams.moment()
         self._value = value
         self._announce()
         super().set_result(value)
@@ -154,6 +158,8 @@ class Future(torch.futures.Future[T]):
             block_until(self._when_settled, timeout, self.what, getattr(self._of, "clock", None))
         if self._failure is not None:
             self._failure.show()
+        if self._moment is not None:
+            self._moment.join(self._value)
         return cast(T, self._value)
 
     def value(self) -> T:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from remora.agent.bulk import Sharing
 from remora.agent.channel import Channel
 from remora.agent.dispatch import Dispatch
+from remora.agent.places import Ways
 from remora.clock import Clock
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
@@ -56,6 +57,7 @@ class Peer:
         self.sharing: Sharing | None = None  # memory that it and we share
         self.clock = keeper.clock
         self.now = keeper.clock.now
+        self.ways: Ways  # of tensors on devices; known when there is a channel
         self._keeper = keeper
         self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)

@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from remora.agent.bulk import Bulk
@@ -19,12 +20,15 @@ from remora.agent.channel import Channel
 from remora.agent.crew import Crew
 from remora.agent.dialling import LEAVING, LEFT, Dialling
 from remora.agent.dispatch import Dispatch
+from remora.agent.handover import tidy
 from remora.agent.introduction import Introduction
 from remora.agent.news import News
 from remora.agent.peer import Peer, State
+from remora.agent.places import Places
 from remora.agent.roll import Roll
 from remora.agent.timers import Timers
 from remora.agent.vigil import HostSilent, Vigil
+from remora.devices import streams
 from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
 from remora.options import Settings
 from remora.protocol.membership import Died, Joined, Left, Recovered, Suspected
@@ -55,6 +59,7 @@ class Peers(Roll):
         dispatch: Dispatch,
         settings: Settings,
         introduction: Introduction,
+        places: Places,
     ) -> None:
         super().__init__()
         self._crew = crew
@@ -67,7 +72,8 @@ class Peers(Roll):
         self.me: Peer  # this worker as its own peer
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
-        self.bulk = Bulk(settings.shared_memory, settings.clock.now)
+        self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now)
+        self.places = places
         self.vigil = Vigil(self, crew, settings)
         self._dialling = Dialling(self, introduction, settings, timers)
 
@@ -82,6 +88,7 @@ class Peers(Roll):
             self.news.publish(Joined(peer.info))
         elif record.extra and peer.record is record and peer.sharing is not None:
             self.bulk.learn(peer.sharing, record.extra)  # until now it was known by its call alone
+            peer.ways = self.places.ways_to(record, peer.sharing.handover)
         return peer
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
@@ -90,6 +97,7 @@ class Peers(Roll):
         if peer.sharing is None:
             peer.sharing = self.bulk.with_peer(peer.key, peer.name)
             self.bulk.learn(peer.sharing, peer.record.extra)
+            peer.ways = self.places.ways_to(peer.record, peer.sharing.handover)
         channel.sharing = peer.sharing
         return channel
 
@@ -278,7 +286,10 @@ class Peers(Roll):
         """Called about twice a second."""
         self.vigil.tick(now)
         peers = self.all()
-        self.bulk.tick(now, [peer.sharing for peer in peers if peer.sharing is not None])
+        shared = [peer.sharing for peer in peers if peer.sharing is not None]
+        self.bulk.tick(now, shared)
+        if streams.watched:
+            self._crew.serve(partial(tidy, [each.handover for each in shared], now))
         for peer in peers:
             if peer.sharing is not None and peer.sharing.unused:
                 self._crew.serve_quickly(peer.give_back)

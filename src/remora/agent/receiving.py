@@ -21,7 +21,7 @@ from remora.errors import ProtocolError
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
-from remora.wire.frames import FAILED, REFERENCES, SHARED, Damaged, Frame
+from remora.wire.frames import CARGO, FAILED, REFERENCES, SHARED, Damaged, Frame
 
 log = logging.getLogger("remora")
 
@@ -141,6 +141,8 @@ class Receiving(Sending):
                 continue
             if shared:
                 self._borrow(frame)
+            if frame.flags & CARGO:
+                self._land(frame)
             if frame.flags & REFERENCES:
                 self._arrive(frame)
             if frame.kind & RESPONSE:
@@ -176,6 +178,15 @@ class Receiving(Sending):
         if self.sharing is None or not self.sharing.borrow(frame):
             frame.buffers = None
             self._crew.serve_quickly(partial(self.send, GIVE_BACK, 0, b""))
+
+    def _land(self, frame: Frame) -> None:
+        """Take note of the device memory that a message refers to. It is fetched when somebody unpacks the message."""
+        if self.sharing is not None and frame.buffers is not None:
+            try:
+                self.sharing.handover.land(frame)
+            except Exception:
+                log.exception("what a message from %s says of memory of devices cannot be read", self.peer)
+                frame.buffers = None
 
     def _arrive(self, frame: Frame) -> None:
         """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits

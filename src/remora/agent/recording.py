@@ -110,7 +110,7 @@ def pack_recorded(
     """Pack a message, with what the recording says of it. The flags tell what it has beside the value."""
     if recording is None:
         packed = pack(value, scope)
-        return packed, preamble.attach(packed, scope, creates)
+        return packed, packed.flags | preamble.attach(packed, scope, creates)
     peer = cast("Peer", scope.peer)
     header, scope.links = recording.outgoing(peer)
     scope.detached = scope.links is None
@@ -118,4 +118,4 @@ def pack_recorded(
     if scope.links:
         recording.sent(peer, header, scope.links)
     packed.recording = recording
-    return packed, RECORDED | preamble.attach(packed, scope, creates)
+    return packed, RECORDED | packed.flags | preamble.attach(packed, scope, creates)

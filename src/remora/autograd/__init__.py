@@ -64,7 +64,7 @@ def _backward(context_id: int, roots: list[torch.Tensor], retain_graph: bool, mo
 @torch.jit.ignore  # type: ignore[untyped-decorator]
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients gathered in a context on this worker, by the leaf they belong to."""
-    return dict(_engine().contexts.get(context_id).gradients)
+    return _engine().contexts.get(context_id).ready_gradients()
 
 
 # What PyTorch's tests and some programs use.

@@ -27,6 +27,7 @@ from remora.autograd.errands import Errand
 from remora.autograd.nodes import SEND_NAME
 from remora.autograd.passes import Owed, Parcel, Part, Pass, PassId
 from remora.autograd.record import Context
+from remora.devices import streams
 from remora.errors import RemoraError
 from remora.vocabulary.messages import MessageType
 from remora.wire.pickling import pack
@@ -88,8 +89,8 @@ class Correspondence:
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: Parcel) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found everybody who takes part, all have been found."""
-        packed = pack((self._key(this), part, parcel), PackScope(peer))
-        answer = self.agent.call(peer, int(GRADIENTS), packed, 0, UNSET_TIMEOUT, "the backward pass")
+        packed = pack((self._key(this), part, parcel), PackScope(peer, route=peer.ways.gradients))
+        answer = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
         failure, owed = cast(Answer, answer)
         self.learn(this, owed)
         if failure is not None:
@@ -108,8 +109,8 @@ class Correspondence:
 
         call = Call(peer, "the backward pass", settled)
         try:
-            packed = pack(content, PackScope(peer))
-            self.agent.start_call(peer, call, int(kind), packed, 0, UNSET_TIMEOUT)
+            packed = pack(content, PackScope(peer, route=peer.ways.gradients))
+            self.agent.start_call(peer, call, int(kind), packed, packed.flags, UNSET_TIMEOUT)
         except Exception as error:
             errand.finish(blame(error, self.agent.me))
 
@@ -139,8 +140,11 @@ class Correspondence:
             return
         this.serve()
         errand: Errand[Blame] = Errand(partial(self._answer, request, this))
+        moment = streams.moment() if streams.watched else None
 
         def feed() -> None:
+            if moment is not None:
+                moment.join(parcel)
             with shown(*(SEND_NAME for _ in parcel)):
                 this.feed(parcel, partial(self.deliver, this, errand))
 

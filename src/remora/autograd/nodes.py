@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from remora.devices import streams
+
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
 
@@ -42,11 +44,12 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 class Send:
     """Tensors that were sent: where their gradients, which come back, go on."""
 
-    __slots__ = ("edges", "message", "peer")
+    __slots__ = ("_devices", "edges", "message", "peer")
 
     def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.peer = peer
+        self._devices = [tensor.device for tensor in tensors]
         self.edges: list[GradientEdge] = [edge_of(tensor) for tensor in tensors]
 
     @property
@@ -71,6 +74,11 @@ class Send:
             if not isinstance(gradient, torch.Tensor):
                 raise RuntimeError(f"{self!r} got an undefined gradient for its tensor {number}")
 
+    def placed(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient on the device of its tensor. If the maps led it there, nothing is copied."""
+        device = self._devices[number]
+        return gradient if gradient.device == device or gradient.is_meta else gradient.to(device)
+
     def __repr__(self) -> str:
         return f"<SendRpcBackward of message {self.message} to {self.peer.name}>"
 
@@ -78,13 +86,14 @@ class Send:
 class Recv:
     """Tensors that were received: where their gradients have to be sent."""
 
-    __slots__ = ("gradients", "message", "open", "peer")
+    __slots__ = ("gradients", "message", "moment", "open", "peer")
 
     def __init__(self, message: int, peer: Peer) -> None:
         self.message = message
         self.peer = peer
         self.open = False  # a pass collects gradients here
         self.gradients: Gradients = {}
+        self.moment: streams.Moment | None = None  # when they are there, on devices
 
     def collect(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """The graph has come to the received tensors."""
@@ -93,6 +102,8 @@ class Recv:
                 f"a backward pass of this process alone came to tensors that were received from {self.peer.name}: only a "
                 f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
             )
+        if streams.watched:
+            self.moment = streams.moment()
         self.gradients = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
 
     def __repr__(self) -> str:

@@ -126,7 +126,8 @@ class Pass:
                 send = self._send(message)
                 send.check(gradients)
                 for number, gradient in gradients.items():
-                    self._put((send.edges[number].node, send.edges[number].output_nr), gradient)
+                    edge = send.edges[number].node, send.edges[number].output_nr
+                    self._put(edge, send.placed(number, gradient))
             ready = self._arrive(parcel)
         self._run(ready, deliver)
 
@@ -174,6 +175,7 @@ class Pass:
                     segment, incoming, self.context.gradients, self.retain_graph, self._all_leaves
                 )
             finally:
+                self.context.touch()
                 self._rest()
             parcels = self._parcels(received)
             with self._lock:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from remora.autograd.nodes import Recv, Send, receive
+from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
@@ -28,6 +29,7 @@ class Context:
         self.known_workers: set[int] = set()  # who has a part of this context because of us
         self.heard_from: set[int] = set()  # of whom we have our part of it
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self._touched: dict[object, streams.Moment] = {}  # when they are there, on devices: by the streams that work on them
         self.passes: dict[PassId, Pass] = {}
         self.ended: dict[PassId, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
         self.released = False
@@ -60,6 +62,19 @@ class Context:
         self.check()
         recv = Recv(header[1], peer)
         self.received_nodes[header[1]] = receive(recv, [links[number] for number in range(len(links))])
+
+    def touch(self) -> None:
+        """This thread has had gradients computed."""
+        moment = streams.moment() if streams.watched else None
+        if moment is not None:
+            self._touched[moment.key] = moment
+
+    def ready_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The gradients, ready to be used on the current streams."""
+        gradients = dict(self.gradients)
+        for moment in list(self._touched.values()):
+            moment.join(list(gradients.values()))
+        return gradients
 
     def check(self) -> None:
         """Raise if the context is gone."""

@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge
 from remora.autograd.graph import Edge, LeafNode, Node, Segment
 from remora.autograd.leaves import lent
 from remora.autograd.nodes import Gradients, Recv
+from remora.devices import streams
 
 Incoming = list[tuple[Edge, torch.Tensor]]
 Received = list[tuple[Recv, Gradients]]
@@ -44,7 +45,7 @@ def run(
         for node in segment.received:
             stack.enter_context(_open(node.recv))
         for node, numbers in segment.crossings.items():
-            _tap(node, numbers, outgoing, stack)
+            _tap(node, numbers, outgoing, stack, held.moments)
         for node in segment.sharing:
             stack.callback(node.register_hook(held.append_shared).remove)
         exits = tuple(GradientEdge(node, 0) for node in segment.exits) if segment.crossings else ()
@@ -55,6 +56,10 @@ def run(
             allow_unreachable=True, accumulate_grad=True,
         )  # fmt: skip
         received = [(node.recv, node.recv.gradients) for node in segment.received]
+        if streams.watched:  # the engine joins the streams of leaves, and not those of what leaves the segment
+            for moment in (*held.moments, *(node.recv.moment for node in segment.received)):
+                if moment is not None:
+                    moment.join([gradients for _, gradients in received])
     return outgoing, received
 
 
@@ -73,13 +78,19 @@ class _Held(list[Any]):
     """A gradient that a node gives to several leaves is held until the end of the run: torch then makes a copy for each,
     rather than let one of them have the memory that the others were copied from, and that the node may still know."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.moments: list[streams.Moment | None] = []  # when what leaves the segment is there, on devices
+
     def append_shared(self, computed: tuple[Any, ...], came_in: object) -> None:
         gradients = [id(gradient) for gradient in computed if gradient is not None]
         if len(set(gradients)) < len(gradients):
             self.append(computed)
 
 
-def _tap(node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack) -> None:
+def _tap(
+    node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack, moments: list[streams.Moment | None]
+) -> None:
     """Take the gradients that leave the segment at a node, while `stack` is open.
 
     The hooks that the program has put behind the node (`grad_fn.register_hook`) must see these gradients, too, and may
@@ -99,6 +110,8 @@ def _tap(node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack) -
         for number in numbers:
             if complete[number] is not None:
                 outgoing.append((node.next_functions[number], complete[number]))
+        if streams.watched:
+            moments.append(streams.moment())
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
 
     compiled = not hasattr(node, "apply")  # a function written in Python computes everything in any case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from remora.devices.maps import Wishes
 from remora.rpc import backend_registry
 from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from remora.worker import Worker
@@ -15,7 +16,10 @@ def _init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_
         raise TypeError(
             f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions` (or `RemoraRpcBackendOptions`), got {options!r}"
         )
-    return Worker(name, rank, world_size, store, options.rpc_timeout, options.num_worker_threads, options.settings)
+    wishes = Wishes(options.device_maps, options.devices)
+    return Worker(
+        name, rank, world_size, store, options.rpc_timeout, options.num_worker_threads, options.settings, wishes
+    )
 
 
 TENSORPIPE = backend_registry.register_backend("TENSORPIPE", TensorPipeRpcBackendOptions, _init)

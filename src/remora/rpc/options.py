@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
+from remora.devices.kinds import DeviceType, as_device
 from remora.options import Settings, check_timeout
 from remora.rpc import constants
-
-DeviceType = int | str | torch.device
 
 
 class RpcBackendOptions:
@@ -64,26 +63,24 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
         for worker, device_map in (device_maps or {}).items():
             self.set_device_map(worker, device_map)
-        self.devices: list[torch.device] = [] if devices is None else [_device(device) for device in devices]
+        self.devices: list[torch.device] = [] if devices is None else [as_device(device) for device in devices]
         self.settings = Settings()
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
-        """Where tensors on a device here go on worker `to`. Adds to what was set before."""
-        new = {_device(here): _device(there) for here, there in device_map.items()}
+        """Where tensors on a device here go on worker `to`. Adds to what was set before; whether it can be is found out when
+        the worker starts."""
+        new = {as_device(here): as_device(there) for here, there in device_map.items()}
         known = self.device_maps.get(to, {})
         for here, there in new.items():
             if known.get(here, there) != there:
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there} and {known[here]}"
                 )
-        merged = {**known, **new}
-        if len(set(merged.values())) != len(merged):
-            raise ValueError(f"`set_device_map` only supports 1-to-1 mapping, got {merged} for {to}")
-        self.device_maps[to] = merged
+        self.device_maps[to] = {**known, **new}
 
     def set_devices(self, devices: Sequence[DeviceType]) -> None:
         """The devices this worker uses."""
-        self.devices = [_device(device) for device in devices]
+        self.devices = [as_device(device) for device in devices]
 
 
 class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
@@ -112,6 +109,3 @@ class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
             raise TypeError(f"unknown option {unknown[0]!r}: choose from {', '.join(sorted(known))}")
         self.settings = Settings(**{name: value for name, value in settings.items() if name in known})
 
-
-def _device(device: DeviceType) -> torch.device:
-    return device if isinstance(device, torch.device) else torch.device(device)

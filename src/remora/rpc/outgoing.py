@@ -22,16 +22,17 @@ SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
 
 
 def pack_call(
-    peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None, pickler: Any
+    peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None, pickler: Any, awaited: bool = False
 ) -> tuple[int, Packed, int]:
-    """(message type, packed request, flags) of a call."""
+    """(message type, packed request, flags) of a call. `awaited`: nothing else happens here until it is answered."""
     if not callable(func):
         raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
     args = () if args is None else tuple(args)
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
-    scope, recording = PackScope(peer, ordered=True), current_recording.get()
+    ways = peer.ways
+    scope, recording = PackScope(peer, True, ways.awaited if awaited else ways.requests), current_recording.get()
     if script is not None:
         packed, more = pack_recorded((*script, args, kwargs), scope, recording)
         return SCRIPT_CALL, packed, flags | more

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent.futures import block_until, fresh
+from remora.devices import streams
 from remora.vocabulary.effects import RRefId
 
 log = logging.getLogger("remora")
@@ -18,13 +19,14 @@ _UNSET = object()
 class Value:
     """Set once, to a value or an error. It keeps the identity of what it is given."""
 
-    __slots__ = ("_value", "_watchers", "error", "id", "made_at", "ready", "script")
+    __slots__ = ("_moment", "_value", "_watchers", "error", "id", "made_at", "ready", "script")
 
     def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
         self.id = id
         self.script = script  # made by a torch operator or a TorchScript function
         self.made_at = time.time()
         self._value = value
+        self._moment = streams.moment() if streams.watched else None  # when it is there, on devices
         self.error: BaseException | None = None  # why it could not be made
         self.ready = value is not _UNSET  # there is a value, or an error
         self._watchers: list[Callable[[], None]] = []
@@ -33,6 +35,7 @@ class Value:
         """The value is made, or it could not be. A second settling is ignored: the first stays."""
         if not self.ready:
             if error is None:
+                self._moment = streams.moment() if streams.watched else None
                 self._value = value
             else:
                 self.error = error
@@ -74,6 +77,8 @@ class Value:
             block_until(self._when_ready, None, f"the value of {self.id}")
         if self.error is not None:
             raise fresh(self.error)
+        if self._moment is not None:
+            self._moment.join(self._value)
         return self._value
 
     def peek(self) -> Any:

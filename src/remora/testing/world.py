@@ -29,6 +29,7 @@ from remora.agent.agent import Agent
 from remora.agent.crew import act_for
 from remora.agent.futures import wait_until
 from remora.clock import SYSTEM
+from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
 from remora.faults.plan import Plan
 from remora.options import Settings
@@ -52,6 +53,7 @@ class World:
         faults: Plan | str | None = None,
         seed: int | None = None,
         clock: Literal["system", "virtual", "auto"] = "system",
+        devices: Callable[[int], Wishes] = lambda rank: Wishes(),
         **settings: Any,
     ) -> None:
         self.timeout = timeout
@@ -69,7 +71,7 @@ class World:
         )
 
         def start(rank: int) -> Worker:
-            return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen)
+            return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen, devices(rank))
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))

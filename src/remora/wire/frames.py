@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from remora.errors import ProtocolError
-from remora.wire import memory
+from remora.wire import memory, packed
 
 HEADER = struct.Struct("<QHHIQQQd")
 HEADER_SIZE = HEADER.size
@@ -30,6 +30,7 @@ FAILED = 1  # the body of a response is a failure, not a value
 ASYNC = 2  # the function returns a future, and its value is the result
 SHARED = 16  # the body ends with where its buffers are, in memory of the sender: see `remora.agent.bulk`
 RECORDED = 8  # the body holds the value and what a recording says of it: see `remora.agent.recording`
+CARGO = packed.CARGO  # the body ends with where the memory of its tensors on devices is: see `remora.wire.cargo`
 REFERENCES = 4  # the body begins with a preamble: see `remora.wire.preamble`
 
 _STREAM_BUFFER = 1 << 18
@@ -39,7 +40,7 @@ _INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffe
 class Frame:
     """One message as it arrived. `buffers` are the memory of tensors; None if it did not fit into this machine's."""
 
-    __slots__ = ("ack", "arrival", "body", "buffers", "call", "flags", "kind", "number", "size", "timeout")
+    __slots__ = ("ack", "arrival", "body", "buffers", "call", "flags", "kind", "landing", "number", "size", "timeout")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Frame:
         self.body = body
         self.size = size
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
+        self.landing: Any = None  # the device memory that came with it: see `remora.wire.cargo`
         self.arrival: Any = None  # what the layer above made of its preamble
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from remora.wire.storages import (
     locate,
     locate_copy,
     share,
-    storage_of,
+    storage_on,
 )
 
 QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
@@ -35,7 +35,7 @@ _Quantizer = tuple[float, int] | tuple[torch.Tensor, torch.Tensor, int]
 
 
 def reduce_layout(out: Outgoing, tensor: torch.Tensor) -> Reduced:
-    """Reduce a tensor on the CPU or on no device at all whose storage and strides do not say everything."""
+    """Reduce a tensor whose storage and strides do not say everything."""
     try:
         reduced = _take_apart(out, tensor)
     except SerializationError:
@@ -99,7 +99,8 @@ def _reduce_quantized(out: Outgoing, tensor: torch.Tensor) -> Reduced:
         place = locate(out, tensor, tensor.untyped_storage()) or locate_copy(
             out, compacted(tensor, tensor.untyped_storage())
         )
-    return _quantized, (NAMES[tensor.dtype], quantizer, *place)
+    device = str(out.target(tensor.device)) if out.moves_cpu or not tensor.is_cpu else "cpu"
+    return _quantized, (NAMES[tensor.dtype], quantizer, *place, device)
 
 
 # What follows runs on the receiver. Its names are on the wire.
@@ -112,14 +113,15 @@ def _meta(name: str, shape: tuple[int, ...], stride: tuple[int, ...], flags: int
 def _nested(
     values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor, requires_grad: bool
 ) -> torch.Tensor:
-    tensor: torch.Tensor = torch._nested_view_from_buffer(values, sizes, strides, offsets)
+    shape = (each.cpu() for each in (sizes, strides, offsets))  # whatever a device map says of the CPU
+    tensor: torch.Tensor = torch._nested_view_from_buffer(values, *shape)
     return tensor.detach().requires_grad_(requires_grad)
 
 
 def _coo(
     indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool, requires_grad: bool
 ) -> torch.Tensor:
-    tensor = torch.sparse_coo_tensor(indices, values, shape, device="cpu", check_invariants=False)
+    tensor = torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False)
     return tensor._coalesced_(coalesced).requires_grad_(requires_grad)
 
 
@@ -132,25 +134,31 @@ def _compressed(
     requires_grad: bool,
 ) -> torch.Tensor:
     tensor = torch.sparse_compressed_tensor(
-        compressed, plain, values, shape, layout=getattr(torch, layout), device="cpu", check_invariants=False
+        compressed, plain, values, shape, layout=getattr(torch, layout), device=values.device, check_invariants=False
     )
     return tensor.requires_grad_(requires_grad)
 
 
 def _mkldnn(dense: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    return dense.to_mkldnn().requires_grad_(requires_grad)
+    return dense.cpu().to_mkldnn().requires_grad_(requires_grad)
 
 
 def _quantized(
-    name: str, quantizer: _Quantizer, source: Source, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+    name: str,
+    quantizer: _Quantizer,
+    source: Source,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    device: str,
 ) -> torch.Tensor:
     dtype = DTYPES[name]
     if len(quantizer) == 2:
         scale, zero_point = quantizer
-        tensor = torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, dtype=dtype, device="cpu")
+        tensor = torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, dtype=dtype, device=device)
     else:
         scales, zero_points, axis = quantizer
         tensor = torch._empty_per_channel_affine_quantized(
-            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=dtype, device="cpu"
+            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=dtype, device=device
         )
-    return tensor.set_(storage_of(source), offset, shape, stride)
+    return tensor.set_(storage_on(device, source), offset, shape, stride)

@@ -23,7 +23,7 @@ from torch.jit._trace import TopLevelTracedModule, TracedModule
 
 from remora.wire import callables, tensors
 from remora.wire.memory import buffer_of
-from remora.wire.packed import Packed
+from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import PackScope, UnpackScope, current_unpack_scope, incoming
 from remora.wire.storages import INLINE_BYTES, Outgoing, Reduced
 
@@ -160,7 +160,12 @@ class _Packer:
             self._learn()
         out, chunks = self.out, self.chunks
         out.scope = scope
+        out.moves_cpu = scope is not None and scope.route is not None and scope.route.moves_cpu
         self.pickler.dump(value)
+        cargo = out.cargo
+        manifest = None if cargo is None else out.unload()
+        if manifest is not None:
+            chunks.append(manifest)
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         if out.buffers or out.foreign or out.tensors:
@@ -170,6 +175,11 @@ class _Packer:
         else:
             packed = Packed(body, [], [], [])
             out.seen.clear()
+            out.cargo = None
+        if cargo is not None:
+            packed.flags = CARGO
+            packed.lent = cargo.lent
+            packed.undo = None if scope is None else scope.undo
         if not self.by_value:
             self._retire()
         return packed

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from remora.wire.cargo import Landing, Route
+
 
 class PackScope:
     """One value on its way out: to whom it goes, and how to take back what its reducers did.
@@ -15,17 +17,19 @@ class PackScope:
     after it succeeded they stay here for whoever fails to send.
     """
 
-    __slots__ = ("attachments", "detached", "links", "ordered", "peer", "undo")
+    __slots__ = ("attachments", "detached", "links", "ordered", "peer", "route", "undo")
 
     peer: object
+    route: Route | None  # the way there of tensors on devices; None: there is none
     ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
     undo: list[Callable[[], None]]
     attachments: list[object]  # what the receiver must know before it unpacks the value
     detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
     links: list[torch.Tensor] | None  # those whose history goes on at the receiver; None if none is recorded
 
-    def __init__(self, peer: object = None, ordered: bool = False) -> None:
+    def __init__(self, peer: object = None, ordered: bool = False, route: Route | None = None) -> None:
         self.peer = peer
+        self.route = route
         self.ordered = ordered
         self.undo = []
         self.attachments = []
@@ -49,14 +53,16 @@ class PackScope:
 class UnpackScope:
     """One value on its way in: who sent it, and what came with it."""
 
-    __slots__ = ("arrival", "links", "peer")
+    __slots__ = ("arrival", "landing", "links", "peer")
 
     peer: object
     arrival: object  # what was made of the attachments
+    landing: Landing | None  # the device memory that came with it
     links: dict[int, torch.Tensor]  # tensors whose history began at the sender, by their number there
 
-    def __init__(self, peer: object = None, arrival: object = None) -> None:
+    def __init__(self, peer: object = None, arrival: object = None, landing: Landing | None = None) -> None:
         self.peer = peer
+        self.landing = landing
         self.arrival = arrival
         self.links = {}
 

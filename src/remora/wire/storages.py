@@ -1,25 +1,30 @@
 """Where the bytes of tensors are: storages of a message on their way out and in. Knows strides, but no other layout.
 
-Three ways for the bytes of a storage, told apart on arrival by the type of the *source* in the reduce tuple:
+Four ways for the bytes of a storage, told apart on arrival by the type of the *source* in the reduce tuple:
 
 - `bytes`: small, so it travels inside the pickle (and is thereby a copy);
 - `int`: the index of a buffer, which is the sender's memory on one side and the tensor's final memory on the other;
+- a pair of numbers: it comes from a device (see `cargo`);
 - an object (a tensor or a storage): shares the storage of that one, which came earlier in the same message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from remora.devices import copies
 from remora.errors import SerializationError
+from remora.wire.cargo import Cargo
+from remora.wire.cargo import Place as CargoPlace
 from remora.wire.memory import copy_bytes, from_bytes, readonly_view
 from remora.wire.scopes import PackScope, incoming
 
 Reduced = tuple[Any, ...]
-Source = bytes | int | torch.Tensor | torch.UntypedStorage
+Source = bytes | int | CargoPlace | torch.Tensor | torch.UntypedStorage
 Place = tuple[Source, int, tuple[int, ...], tuple[int, ...]]  # source, storage offset, shape, strides
 
 INLINE_BYTES = 8192  # up to here four copies cost less than one more buffer to announce, send and receive into
@@ -35,12 +40,13 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Outgoing:
     """What one message being packed refers to outside its pickle. `seen` maps a storage to its first user."""
 
-    __slots__ = ("buffers", "foreign", "keepalive", "scope", "seen", "tensors", "untracked")
+    __slots__ = ("buffers", "cargo", "foreign", "keepalive", "moves_cpu", "scope", "seen", "tensors", "untracked")
 
     scope: PackScope | None
 
     def __init__(self) -> None:
         self.scope = None
+        self.moves_cpu = False  # tensors on the CPU arrive elsewhere
         self.reset()
 
     def reset(self) -> None:
@@ -50,6 +56,7 @@ class Outgoing:
         self.tensors: list[torch.Tensor] = []
         self.seen: dict[object, Any] = {}
         self.untracked = False
+        self.cargo: Cargo | None = None
 
     def links(self) -> list[torch.Tensor] | None:
         """The tensors of this message whose history goes on at the receiver; None if none is recorded."""
@@ -59,13 +66,42 @@ class Outgoing:
         """Whether tensors arrive without a wish for gradients."""
         return self.scope is not None and self.scope.detached
 
-    def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int:
-        """Take `nbytes` of `storage` along: inside the pickle, or as a buffer without copying them."""
+    def target(self, device: torch.device) -> torch.device:
+        """Where what is on this device arrives. Raises if there is no place for it."""
+        route = None if self.scope is None else self.scope.route
+        if route is not None:
+            return route.target(device)
+        raise RuntimeError(
+            f"RPC only supports CPU tensors by default, got one on {device}, and nothing is known of where it should go. "
+            "Move it to the CPU first, or set a device map for the destination in the worker's options (`set_device_map`)."
+        )
+
+    def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int | CargoPlace:
+        """Take `nbytes` of `storage`, on the CPU, along: inside the pickle, or as a buffer without copying them."""
         if nbytes <= INLINE_BYTES:
             return copy_bytes(storage.data_ptr() + start, nbytes) if nbytes else b""
         self.buffers.append(readonly_view(storage.data_ptr() + start, nbytes))
         self.keepalive.append(storage)
         return len(self.buffers) - 1
+
+    def load(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | CargoPlace:
+        """The same for a storage on a device."""
+        if not nbytes:
+            return b""
+        if self.cargo is None:
+            assert self.scope is not None, "there is a place for it"
+            assert self.scope.route is not None, "there is a place for it"
+            self.cargo = Cargo(self.scope.route)
+        return self.cargo.add(storage, start, nbytes)
+
+    def unload(self) -> bytes:
+        """The manifest of what was taken along from devices. What goes in buffers is among the buffers now."""
+        assert self.cargo is not None, "something was taken along"
+        assert self.scope is not None, "something was taken along"
+        manifest, memory = self.cargo.close(len(self.buffers), self.scope.undo)
+        self.buffers += [readonly_view(each.data_ptr(), each.nbytes) for each in memory]
+        self.keepalive += memory
+        return manifest
 
 
 def cannot_send(tensor: torch.Tensor, why: str) -> SerializationError:
@@ -83,9 +119,11 @@ def cannot_send(tensor: torch.Tensor, why: str) -> SerializationError:
 def reduce_strided(
     out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage, name: str, flags: int
 ) -> Reduced:
-    """Reduce any strided CPU tensor: views, large ones, expanded, overlapping, empty."""
+    """Reduce any strided tensor: views, large ones, expanded, overlapping, empty."""
+    elsewhere = out.moves_cpu or not tensor.is_cpu
+    device = str(out.target(tensor.device)) if elsewhere else "cpu"
     if tensor._is_zerotensor():
-        return _zeros, (name, tuple(tensor.shape), flags)
+        return _zeros, (name, tuple(tensor.shape), flags, device)
     try:
         place = locate(out, tensor, storage)
         if place is None:
@@ -93,6 +131,8 @@ def reduce_strided(
     except (RuntimeError, ValueError) as error:
         raise cannot_send(tensor, str(error)) from error
     source, offset, shape, stride = place
+    if elsewhere:
+        return strided_on, (device, source, name, offset, shape, stride, flags)
     return strided, (source, name, offset, shape, stride, flags) if flags else (source, name, offset, shape, stride)
 
 
@@ -125,12 +165,13 @@ def share(
     out: Outgoing, key: object, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, nbytes: int
 ) -> Source:
     """The source for these bytes of a storage: whoever used them first in this message, or the bytes themselves."""
-    if nbytes > INLINE_BYTES:
+    on_host = tensor.is_cpu
+    if nbytes > INLINE_BYTES and on_host:
         out.tensors.append(tensor)  # also if it only shares: a tensor made with `.data` counts its writes apart
     first: Source | None = out.seen.get(key)
     if first is None:
         out.seen[key] = tensor
-        first = out.place(storage, start, nbytes)
+        first = (out.place if on_host else out.load)(storage, start, nbytes)
     return first
 
 
@@ -154,7 +195,7 @@ def compacted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tens
     """
     shape, stride = tensor.shape, tensor.stride()
     narrow = [size if step else 1 for size, step in zip(shape, stride, strict=True)]
-    gapped = torch.empty(0, dtype=_CARRIERS[tensor.itemsize], device="cpu")
+    gapped = torch.empty(0, dtype=_CARRIERS[tensor.itemsize], device=tensor.device)
     return gapped.set_(storage, tensor.storage_offset(), narrow, stride).clone().expand(shape)
 
 
@@ -186,14 +227,31 @@ def strided(
     return flagged(tensor, flags) if flags else tensor
 
 
+@lru_cache(maxsize=256)
+def _prototype_on(name: str, device: str) -> torch.Tensor:
+    with torch.inference_mode(False), torch._C._DisableTorchDispatch():
+        return torch.empty(0, dtype=prototypes[name].dtype, device=device)
+
+
+def strided_on(
+    device: str, source: Source, name: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], flags: int
+) -> torch.Tensor:
+    """A tensor that comes from a device, or arrives on one."""
+    tensor: torch.Tensor = _prototype_on(name, device).new()
+    if type(tensor) is not torch.Tensor:
+        return without_modes(strided_on, device, source, name, offset, shape, stride, flags)
+    tensor.set_(storage_on(device, source), offset, shape, stride)
+    return flagged(tensor, flags) if flags else tensor
+
+
 def without_modes(rebuild: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     """Rebuild a tensor in a thread that makes fake ones, as under `FakeTensorMode`: what arrives is real."""
     with torch._C._DisableTorchDispatch():
         return rebuild(*args)
 
 
-def _zeros(name: str, shape: tuple[int, ...], flags: int) -> torch.Tensor:
-    return flagged(torch.zeros(shape, dtype=DTYPES[name], device="cpu"), flags)
+def _zeros(name: str, shape: tuple[int, ...], flags: int, device: str = "cpu") -> torch.Tensor:
+    return flagged(torch.zeros(shape, dtype=DTYPES[name], device=device), flags)
 
 
 def flagged(tensor: torch.Tensor, flags: int) -> torch.Tensor:
@@ -206,9 +264,23 @@ def flagged(tensor: torch.Tensor, flags: int) -> torch.Tensor:
 
 
 def storage_of(source: Source) -> torch.UntypedStorage:
-    """The memory a source stands for."""
+    """The memory a source stands for, where it is."""
+    assert not isinstance(source, tuple), "what comes from a device says where it goes"
     if isinstance(source, int):
         return incoming.frame[0][source]
     if isinstance(source, bytes):
         return from_bytes(source)
     return source if isinstance(source, torch.UntypedStorage) else source.untyped_storage()
+
+
+def storage_on(device: str, source: Source) -> torch.UntypedStorage:
+    """The memory a source stands for, on the device where it arrives."""
+    place = torch.device(device)
+    buffers, scope = incoming.frame
+    if isinstance(source, tuple):
+        if scope is None or scope.landing is None:
+            raise SerializationError("a tensor from a device came without its memory")
+        return scope.landing.storage(source, place, buffers)
+    if isinstance(source, bytes | int) and device != "cpu":
+        return copies.to_device(storage_of(source), place)
+    return storage_of(source)

@@ -1,7 +1,7 @@
 """Reducers for tensors, parameters and storages: to pickle's reduce tuples and back. Not the pickler itself.
 
-Tensor data stays outside the pickle (see `storages`). What is not a plain strided CPU tensor is taken apart into plain
-ones by `layouts`.
+Tensor data stays outside the pickle (see `storages`). What is not a plain strided tensor is taken apart into plain ones by
+`layouts`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from remora.errors import SerializationError
 from remora.wire import layouts
 from remora.wire.memory import raw_copy, raw_fill
-from remora.wire.scopes import PackScope, current_unpack_scope
+from remora.wire.scopes import current_unpack_scope
 from remora.wire.storages import (
     CONJ,
     DTYPES,
@@ -30,6 +30,7 @@ from remora.wire.storages import (
     prototypes,
     reduce_strided,
     storage_of,
+    storage_on,
     strided,
     without_modes,
 )
@@ -38,18 +39,10 @@ _PLAIN_NAMES = {dtype: name for dtype, name in NAMES.items() if name not in layo
 _COMPLEX = {name for dtype, name in NAMES.items() if dtype.is_complex}
 
 
-def stage(tensor: torch.Tensor, scope: PackScope | None) -> torch.Tensor:
-    """The CPU tensor to send for one on another device. The seam for device maps; without one there is none."""
-    raise RuntimeError(
-        f"RPC only supports CPU tensors by default, got one on {tensor.device}. Move it to the CPU before the call, or "
-        "set a device map for the destination in the worker's options (`set_device_map`)."
-    )
-
-
 def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
     """Reduce a `torch.Tensor`. This is the hot path: a small tensor that owns its storage never leaves it."""
     name = _PLAIN_NAMES.get(tensor.dtype)
-    if name is None or not tensor.is_cpu:
+    if name is None or not tensor.is_cpu or out.moves_cpu:
         return _reduce_unusual(out, tensor)
     try:
         storage = tensor.untyped_storage()
@@ -60,7 +53,7 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
     linked = tensor.requires_grad and out.links() is not None
     flags = 1 if tensor.requires_grad and not linked and not out.detached() else 0
     if tensor.is_neg() or (name in _COMPLEX and tensor.is_conj()):
-        flags |= (CONJ if tensor.is_conj() else 0) | (NEG if tensor.is_neg() else 0)
+        flags |= _bits(tensor)
     if (
         nbytes <= INLINE_BYTES
         and nbytes == tensor.nbytes
@@ -90,13 +83,32 @@ def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+def _bits(tensor: torch.Tensor) -> int:
+    return (CONJ if tensor.is_conj() else 0) | (NEG if tensor.is_neg() else 0)
+
+
 def _reduce_unusual(out: Outgoing, tensor: torch.Tensor) -> Reduced:
-    if not (tensor.is_cpu or tensor.is_meta):
-        return reduce_tensor(out, stage(tensor, out.scope))
-    reduced = layouts.reduce_layout(out, tensor)
+    reduced = _reduce_placed(out, tensor) or layouts.reduce_layout(out, tensor)
     if tensor.requires_grad:
         reduced = _with_link(out, tensor, reduced)
     return _with_attributes(tensor, reduced) if tensor.__dict__ else reduced
+
+
+def _reduce_placed(out: Outgoing, tensor: torch.Tensor) -> Reduced | None:
+    """Reduce a strided tensor that is on a device or arrives on one; None if it is something else."""
+    if tensor.is_meta or not (out.moves_cpu or not tensor.is_cpu):
+        return None
+    out.target(tensor.device)  # or raise, whatever it is
+    name = _PLAIN_NAMES.get(tensor.dtype)
+    if name is None or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    try:
+        storage = tensor.untyped_storage()
+    except RuntimeError:
+        return None  # a wrapper of torch.func, and the like
+    linked = tensor.requires_grad and out.links() is not None
+    flags = 1 if tensor.requires_grad and not linked and not out.detached() else 0
+    return reduce_strided(out, tensor, storage, name, flags | _bits(tensor))
 
 
 def refuse_fake(out: Outgoing, tensor: torch.Tensor) -> Reduced:
@@ -117,13 +129,15 @@ def reduce_storage(out: Outgoing, storage: torch.UntypedStorage) -> Reduced:
     """Reduce a bare storage, as the reduce methods of tensor subclasses do."""
     if storage.device.type == "meta":
         return _meta_storage, (storage.nbytes(),)
-    if storage.device.type != "cpu":
-        stage(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), out.scope)
+    on_host = storage.device.type == "cpu"
+    device = str(out.target(storage.device)) if out.moves_cpu or not on_host else "cpu"
     key = storage._cdata
     first: Source | None = out.seen.get(key)
     if first is None:
         out.seen[key] = storage
-        first = out.place(storage, 0, storage.nbytes())
+        first = (out.place if on_host else out.load)(storage, 0, storage.nbytes())
+    if device != "cpu" or not on_host:
+        return storage_on, (device, first)
     out.untracked = out.untracked or type(first) is not bytes
     return storage_of, (first,)
 

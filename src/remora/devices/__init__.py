@@ -1,0 +1,5 @@
+"""Where tensors live: which devices there are, how they map from worker to worker, and the order of work on them.
+
+Written against torch's device modules; CUDA is one case, and nothing here assumes that there is any. Importing it, or
+asking what there is, starts no device.
+"""
