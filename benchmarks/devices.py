@@ -119,7 +119,8 @@ def show(found: dict[str, dict[str, list[float]]]) -> None:
     print(f"{'':<24}{'remora':>12}{'torch':>12}{'ratio':>8}   goal")
     for metric, by_name in found.items():
         ours, theirs = (statistics.median(by_name[name]) for name in CONTESTANTS)
-        print(f"{metric:<24}{_words(ours):>12}{_words(theirs):>12}{theirs / ours:>7.1f}x   {_verdict(metric, theirs / ours)}")
+        ratio = theirs / ours
+        print(f"{metric:<24}{_words(ours):>12}{_words(theirs):>12}{ratio:>7.1f}x   {_verdict(metric, ratio)}")
 
 
 def _verdict(metric: str, ratio: float) -> str:
