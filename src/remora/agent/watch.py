@@ -5,8 +5,8 @@ event then wakes a thread, which takes longer than most functions run, and threa
 only wait for the interpreter. So in *brisk* times, when one event follows upon the other, one thread leads: it looks for
 the next event as soon as it is done with the last one, and runs what came. The others are kept from the poller, because
 the kernel would wake them for what the leader sees anyway. One of them stands by and looks after the leader from time to
-time: if that is stuck in what it runs, it takes the lead itself; if long functions pile up, it helps to run them. Brisk
-times end when nothing comes for a moment.
+time: if long functions pile up, it helps to run them. Brisk times end when nothing comes for a moment, or when the leader is
+stuck in what it runs. A leader that knows that it is about to wait hands over.
 """
 
 from __future__ import annotations
@@ -115,9 +115,12 @@ class Watch:
         self._relief.acquire(timeout=PATROL)
         if self._leader == NOBODY:
             return False
-        if self._leader == VACANT or steps == self._steps:
+        if self._leader == VACANT:
             self._leader = get_ident()
             return True
+        if self._steps == steps:  # the leader is stuck
+            self._slow_down()
+            return False
         return self._steps - steps < min(queued, FEW)
 
     # For threads that are busy.
