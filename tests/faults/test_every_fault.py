@@ -29,7 +29,7 @@ from tests.faults.trials import (
 )
 
 SHARE = {"calls": 8, "references": 10, "gradients": 10, "shutdown": 25}  # one in so many; a message has eleven or twelve
-RANDOM = 40  # for each scenario
+RANDOM = 25  # for each scenario
 REALLY = 10  # of them, in real time
 
 
