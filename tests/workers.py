@@ -15,6 +15,7 @@ then, so pytest shows it when the test fails; after an error, with the stacks of
 from __future__ import annotations
 
 import multiprocessing.forkserver
+import contextlib
 import os
 import signal
 import tempfile
@@ -110,7 +111,8 @@ class _Process:
 
     def signal(self, number: signal.Signals) -> None:
         if self.alive:  # asked first: the number of a process that ended may be someone else's by now
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
 
     def dismiss(self) -> None:
         """Let it end by itself."""

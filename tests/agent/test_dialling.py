@@ -10,6 +10,8 @@ import pytest
 from remora import rpc
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
 from remora.testing.world import World
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickling import pack
 
 
 def fail_to_connect(world: World, error: Exception, times: int) -> list[int]:
@@ -66,3 +68,29 @@ def test_stopping_does_not_wait_for_one_that_is_dialling() -> None:
         assert time.monotonic() - start < 2.0
         with pytest.raises((WorkerLost, CallNotSent, RuntimeError)):
             future.wait()
+
+
+def test_who_cannot_take_the_news_keeps_it_from_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+    with World(2, watch=0) as world:
+        peers = world[0].agent.peers
+
+        def stumble(peer: object) -> None:
+            raise ValueError("what is this?")
+
+        peers.obituaries[:0] = [stumble]
+        peers.obituaries.append(lambda peer: told.append(peer.name))
+        peers.give_up(peers.find("worker1"), "for the test")
+        assert told == ["worker1"]
+        assert peers.find("worker1").ended.is_set(), "others wait for this"
+        assert "not everybody could be told" in caplog.text
+
+
+def test_news_that_cannot_be_dealt_with_are_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    with World(2, watch=0) as world:
+        agent = world[0].agent
+        future = agent.call_async(
+            agent.peers.find("worker1"), int(MessageType.MEMBERSHIP), pack(("gone", "nonsense")), 0, 0.0, "membership"
+        )
+        with pytest.raises(AttributeError):
+            future.wait(5.0)

@@ -18,6 +18,7 @@ from tests.faults.trials import (
     VIRTUAL,
     Pace,
     Verdict,
+    latency_of,
     quick_time,
     random_plan,
     single_faults,
@@ -36,7 +37,8 @@ def main(arguments: list[str]) -> int:
         for scenario in options.scenarios:
             pace = REAL if options.real else VIRTUAL
             bad += _try_all(scenario, "single", _single(scenario, pace), pace)
-            bad += _try_all(scenario, "random", _random(options.seed, options.random), pace)
+            plans = _random(options.seed, options.random, latency_of(scenario, pace))
+            bad += _try_all(scenario, "random", plans, pace)
     return 1 if bad else 0
 
 
@@ -53,8 +55,8 @@ def _single(scenario: str, pace: Pace) -> Iterator[tuple[Plan | str, bool]]:
     return ((plan, False) for plan in single_faults(survey(scenario, pace)))
 
 
-def _random(first: int, n: int) -> Iterator[tuple[Plan | str, bool]]:
-    return ((random_plan(seed), True) for seed in range(first, first + n))
+def _random(first: int, n: int, latency: float) -> Iterator[tuple[Plan | str, bool]]:
+    return ((random_plan(seed, latency), True) for seed in range(first, first + n))
 
 
 def _try_all(scenario: str, kind: str, plans: Iterator[tuple[Plan | str, bool]], pace: Pace) -> int:

@@ -19,6 +19,7 @@ from tests.faults.trials import (
     REAL,
     VIRTUAL,
     Verdict,
+    latency_of,
     quick_time,
     random_plan,
     single_faults,
@@ -28,7 +29,7 @@ from tests.faults.trials import (
 )
 
 SHARE = {"calls": 8, "references": 10, "gradients": 10, "shutdown": 25}  # one in so many; a message has eleven or twelve
-RANDOM = 40  # for each scenario
+RANDOM = 25  # for each scenario
 REALLY = 10  # of them, in real time
 
 
@@ -54,7 +55,8 @@ def test_every_single_fault_ends_well(scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_random_plans_end_well(scenario: str) -> None:
-    assert_all_well([try_out(scenario, random_plan(seed), heal=True) for seed in range(RANDOM)])
+    latency = latency_of(scenario, VIRTUAL)
+    assert_all_well([try_out(scenario, random_plan(seed, latency), heal=True) for seed in range(RANDOM)])
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -191,12 +191,21 @@ KINDS = [None, *(kind for kind in MessageType if kind not in (MessageType.VOID, 
 NAMES = ["worker0", "worker1", "worker2"]
 
 
-def random_plan(seed: int) -> Plan:
-    """A few faults at random, the same for the same seed; workers are seldom killed."""
+
+
+def latency_of(scenario: str, pace: Pace) -> float:
+    """How long every message takes, in seconds. In virtual time a program would else be done before the first fault that
+    comes at a time; but goodbyes are waited for in real time, and would not come in it."""
+    return 0.004 if pace.clock == "auto" and scenario != "shutdown" else 0.0
+
+
+def random_plan(seed: int, latency: float = 0.0) -> Plan:
+    """A few faults at random, the same for the same seed; workers are seldom killed. Every message takes its time."""
     chance = random.Random(seed)
     makers = [_random_message_fault] * 6 + [_random_cut] * 2 + [_random_freeze, _random_kill]
     faults = [chance.choice(makers)(chance) for _ in range(chance.randint(1, 4))]
-    return Plan(tuple(faults), seed)
+    slowness = [MessageFault("delay", None, Pair("*", "*"), Which(), 1.0, latency)] if latency else []
+    return Plan((*faults, *slowness), seed)
 
 
 def _random_message_fault(chance: random.Random) -> Fault:

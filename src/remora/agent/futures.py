@@ -335,9 +335,9 @@ def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM
     def look(seconds: float | None) -> bool:
         end = time.monotonic() + (NEVER if seconds is None else seconds)
         while not ready():
-            if time.monotonic() >= end:
+            if (left := end - time.monotonic()) <= 0:
                 return False
-            time.sleep(pause)
+            time.sleep(min(pause, left))
         return True
 
     with waiting():

@@ -116,7 +116,14 @@ class Membership:
                 self.heard(request.caller.key, about)
             request.reply(MEMBERSHIP_ACK, None)
         else:
-            self._agent.crew.serve(lambda: self._act_on(event, about, request))
+            self._agent.crew.serve(lambda: self._answer(event, about, request))
+
+    def _answer(self, event: str, about: Any, request: Request) -> None:
+        try:
+            self._act_on(event, about, request)
+        except Exception as error:  # whoever asked waits for as long as it takes
+            request.fail(error)
+            raise
 
     def _act_on(self, event: str, about: Any, request: Request) -> None:
         match event:

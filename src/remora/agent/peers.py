@@ -268,7 +268,10 @@ class Peers(Roll):
         if peer.sharing is not None:
             peer.sharing.forget()
         for obituary in list(self.obituaries):
-            obituary(peer)
+            try:
+                obituary(peer)
+            except Exception:  # the others must know, and whoever waits for the end of this peer must not wait for ever
+                log.exception("not everybody could be told that %s is gone", peer.info)
         peer.ended.set()
         self.news.publish(Left(peer.info) if state == "left" else Died(peer.info, reason))
 
