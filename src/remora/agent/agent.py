@@ -205,6 +205,8 @@ class Agent:
             channel.unhurried.add(call.id)
         if packed.buffers:
             channel.send_packed(kind, call, packed, flags, left, call.deadline)
+        elif urgent and len(channel.pending) == 1:  # whoever makes one call at a time waits for it
+            channel.send(kind, call.id, packed.body, flags, left)
         elif urgent:
             channel.send_lazily(kind, call.id, packed.body, flags, left)
         elif channel.send_unhurried(kind, call.id, packed.body, flags, left):

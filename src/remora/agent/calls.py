@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from remora.agent.futures import Future
-from remora.clock import Clock
+from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
@@ -151,7 +151,18 @@ class Call:
             return False
         self.future = None
         channel.send(CANCEL, self.id, b"")
+        channel.look_up()
         return True
+
+    def attend(self, timeout: float | None) -> None:
+        """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after that."""
+        if self.peer.clock is SYSTEM:
+            self.peer.outgoing.attend(self, NEVER if timeout is None else self.peer.now() + timeout)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of the program runs when the outcome is passed on."""
+        return self.future is not None and not self.future.followed
 
     @property
     def clock(self) -> Clock:

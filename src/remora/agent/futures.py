@@ -74,12 +74,13 @@ def fresh(error: BaseException) -> BaseException:
 class Future(torch.futures.Future[T]):
     """What `rpc_async` returns."""
 
-    __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers")
+    __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers", "followed")
 
     def __init__(self, of: Cancellable | str = "", origin: tuple[str, int] | None = None) -> None:
         super().__init__()
         self._of = of  # the call, or a few words
         self._origin = origin
+        self.followed = False  # the program has callbacks on it
         self._failure: _Failure | None = None
         self._settled = False
         self._value: T | None = None
@@ -155,12 +156,22 @@ class Future(torch.futures.Future[T]):
     def wait(self, timeout: float | None = None) -> T:
         """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
         if not self._settled:
-            block_until(self._when_settled, timeout, self.what, getattr(self._of, "clock", None))
+            self._await_outcome(timeout)
         if self._failure is not None:
             self._failure.show()
         if self._moment is not None:
             self._moment.join(self._value)
         return cast(T, self._value)
+
+    def _await_outcome(self, timeout: float | None) -> None:
+        began = time.monotonic()
+        attend = getattr(self._of, "attend", None)  # a call can be waited for in a better way
+        if attend is not None:
+            with waiting():
+                attend(timeout)
+        if not self._settled:
+            left = None if timeout is None else timeout - (time.monotonic() - began)
+            block_until(self._when_settled, left, self.what, getattr(self._of, "clock", None))
 
     def value(self) -> T:
         """The value of a settled future, or its error."""
@@ -194,6 +205,7 @@ class Future(torch.futures.Future[T]):
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Call `callback(self)` when the future is settled; calls it makes belong to what is recorded now."""
+        self.followed = True
         super().add_done_callback(recorded(callback))
 
     def __await__(self) -> Generator[Any, None, T]:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from remora.agent.bulk import lent_bytes
-from remora.agent.calls import Call
+from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
 from remora.agent.sending import Sending
 from remora.errors import ProtocolError
@@ -203,8 +203,12 @@ class Receiving(Sending):
             return
         call.reply = frame
         call.settle(self._crew.serve)
-        if not call.asynchronous:
-            # Its thread may be reading the link: the answer lets it look up.
+        self.look_up()
+
+    def look_up(self) -> None:
+        """A call was settled, but not by its reply: whoever waits for it may be reading the link, and sees it when
+        something comes."""
+        if self._reading.locked():
             self._crew.serve_quickly(partial(self.say, PING))
 
     def _pong(self) -> None:
@@ -237,11 +241,32 @@ class Receiving(Sending):
                 self.forget(call)
                 raise call.timed_out()
 
-    def _read_until_settled(self, port: Port, call: Call) -> list[Call]:
+    def attend(self, call: Call, deadline: float) -> None:
+        """A thread waits for the future of a call. It reads the link itself, as it would for a call that is not
+        asynchronous, and need not be woken. Returns when there is something to see, or if somebody else reads."""
+        self.flush()
+        while call.id in self.pending and call.peer.now() < deadline:
+            port = self._port
+            if port is None or not self._reading.acquire(False):
+                return
+            try:
+                self._rearm(port)  # the poller does not look meanwhile
+                answered = self._read_until_settled(port, call, deadline)
+            finally:
+                self._reading.release()
+                self._rearm(port)
+            mine = [each for each in answered if each is call and call.quiet]
+            if others := [each for each in answered if each not in mine]:
+                self._crew.serve(partial(settle, others))
+            settle(mine)
+
+    def _read_until_settled(self, port: Port, call: Call, deadline: float = NEVER) -> list[Call]:
         answered: list[Call] = []
         link = port.link
-        while not call.settled and port is self._port:
+        while call.id in self.pending and port is self._port:
             left = call.remaining()
+            if deadline != NEVER:
+                left = min(deadline - call.peer.now(), NEVER if left is None else left)
             answered += self._receive(port, link.read_waiting, left)
             if answered or (left is not None and left <= 0):
                 break  # calls of others were answered: let the crew have them now
