@@ -14,8 +14,8 @@ then, so pytest shows it when the test fails; after an error, with the stacks of
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
 import contextlib
+import multiprocessing.forkserver
 import os
 import signal
 import tempfile

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from remora import rpc
+from remora.agent.dialling import LEAVING
+from remora.agent.introduction import GivenUp
 from remora.testing.world import World
 from remora.transport.stream import StreamLink
 
@@ -56,6 +58,25 @@ def test_a_caller_that_had_proven_itself_when_the_worker_stopped(
     assert ends[0].fileno() == -1
     assert is_closed(ends[1])
     assert peers.find("worker1").incoming is None
+
+
+def test_who_dials_while_a_worker_says_goodbye_is_told_that_it_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, whoever missed the goodbye itself would take the worker for dead."""
+    leaving = world[1].agent.peers
+    say_goodbye, answers = leaving.say_goodbye, []
+
+    def say_goodbye_and_look(patience: float) -> None:
+        say_goodbye(patience)
+        channel = world[0].agent.peers.find("worker1").outgoing
+        with pytest.raises(GivenUp) as caught:
+            world[0].introduction.to(world[1].record, channel, world[0].clock.now() + 5.0)
+        answers.append(str(caught.value))
+
+    monkeypatch.setattr(leaving, "say_goodbye", say_goodbye_and_look)
+    world[1].stop()
+    assert LEAVING in answers[0]
 
 
 def test_until_then_it_is_let_in(world: World) -> None:

@@ -315,8 +315,8 @@ class Agent:
         if not self.running:
             return
         self.running = False
-        self.door.close()
         self.peers.say_goodbye(GOODBYE_PATIENCE)
+        self.door.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self._stopped)
         injection.end(self)
         self.coroutines.stop()
