@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 
-from remora.wire import callables, tensors
+from remora.wire import callables, stencils, tensors
 from remora.wire.memory import buffer_of
 from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import PackScope, UnpackScope, current_unpack_scope, incoming
@@ -31,7 +31,6 @@ __all__ = ["PackScope", "Packed", "UnpackScope", "current_unpack_scope", "pack",
 
 _PROTOCOL = 5
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for code it has no name for
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType})  # what pickle treats as we would
 _MISSING_CODE = (
     "Default RPC pickler does not serialize function code. "
     "Ensure that UDFs are defined on both caller and callee modules."
@@ -66,11 +65,14 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
 
     Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false.
     """
-    if _is_plain(value):
-        try:
-            return Packed(pickle.dumps(value, _PROTOCOL), [], [], [])
-        except _NOT_BY_NAME:
-            pass  # a function without a name: as any other value
+    try:
+        body = pickle.dumps(value, _PROTOCOL) if stencils.is_plain(value) else None
+        if body is None and (scope is None or scope.links is None):
+            body = stencils.pickled(value)
+        if body is not None:
+            return Packed(body, [], [], [])
+    except _NOT_BY_NAME:
+        pass  # a function without a name: as any other value
     mark = 0 if scope is None else len(scope.undo)
     try:
         packer = _idle.pop()
@@ -86,22 +88,6 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     except BaseException as error:
         packer.roll_back(mark, error)
         raise
-
-
-def _is_plain(value: object) -> bool:
-    """Whether nothing in it needs our table, as in most small calls: atoms, tuples of atoms, and tuples of those."""
-    if type(value) in _PLAIN:
-        return True
-    if type(value) is not tuple:
-        return False
-    for part in value:
-        if type(part) is tuple:
-            for atom in part:
-                if type(atom) not in _PLAIN:
-                    return False
-        elif type(part) not in _PLAIN and (type(part) is not dict or part):
-            return False
-    return True
 
 
 def _pack_by_value(value: object, scope: PackScope | None, mark: int, plain: Exception) -> Packed:

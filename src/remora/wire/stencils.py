@@ -1,0 +1,127 @@
+"""Atoms and small tensors, as in most calls of torch operators: pickled without asking us for each tensor. No I/O.
+
+A pickler with our table has to be made for each message, and turns to Python for each tensor: that takes longer than the
+rest of a small call. But the pickle of a small tensor is always the same for its type and shape, except for the data. So
+`pickle.dumps` writes everything else, with a number in the place of each tensor, and what a *stencil* makes of the tensor
+takes the place of the number. The receiver sees the same pickle as always.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from remora.wire.memory import raw_copy
+from remora.wire.storages import INLINE_BYTES, NAMES
+
+PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType})  # what pickle treats as we would
+SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
+
+_FRAME = 9  # bytes that announce a frame, behind the two that tell the protocol; the frame would have the wrong length
+_PLACE = int.from_bytes(os.urandom(7), "little") | 1 << 60  # stands for a tensor: nothing else of the message is this number
+_MARK = pickle.dumps(_PLACE, 5)[2 + _FRAME : -1]
+_BEGIN, _END = pickle.PROTO + b"\5", pickle.STOP
+_STENCILED = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+
+_stencils: dict[tuple[torch.dtype, torch.Size], tuple[int, bytes, bytes]] = {}  # size of the data, what comes before, behind
+
+
+def is_plain(value: object) -> bool:
+    """Whether nothing in it needs our table, as in most small calls: atoms, tuples of atoms, and tuples of those."""
+    if type(value) in PLAIN:
+        return True
+    if type(value) is not tuple:
+        return False
+    for part in value:
+        if type(part) is tuple:
+            for atom in part:
+                if type(atom) not in PLAIN:
+                    return False
+        elif type(part) not in PLAIN and (type(part) is not dict or part):
+            return False
+    return True
+
+
+def pickled(value: object) -> bytes | None:
+    """The pickle of a small tensor, or of a tuple that is plain but for small tensors; None if it is neither."""
+    tensors: dict[int, bytes] = {}
+    if type(value) is torch.Tensor:
+        written = _write(value, tensors)
+        return None if written is None else _BEGIN + written + _END
+    if type(value) is not tuple:
+        return None
+    twin = _twin(value, tensors, 2)
+    if twin is None or not tensors:
+        return None
+    body = pickle.dumps(twin, 5)
+    pieces = body[2 + _FRAME if body[2:3] == pickle.FRAME else 2 :].split(_MARK)
+    if len(pieces) != len(tensors) + 1:  # the number is among the values after all
+        return None
+    parts = [_BEGIN, pieces[0]]
+    for written, piece in zip(tensors.values(), pieces[1:], strict=True):
+        parts += (written, piece)
+    return b"".join(parts)
+
+
+def _twin(value: tuple[Any, ...], tensors: dict[int, bytes], depth: int) -> tuple[Any, ...] | None:
+    """The same with a number in the place of each tensor."""
+    twin: list[Any] = []
+    for part in value:
+        kind = type(part)
+        if kind is torch.Tensor:
+            if _write(part, tensors) is None:
+                return None
+            part = _PLACE
+        elif kind is tuple and depth > 1:
+            part = _twin(part, tensors, depth - 1)
+            if part is None:
+                return None
+        elif kind not in PLAIN and (kind is not dict or part):
+            return None
+        twin.append(part)
+    return tuple(twin)
+
+
+def _write(tensor: torch.Tensor, tensors: dict[int, bytes]) -> bytes | None:
+    """Add the pickle of a tensor to those of the message, by storage; None if it is not that simple."""
+    try:
+        stencil = _stencils.get((tensor.dtype, tensor.shape)) or _cut(tensor)
+        if stencil is None or not tensor.is_cpu or tensor.requires_grad:
+            return None
+        nbytes, before, behind = stencil
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if storage.nbytes() != nbytes or tensor.storage_offset() or not tensor.is_contiguous() or key in tensors:
+            return None
+        pointer = tensor.data_ptr()
+        if not pointer or tensor.is_neg() or tensor.__dict__:  # (no memory: it is a wrapper of `torch.func`)
+            return None
+        written: bytes = before + raw_copy(pointer, nbytes) + behind
+    except RuntimeError:  # it has no storage, or no shape, of its own
+        return None
+    tensors[key] = written
+    return written
+
+
+def _cut(tensor: torch.Tensor) -> tuple[int, bytes, bytes] | None:
+    """A stencil for tensors of this type and shape; None if there is none."""
+    shape, nbytes = tensor.shape, tensor.nbytes
+    if tensor.dtype not in _STENCILED or not 0 < nbytes <= INLINE_BYTES or 1 in shape or len(_stencils) >= 4096:
+        return None
+    before = pickle.EXT4 + struct.pack("<I", SMALL_CODE) + pickle.BINBYTES + struct.pack("<I", nbytes)
+    text = NAMES[tensor.dtype].encode()
+    sizes = pickle.dumps(tuple(shape), 5)[2:-1]
+    if sizes[:1] == pickle.FRAME:
+        sizes = sizes[_FRAME:]
+    sizes = sizes.removesuffix(pickle.MEMOIZE)  # nothing of a stencil may be counted among what is memoized
+    behind = pickle.SHORT_BINUNICODE + bytes([len(text)]) + text + sizes + pickle.TUPLE3 + pickle.REDUCE
+    stencil = _stencils[tensor.dtype, shape] = (nbytes, before, behind)
+    return stencil

@@ -1,0 +1,150 @@
+"""Small tensors by stencil: the receiver cannot tell, and whatever is not that simple goes the usual way."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.wire import pickling, stencils
+from remora.wire.pickling import pack, unpack
+from remora.wire.scopes import PackScope
+
+DTYPES = sorted(stencils._STENCILED, key=str)
+
+
+def a_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randint(0, 2, shape).to(dtype)
+
+
+atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=300)
+shapes = st.lists(st.sampled_from([2, 3, 5, 9]), max_size=3).map(tuple)
+small = st.builds(a_tensor, st.sampled_from(DTYPES), shapes)
+parts = atoms | small
+values = small | st.lists(parts | st.lists(parts, max_size=4).map(tuple) | st.just({}), max_size=4).map(tuple)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return (
+            type(left) is type(right)
+            and left.dtype == right.dtype
+            and left.stride() == right.stride()
+            and bool(torch.equal(left, right))
+        )
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and bool(left == right)
+
+
+def has_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, tuple) and any(map(has_tensor, value)))
+
+
+@given(values.filter(has_tensor))
+def test_what_arrives_is_what_was_sent(value: Any) -> None:
+    body = stencils.pickled(value)
+    assert body is not None
+    assert same(unpack(body), value)
+    usual = pickling._Packer().pack(value, None)
+    assert same(unpack(usual.body, [torch.UntypedStorage(len(each)) for each in usual.buffers]), unpack(body))
+
+
+@given(values.filter(has_tensor))
+def test_pack_uses_it(value: Any) -> None:
+    assert pack(value).body == stencils.pickled(value) == pack(value, PackScope()).body
+
+
+def test_arrived_tensors_own_their_memory() -> None:
+    tensor = a_tensor(torch.float32, (4,))
+    arrived = unpack(pack((tensor,)).body)[0]
+    before = tensor.clone()
+    tensor.add_(1)
+    assert torch.equal(arrived, before)
+    assert arrived.resize_(10).shape == (10,)
+
+
+shared = a_tensor(torch.float32, (4,))
+
+
+def with_attribute() -> torch.Tensor:
+    tensor = a_tensor(torch.float32, (4,))
+    tensor.mark = "mine"  # type: ignore[attr-defined]
+    return tensor
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(4, requires_grad=True),
+        torch.ones(8)[2:6],
+        torch.ones(2, 3).t(),
+        torch.ones(2, 1),
+        torch.empty(0),
+        torch.ones(3000, dtype=torch.float64),
+        torch.ones(2, dtype=torch.complex64),
+        torch._neg_view(torch.ones(4)),
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(4, device="meta"),
+        torch.ones(4).as_subclass(Subclass),
+        torch.nn.Parameter(torch.ones(4), requires_grad=False),
+        with_attribute(),
+        (shared, shared),
+        (shared, shared.view(2, 2)),
+        (shared, [1]),
+        (shared, {"a": 1}),
+        ((shared, ((1,),)),),
+        (shared, stencils._PLACE),
+        [shared],
+        {"a": shared},
+        (shared, torch.float32),
+        "text",
+    ],
+)
+def test_what_is_not_that_simple_is_left_to_the_pickler(value: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert stencils.pickled(value) is None
+        packed = pack(value)
+        assert packed.body
+
+
+def test_what_was_shared_is_shared_on_arrival() -> None:
+    first, second = unpack(pack((shared, shared.view(2, 2))).body)
+    first.fill_(7)
+    assert second[1, 1] == 7
+
+
+def test_nothing_is_left_out_of_a_recording() -> None:
+    scope = PackScope()
+    scope.links = []
+    linked = torch.ones(4, requires_grad=True)
+    pack((linked, a_tensor(torch.float32, (4,))), scope)
+    assert scope.links == [linked]
+
+
+def test_a_function_that_has_no_name_goes_by_value_with_its_tensors() -> None:
+    function, args, _ = unpack(pack((lambda x: x + 1, (a_tensor(torch.int64, (2,)),), {})).body)
+    assert torch.equal(function(*args), args[0] + 1)
+
+
+def test_the_number_of_stencils_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stencils, "_stencils", dict.fromkeys(range(4096)))
+    assert stencils.pickled(torch.ones(7)) is None
+
+
+def test_long_texts_beside_tensors() -> None:
+    """Pickle cuts them into frames."""
+    value = ("x" * 70_000, a_tensor(torch.float32, (4,)), b"y" * 140_000, a_tensor(torch.int64, (2, 2)), "z" * 70_000)
+    body = stencils.pickled(value)
+    assert body is not None
+    assert same(pickle.loads(body), value)
