@@ -164,14 +164,14 @@ class Future(torch.futures.Future[T]):
         return cast(T, self._value)
 
     def _await_outcome(self, timeout: float | None) -> None:
-        began = time.monotonic()
+        clock: Clock = getattr(self._of, "clock", None) or clock_here()
+        began = clock.now()
         attend = getattr(self._of, "attend", None)  # a call can be waited for in a better way
         if attend is not None:
             with waiting():
                 attend(timeout)
         if not self._settled:
-            left = None if timeout is None else timeout - (time.monotonic() - began)
-            block_until(self._when_settled, left, self.what, getattr(self._of, "clock", None))
+            block_until(self._when_settled, timeout, self.what, clock, began)
 
     def value(self) -> T:
         """The value of a settled future, or its error."""
@@ -263,10 +263,15 @@ def _as_runtime_error(error: BaseException) -> BaseException:
 
 
 def block_until(
-    subscribe: Callable[[Callable[[object], None]], None], timeout: float | None, what: str, clock: Clock | None = None
+    subscribe: Callable[[Callable[[object], None]], None],
+    timeout: float | None,
+    what: str,
+    clock: Clock | None = None,
+    began: float | None = None,
 ) -> None:
     """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run."""
     clock = clock or clock_here()
+    began = clock.now() if began is None else began
     signal = threading.Lock()
     signal.acquire()
     subscribe(lambda _: signal.release())
@@ -275,7 +280,7 @@ def block_until(
         return signal.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
     with waiting():
-        if not clock.block(wait, NEVER if timeout is None else clock.now() + max(timeout, 0.0)):
+        if not clock.block(wait, NEVER if timeout is None else began + max(timeout, 0.0)):
             raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
 
 
