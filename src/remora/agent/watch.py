@@ -97,7 +97,7 @@ class Watch:
             self._leader = get_ident()
 
     def _look(self) -> list[Event] | None:
-        """What comes within a moment. If somebody else needs this processor, or the interpreter, it is not for us to look."""
+        """What comes within a moment. Who finds that somebody else needs the processor, or the interpreter, looks no more."""
         look, clock = self._glance, time.monotonic
         assert look is not None
         self._steps += 1
