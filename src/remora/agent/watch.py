@@ -97,7 +97,7 @@ class Watch:
             self._leader = get_ident()
 
     def _look(self) -> list[Event] | None:
-        """What comes within a moment. Who finds that somebody else needs the processor, or the interpreter, looks no more."""
+        """What comes within a moment. Who finds the processor or the interpreter wanted by somebody else looks no more."""
         look, clock = self._glance, time.monotonic
         assert look is not None
         self._steps += 1
