@@ -17,7 +17,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 from remora.transport.eagerness import INTERRUPTION, MOMENT
-from remora.transport.poller import Event, Poller
+from remora.transport.poller import Event, Poller, Seen
 
 SPARE = 4  # threads on watch beyond which one that comes back goes home
 STREAK = 8  # events in a row, each within a moment of the last, that make the times brisk
@@ -47,6 +47,7 @@ class Watch:
         self._looks_that_paid = 0
         self._leader = NOBODY  # or a thread
         self._steps = 0  # what was begun, and looks
+        self._looking = False  # the leader is not busy
         self._relief = threading.Lock()  # released to have who stands by look up
         self._relief.acquire()
 
@@ -97,10 +98,23 @@ class Watch:
             self._leader = get_ident()
 
     def _look(self) -> list[Event] | None:
-        """What comes within a moment. Who finds the processor or the interpreter wanted by somebody else looks no more."""
+        """What comes within a moment."""
+        self._looking = True
+        self._steps += 1
+        seen = self._seen_soon()
+        self._looking = False
+        if seen is None:
+            return None
+        self._looks_that_paid += 1
+        if self._looks_that_paid >= LONGEST_STREAK:
+            self._looks_that_paid = 0
+            self._streak_needed = max(self._streak_needed // 2, STREAK)
+        return self._poller.fired(seen)
+
+    def _seen_soon(self) -> Seen | None:
+        """Who finds that somebody else wants the processor, or the interpreter, looks no more."""
         look, clock = self._glance, time.monotonic
         assert look is not None
-        self._steps += 1
         before = clock()
         end = before + MOMENT
         while not (seen := look()):
@@ -111,16 +125,13 @@ class Watch:
                 self._streak_needed = min(2 * self._streak_needed, LONGEST_STREAK)
                 return None
             before = now
-        self._looks_that_paid += 1
-        if self._looks_that_paid >= LONGEST_STREAK:
-            self._looks_that_paid = 0
-            self._streak_needed = max(self._streak_needed // 2, STREAK)
-        return self._poller.fired(seen)
+        return seen
 
     def _slow_down(self) -> None:
         """Brisk times are over: all may sleep at the poller again."""
         self._leader = NOBODY
         self._streak = 0
+        self._look_up()
 
     def _stand_by(self) -> bool:
         """Look after the leader. Whether the thread has to do something: it leads now, or there is too much to do."""
@@ -131,7 +142,7 @@ class Watch:
         if self._leader == VACANT:
             self._leader = get_ident()
             return True
-        if self._steps == steps:  # the leader is stuck
+        if self._steps == steps and not self._looking:  # the leader is stuck
             self._slow_down()
             return False
         return self._steps - steps < min(queued, FEW)
@@ -167,8 +178,7 @@ class Watch:
 
     def stop(self) -> None:
         """Let everybody come back."""
-        self._leader = NOBODY
-        self._look_up()
+        self._slow_down()
         self._poller.wake()
 
     def _look_up(self) -> None:
