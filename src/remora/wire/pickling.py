@@ -67,7 +67,7 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     """
     try:
         body = pickle.dumps(value, _PROTOCOL) if stencils.is_plain(value) else None
-        if body is None and (scope is None or scope.links is None):
+        if body is None and (scope is None or _as_they_are(scope)):
             body = stencils.pickled(value)
         if body is not None:
             return Packed(body, [], [], [])
@@ -88,6 +88,11 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     except BaseException as error:
         packer.roll_back(mark, error)
         raise
+
+
+def _as_they_are(scope: PackScope) -> bool:
+    """Whether tensors on the CPU arrive on the CPU, and without a history."""
+    return scope.links is None and (scope.route is None or not scope.route.moves_cpu)
 
 
 def _pack_by_value(value: object, scope: PackScope | None, mark: int, plain: Exception) -> Packed:
