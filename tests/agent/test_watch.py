@@ -72,8 +72,7 @@ def a_crew(poller: EpollPoller | SelectPoller, limit: int = 16) -> Crew:
 
 @pytest.fixture
 def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setattr(watching, "MOMENT", 2.0)  # so that a slow machine is brisk, too,
-    monkeypatch.setattr(watching, "INTERRUPTION", 10.0)  # and one with other things to do
+    monkeypatch.setattr(watching, "MOMENT", 2.0)  # so that a slow machine is brisk, too
     crew = a_crew(EpollPoller())
     yield crew
     assert crew.stop(5.0) == 0
@@ -188,7 +187,6 @@ def test_a_leader_that_waits_for_something_remote_hands_over_at_once(no_patrol: 
 
 def test_a_leader_with_nothing_to_do_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MOMENT", 0.05)
-    monkeypatch.setattr(watching, "INTERRUPTION", 10.0)
     crew = a_crew(EpollPoller())
     peer = Peer(crew)
     make_brisk(crew, peer)
@@ -213,26 +211,6 @@ def test_services_are_seen_to_while_the_leader_is_stuck(crew: Crew, peer: Peer) 
     wait_until(lambda: not served.is_set())
     released.set()
     assert peer.theirs.recv(1) == b"\1"
-
-
-def test_a_leader_whose_processor_is_wanted_by_others_stops_looking(
-    crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_brisk(crew, peer)
-    monkeypatch.setattr(watching, "INTERRUPTION", -1.0)  # every look takes longer
-    wait_until(lambda: leader(crew) == NOBODY)
-    assert crew._watch._streak_needed == 2 * STREAK, "and it takes more to be brisk again"
-    for _ in range(40 * STREAK):
-        peer.call()
-    assert crew._watch._streak_needed == watching.LONGEST_STREAK
-    monkeypatch.setattr(watching, "INTERRUPTION", 10.0)
-
-    def forgiven() -> bool:
-        for _ in range(50):
-            peer.call()
-        return crew._watch._streak_needed == STREAK
-
-    wait_until(forgiven)
 
 
 def test_rare_events_make_no_brisk_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable
 from threading import get_ident
 
-from remora.transport.eagerness import INTERRUPTION, MOMENT
-from remora.transport.poller import Event, Poller, Seen
+from remora.transport.eagerness import MOMENT
+from remora.transport.poller import Event, Poller
 
 SPARE = 4  # threads on watch beyond which one that comes back goes home
 STREAK = 8  # events in a row, each within a moment of the last, that make the times brisk
-LONGEST_STREAK = 64  # that is needed after looks that were in others' way
 PATROL = 0.001  # seconds from one look after the leader to the next
 FEW = 8  # who runs fewer functions than this between two patrols runs long ones
 
@@ -43,8 +42,6 @@ class Watch:
         self._asleep = 0  # those of them who sleep at the poller
         self._slept_at = 0.0  # when a thread last went to sleep
         self._streak = 0
-        self._streak_needed = STREAK
-        self._looks_that_paid = 0
         self._leader = NOBODY  # or a thread
         self._steps = 0  # what was begun, and looks
         self._looking = False  # the leader is not busy
@@ -94,38 +91,21 @@ class Watch:
         if self._glance is None or self._leader != NOBODY:
             return
         self._streak = self._streak + 1 if time.monotonic() - self._slept_at < MOMENT else 0
-        if self._streak >= self._streak_needed:
+        if self._streak >= STREAK:
             self._leader = get_ident()
 
     def _look(self) -> list[Event] | None:
         """What comes within a moment."""
-        self._looking = True
-        self._steps += 1
-        seen = self._seen_soon()
-        self._looking = False
-        if seen is None:
-            return None
-        self._looks_that_paid += 1
-        if self._looks_that_paid >= LONGEST_STREAK:
-            self._looks_that_paid = 0
-            self._streak_needed = max(self._streak_needed // 2, STREAK)
-        return self._poller.fired(seen)
-
-    def _seen_soon(self) -> Seen | None:
-        """Who finds that somebody else wants the processor, or the interpreter, looks no more."""
         look, clock = self._glance, time.monotonic
         assert look is not None
-        before = clock()
-        end = before + MOMENT
+        self._looking = True
+        self._steps += 1
+        end = clock() + MOMENT
         while not (seen := look()):
-            now = clock()
-            if now > end:
-                return None
-            if now - before > INTERRUPTION:
-                self._streak_needed = min(2 * self._streak_needed, LONGEST_STREAK)
-                return None
-            before = now
-        return seen
+            if clock() > end:
+                break
+        self._looking = False
+        return self._poller.fired(seen) if seen else None
 
     def _slow_down(self) -> None:
         """Brisk times are over: all may sleep at the poller again."""
