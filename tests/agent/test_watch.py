@@ -213,20 +213,16 @@ def test_services_are_seen_to_while_the_leader_is_stuck(crew: Crew, peer: Peer) 
     assert peer.theirs.recv(1) == b"\1"
 
 
-def test_rare_events_make_no_brisk_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOMENT", 0.0)
-    crew = a_crew(EpollPoller())
-    peer = Peer(crew)
-    for _ in range(4 * STREAK):
-        peer.call()
-        assert leader(crew) == NOBODY
-    peer.close()
-    assert crew.stop(5.0) == 0
-
-
-def test_a_poller_that_cannot_be_asked_without_waiting_knows_no_brisk_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOMENT", 2.0)
-    crew = a_crew(SelectPoller())
+@pytest.mark.parametrize(
+    ("poller", "moment"),
+    [(EpollPoller, 0.0), (SelectPoller, 2.0)],
+    ids=["events are rare", "the poller cannot be asked without waiting"],
+)
+def test_where_nobody_leads(
+    poller: type[EpollPoller | SelectPoller], moment: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "MOMENT", moment)
+    crew = a_crew(poller())
     peer = Peer(crew)
     for _ in range(4 * STREAK):
         peer.call()

@@ -3,7 +3,7 @@
 To sleep means to be woken: by another processor, and, if this one had nothing else to do, with cold caches. For an answer
 that takes a few tens of microseconds that doubles the time. So whoever waits for something looks for it for a moment
 first, for as long as that pays. It does not if nothing came, or if another one needed this very processor meanwhile: then
-the next few waits sleep at once, twice as many each time in a row.
+the next few waits sleep at once, twice as many each time; and half as many again for each look that paid.
 """
 
 from __future__ import annotations
