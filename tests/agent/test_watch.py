@@ -1,4 +1,4 @@
-"""Brisk times: one thread leads, another stands by, and nothing waits for a leader that is stuck."""
+"""One thread leads, the others stand at the gate, and nothing waits for a leader that is busy for long."""
 
 from __future__ import annotations
 
@@ -71,17 +71,12 @@ def a_crew(poller: EpollPoller | SelectPoller, limit: int = 16) -> Crew:
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setattr(watching, "MOMENT", 2.0)  # so that a slow machine is brisk, too
+def crew() -> Iterator[Crew]:
     crew = a_crew(EpollPoller())
+    if crew._poller.gate is None:
+        pytest.skip("this system has no gate")
     yield crew
     assert crew.stop(5.0) == 0
-
-
-@pytest.fixture
-def no_patrol(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stands by does not look after the leader: on a slow machine it might find it asleep."""
-    monkeypatch.setattr(watching, "PATROL", 3600.0)
 
 
 @pytest.fixture
@@ -91,53 +86,43 @@ def peer(crew: Crew) -> Iterator[Peer]:
     peer.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes anything from the leader however long it takes, as on a machine that gives it no time."""
+    for name in ("PATROL", "LONG", "WRAP_UP"):
+        monkeypatch.setattr(watching, name, 3600.0)
+    monkeypatch.setattr(Watch._begin, "__defaults__", (3600.0,))
+
+
 def leader(crew: Crew) -> int:
     return crew._watch._leader
 
 
-def make_brisk(crew: Crew, peer: Peer) -> int:
-    """Call until one thread leads and nobody else is at the poller. Which."""
-
-    def brisk() -> bool:
-        peer.call()
-        return leader(crew) > 0 and not crew._watch._asleep
-
-    wait_until(brisk)
+def led(crew: Crew, peer: Peer) -> int:
+    """Which thread leads, when it is back from what it did."""
+    peer.call()
+    wait_until(lambda: crew._watch._idle)
     return leader(crew)
 
 
-def test_one_thread_runs_everything_and_one_stands_by(no_patrol: None, crew: Crew, peer: Peer) -> None:
-    make_brisk(crew, peer)
-
-    def led() -> bool:  # (not at once: another one may be on its way to the poller when brisk times begin)
-        del peer.ran_by[:]
-        for _ in range(200):
-            peer.call()
-        return set(peer.ran_by) == {leader(crew)} and not crew._watch._asleep
-
-    wait_until(led)
-    wait_until(lambda: crew.counts()[:2] == (2, 1))
+# Who runs what.
 
 
-def test_the_leader_serves_other_links_too(no_patrol: None, crew: Crew, peer: Peer) -> None:
-    make_brisk(crew, peer)
+def test_one_thread_runs_everything_and_one_stands_by(patient: None, crew: Crew, peer: Peer) -> None:
     other = Peer(crew)
-
-    def led() -> bool:
-        del other.ran_by[:]
-        for _ in range(20):
-            other.call()
-            peer.call()
-        return set(other.ran_by) == {leader(crew)}
-
     try:
-        wait_until(led)
+        for _ in range(200):
+            peer.ask(0)  # comes while the leader is busy with the next one, or the other way round
+            other.call()
+            peer.answers(1)
     finally:
         other.close()
+    assert set(peer.ran_by + other.ran_by) == {leader(crew)}
+    wait_until(lambda: crew.counts()[:2] == (2, 2))
 
 
 def test_a_function_that_blocks_does_not_hold_up_the_next(crew: Crew, peer: Peer) -> None:
-    make_brisk(crew, peer)
+    led(crew, peer)
     released = threading.Event()
     peer.work[1] = lambda: released.wait(10.0)
     peer.work[2] = released.set
@@ -148,7 +133,6 @@ def test_a_function_that_blocks_does_not_hold_up_the_next(crew: Crew, peer: Peer
 
 
 def test_functions_that_wait_for_each_other_all_run(crew: Crew, peer: Peer) -> None:
-    make_brisk(crew, peer)
     meeting = threading.Barrier(8)
     peer.work[1] = lambda: meeting.wait(10.0)
     peer.ask(*[1] * 8)
@@ -156,22 +140,65 @@ def test_functions_that_wait_for_each_other_all_run(crew: Crew, peer: Peer) -> N
     assert not meeting.broken
 
 
-def test_long_functions_that_pile_up_are_run_by_several(
-    crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is short enough that the leader is never stuck, and none waits for another."""
+@pytest.fixture
+def brisk(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events follow upon each other, and the leader is never found stuck: what it does takes a fifth of a patrol."""
+    monkeypatch.setattr(watching, "MOMENT", 2.0)
     monkeypatch.setattr(watching, "PATROL", 0.1)
-    make_brisk(crew, peer)
+    while crew._watch._streak < STREAK:
+        peer.call()
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.02)
-    before = len(peer.ran_by)
-    peer.ask(*[1] * 30)
-    wait_until(lambda: len(peer.ran_by) - before == 30)
-    assert len(set(peer.ran_by[before:])) > 1
 
 
-def test_a_leader_that_waits_for_something_remote_hands_over_at_once(no_patrol: None, crew: Crew, peer: Peer) -> None:
-    lead = make_brisk(crew, peer)
+def test_long_functions_that_pile_up_are_run_by_several(brisk: None, crew: Crew, peer: Peer) -> None:
+    del peer.ran_by[:]
+    peer.ask(*[1] * 40)
+    peer.answers(40)
+    assert len(set(peer.ran_by)) > 1
+
+
+def test_and_so_they_are_if_they_have_not_been_read(brisk: None, crew: Crew, peer: Peer) -> None:
+    """Two callers, each of which waits for its answer: there is never anything in the backlog."""
+    del peer.ran_by[:]
+    other = Peer(crew)
+    other.work = peer.work
+
+    def call_on() -> None:
+        for _ in range(40):
+            other.call(1)
+
+    caller = threading.Thread(target=call_on)
+    caller.start()
+    for _ in range(40):
+        peer.call(1)
+    caller.join(10.0)
+    other.close()
+    assert len(set(peer.ran_by + other.ran_by)) > 1
+
+
+def test_who_is_about_to_answer_is_left_to_it(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has lost its processor, most likely: another thread would have to wait for one, too."""
+    monkeypatch.setattr(watching, "WRAP_UP", 3600.0)
+    lead = led(crew, peer)
+
+    def answer() -> None:
+        crew.nearly_done()
+        threading.Event().wait(0.05)
+
+    peer.work[1] = answer
+    peer.ask(1)
+    wait_until(lambda: len(peer.ran_by) == 2)
+    peer.ask(0)
+    assert peer.answers(2) == b"\0\1"
+    assert set(peer.ran_by) == {lead}
+
+
+# A leader that waits for something remote.
+
+
+def test_a_leader_that_waits_hands_over_at_once(patient: None, crew: Crew, peer: Peer) -> None:
+    lead = led(crew, peer)
     released = threading.Event()
 
     def wait() -> None:
@@ -185,22 +212,103 @@ def test_a_leader_that_waits_for_something_remote_hands_over_at_once(no_patrol: 
     assert peer.ran_by[-2] == lead != peer.ran_by[-1]
 
 
-def test_a_leader_with_nothing_to_do_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_comes_back_leads_again(patient: None, crew: Crew, peer: Peer) -> None:
+    lead = led(crew, peer)
+
+    def wait() -> None:
+        with waiting():
+            pass
+
+    peer.work[1] = wait
+    for _ in range(20):
+        peer.call(1)
+        wait_until(lambda: crew._watch._idle)
+        peer.call(0)
+    assert set(peer.ran_by) == {lead}
+
+
+def test_a_leader_that_stays_away_is_replaced(crew: Crew, peer: Peer) -> None:
+    lead = led(crew, peer)
+    released = threading.Event()
+    peer.work[1] = lambda: released.wait(10.0)
+    peer.ask(1)
+
+    def replaced() -> bool:
+        peer.call()
+        return leader(crew) != lead
+
+    wait_until(replaced)
+    second = leader(crew)
+    released.set()
+    peer.answers(1)
+    wait_until(lambda: crew.counts()[2] == 0 and crew._watch._idle)
+    del peer.ran_by[:]
+    for _ in range(20):
+        peer.call()
+    assert set(peer.ran_by) == {second}
+
+
+# Threads that helped.
+
+
+def test_who_helped_goes_home_after_a_while(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it what libraries keep for each thread that computed something."""
+    monkeypatch.setattr(watching, "TERM", 0.01)
+    lead = led(crew, peer)
+    meeting = threading.Barrier(4)
+    peer.work[1] = lambda: meeting.wait(10.0)
+    peer.ask(*[1] * 4)
+    peer.answers(4)
+    helpers = set(peer.ran_by) - {lead}
+    assert len(helpers) == 3
+
+    def gone() -> bool:
+        with crew._lock:
+            alive = {thread.ident for thread in crew._threads}
+        return not helpers & alive and len(alive) == 2
+
+    wait_until(gone)
+    wait_until(lambda: crew.counts()[1] == 2)
+
+
+# At rest.
+
+
+def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MOMENT", 0.05)
     crew = a_crew(EpollPoller())
     peer = Peer(crew)
-    make_brisk(crew, peer)
-    wait_until(lambda: leader(crew) == NOBODY)
+
+    def brisk() -> bool:
+        peer.call()
+        return crew._watch._streak >= STREAK
+
+    wait_until(brisk)
+    wait_until(lambda: crew._watch._idle and not crew._watch._set)
     steps = crew._watch._steps
-    wait_until(lambda: crew.counts()[1] == crew.counts()[0])  # all are at the poller
-    assert crew._watch._steps <= steps + 1
-    peer.call()
+    monkeypatch.setattr(crew._watch, "_look", None)  # whoever looked again would fail
+    assert not threading.Event().wait(0.1)
+    assert crew._watch._steps == steps
     peer.close()
     assert crew.stop(5.0) == 0
 
 
+def test_an_idle_crew_sets_no_alarm(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    led(crew, peer)
+    wait_until(lambda: not crew._watch._set)
+    alarms: list[float] = []
+    gate = crew._poller.gate
+    assert gate is not None
+    monkeypatch.setattr(gate, "alarm", alarms.append)
+    assert not threading.Event().wait(0.05)
+    assert alarms == []
+    monkeypatch.undo()
+
+
+# Services.
+
+
 def test_services_are_seen_to_while_the_leader_is_stuck(crew: Crew, peer: Peer) -> None:
-    make_brisk(crew, peer)
     released, served = threading.Event(), threading.Event()
     peer.work[1] = lambda: released.wait(10.0)
     peer.ask(1)
@@ -213,16 +321,33 @@ def test_services_are_seen_to_while_the_leader_is_stuck(crew: Crew, peer: Peer) 
     assert peer.theirs.recv(1) == b"\1"
 
 
-@pytest.mark.parametrize(
-    ("poller", "moment"),
-    [(EpollPoller, 0.0), (SelectPoller, 2.0)],
-    ids=["events are rare", "the poller cannot be asked without waiting"],
-)
-def test_where_nobody_leads(
-    poller: type[EpollPoller | SelectPoller], moment: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "MOMENT", moment)
-    crew = a_crew(poller())
+def test_services_do_not_wait_until_the_leader_is_found_stuck(patient: None, crew: Crew, peer: Peer) -> None:
+    released, served = threading.Event(), threading.Event()
+    peer.work[1] = lambda: released.wait(10.0)
+    peer.ask(1)
+    wait_until(lambda: crew._watch._running)
+    crew.serve(served.set)
+    assert served.wait(10.0)
+    released.set()
+    assert peer.theirs.recv(1) == b"\1"
+
+
+def test_what_the_leader_itself_leaves_to_be_done_is_done_if_it_blocks(crew: Crew, peer: Peer) -> None:
+    served = threading.Event()
+
+    def leave_and_block() -> None:
+        crew.serve(served.set)
+        assert served.wait(10.0)
+
+    peer.work[1] = leave_and_block
+    peer.call(1)
+
+
+# Without a gate, and the end.
+
+
+def test_where_there_is_no_gate_nobody_leads() -> None:
+    crew = a_crew(SelectPoller())
     peer = Peer(crew)
     for _ in range(4 * STREAK):
         peer.call()
@@ -231,8 +356,11 @@ def test_where_nobody_leads(
     assert crew.stop(5.0) == 0
 
 
-def test_a_crew_stops_in_brisk_times(crew: Crew, peer: Peer) -> None:
-    make_brisk(crew, peer)
+def test_a_crew_stops_whatever_its_threads_do(crew: Crew, peer: Peer) -> None:
+    meeting = threading.Barrier(8)
+    peer.work[1] = lambda: meeting.wait(10.0)
+    peer.ask(*[1] * 8)
+    assert peer.answers(8) == b"\1" * 8
 
 
 def test_it_starts_nobody_where_somebody_is() -> None:
@@ -242,6 +370,6 @@ def test_it_starts_nobody_where_somebody_is() -> None:
     watch.keep()
     assert watch.standing == len(hired) == 1
     watch.enrol(-1)
-    assert watch.step()
+    watch.step()
     assert len(hired) == 2
     watch._poller.close()

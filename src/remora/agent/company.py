@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from remora.agent.sending import Sending
 
 PATIENCE = 0.002  # seconds
+ROUND = 0.01  # … from one look to the next, while messages are put aside all the time
 
 
 class Company:
@@ -19,15 +20,22 @@ class Company:
         self._timers = timers
         self._waiting: set[Sending] = set()
         self._due = False  # a timer will look at them
+        self._more = False  # some came since it last did
 
     def expect(self, channel: Sending) -> None:
         """Have what was put aside on this channel sent in a moment."""
         self._waiting.add(channel)
+        self._more = True
         if not self._due:
             self._due = True
             self._timers.soon(PATIENCE, self._give_up)
 
     def _give_up(self) -> None:
-        self._due = False
+        """Looks again by itself while there is reason to: to set a timer wakes a thread, which is what we want to save."""
+        if self._more:
+            self._more = False
+            self._timers.soon(ROUND, self._give_up)
+        else:
+            self._due = False
         while self._waiting:
             self._waiting.pop().flush()

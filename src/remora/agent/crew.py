@@ -150,7 +150,7 @@ class Crew:
             if last and self._left_behind:
                 self._poller.close()
             elif not last and self._stopped:
-                self._poller.wake()  # pass the news on
+                self._watch.stop()  # pass the news on
 
     def _handle(self, events: list[Event]) -> None:
         """Take in what came, and run it."""
@@ -166,14 +166,6 @@ class Crew:
         while self._backlog and not self._stopped:
             if not self._run_one():
                 break
-
-    def _ready_to_block(self) -> None:
-        """C1: call before running anything that may block, on a thread of the crew."""
-        if self._watch.step():
-            if self._services:
-                self._watch.wake()  # if this one blocks, somebody else sees to the next
-            if self._backlog:
-                self._kick()
 
     def _queued(self) -> int:
         jobs = len(self._backlog) if self._active < self.limit else 0
@@ -200,7 +192,7 @@ class Crew:
                 return False
             self._active += 1
             job = self._backlog.popleft()
-        self._ready_to_block()
+        self._watch.step()  # C1
         _here.in_job = True
         try:
             job()
@@ -219,6 +211,10 @@ class Crew:
     def backlog(self) -> int:
         """How many jobs wait for a place."""
         return len(self._backlog)
+
+    def nearly_done(self) -> None:
+        """The current thread is about to answer, and has nothing left to do then."""
+        self._watch.nearly_done()
 
     def leave_job(self) -> None:
         """C2: the current thread, which runs a job, is about to wait for something remote."""
@@ -262,7 +258,7 @@ class Crew:
             service = self._services.popleft()
         except IndexError:
             return
-        self._ready_to_block()
+        self._watch.step()  # C1
         _shielded(service)
 
     # Figures, and the end.

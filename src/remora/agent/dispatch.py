@@ -187,6 +187,7 @@ class Request:
             return
         self._answered = True
         channel, dispatch = self.channel, self._dispatch
+        dispatch.crew.nearly_done()
         if not packed.buffers and len(packed.body) < LARGE:
             if dispatch.crew.backlog:
                 channel.send_lazily(kind, self.frame.call, packed.body, flags)

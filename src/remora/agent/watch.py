@@ -1,12 +1,12 @@
-"""Who of the crew looks at the poller, and how. Knows nothing of what the events mean.
+"""Who of the crew is at the poller, and how. Knows nothing of what the events mean.
 
-Usually every idle thread sleeps at the poller, and while one of them is busy another is there for what comes next. Each
-event then wakes a thread, which takes longer than most functions run, and threads that run such functions side by side
-only wait for the interpreter. So in *brisk* times, when one event follows upon the other, one thread leads: it looks for
-the next event as soon as it is done with the last one, and runs what came. The others are kept from the poller, because
-the kernel would wake them for what the leader sees anyway. One of them stands by and looks after the leader from time to
-time: if long functions pile up, it helps to run them. Brisk times end when nothing comes for a moment, or when the leader is
-stuck in what it runs. A leader that knows that it is about to wait hands over.
+One thread *leads*. It waits for events, and runs what came itself: so nothing is handed over, its caches are warm, and
+libraries that keep helpers for each thread that ever computed (OpenMP) keep them for one. The others stand at a gate, where
+the kernel does not wake them for what the leader sees anyway. The gate opens for them when the leader waits for something
+remote; when it has been busy with one thing for a while; and when things pile up behind functions that take long. If one
+event follows upon the other, the leader does not sleep, but looks for the next one for a moment.
+
+Where there is no gate (`remora.transport.gate`), all sleep at the poller, and each event wakes one of them.
 """
 
 from __future__ import annotations
@@ -17,152 +17,268 @@ from collections.abc import Callable
 from threading import get_ident
 
 from remora.transport.eagerness import MOMENT
-from remora.transport.poller import Event, Poller
+from remora.transport.gate import AT_ONCE, Gate
+from remora.transport.poller import Event, Poller, Seen
 
 SPARE = 4  # threads on watch beyond which one that comes back goes home
-STREAK = 8  # events in a row, each within a moment of the last, that make the times brisk
+STREAK = 8  # events in a row, each within a moment of the last, that make it worth to look for the next
 PATROL = 0.001  # seconds from one look after the leader to the next
-FEW = 8  # who runs fewer functions than this between two patrols runs long ones
+FEW = 16  # steps; who takes fewer than this between two patrols does long things
+LONG = 0.00025  # seconds that the leader must have been busy with one thing before another thread takes the next
+WRAP_UP = 0.005  # … or with the rest of it, after an answer was sent: it takes longer only if the leader lost its processor
+TERM = 0.05  # seconds after which one that helped goes home, and what libraries keep for it with it
+RELIEF = 0.05  # seconds for which the gate stays open after that: where it happened once, it happens again
 
-NOBODY = 0  # leads: the times are not brisk
-VACANT = -1  # whoever stands by is to lead
+NOBODY = 0
 
 
 class Watch:
     """See the head of this file. `hire` starts a thread, which has been counted as being on watch; `queued` says how much
-    there is that could be run now."""
+    there is that could be run now.
+
+    What the leader and the others tell each other is not locked. Each first says what it does, then looks at what the other
+    one said; so whoever is the second sees it.
+    """
 
     def __init__(self, poller: Poller, hire: Callable[[], None], queued: Callable[[], int]) -> None:
         self._poller = poller
+        self._gate = poller.gate
         self._hire = hire
         self._queued = queued
-        self._glance = poller.glance
+        self._stopped = False
         self._lock = threading.Lock()  # guards the next two
-        self.standing = 0  # threads at the poller, on their way to it, or standing by
-        self._asleep = 0  # those of them who sleep at the poller
-        self._slept_at = 0.0  # when a thread last went to sleep
-        self._streak = 0
-        self._leader = NOBODY  # or a thread
-        self._steps = 0  # what was begun, and looks
-        self._looking = False  # the leader is not busy
-        self._relief = threading.Lock()  # released to have who stands by look up
-        self._relief.acquire()
+        self._standing = 0  # threads with nothing to do, but for the leader
+        self._leader = NOBODY
+        # What the leader does.
+        self._idle = False  # nothing
+        self._running = False  # something that may block
+        self._waiting = False  # it does
+        self._steps = 0  # things begun, or nearly done
+        self._long_at = 0.0  # when the last one begins to take long
+        self._streak = 0  # events in a row
+        self._deputed = 0  # things that others began since
+        # The gate and its alarm.
+        self._open = False
+        self._open_until = 0.0  # at least
+        self._set = False  # the alarm is
+        self._then = (0, False)  # when it was set: `_steps`, and whether the leader was behind with them
+        self._summoned = False  # somebody is to come and see
+
+    @property
+    def standing(self) -> int:
+        """How many threads have nothing to do."""
+        return self._standing + self._idle
 
     # For threads with nothing to do.
 
     def enrol(self, n: int = 1) -> None:
         """One more thread is on its way here (or will not come)."""
         with self._lock:
-            self.standing += n
+            self._standing += n
 
     def events(self) -> list[Event] | None:
         """What is to be done next; None if the thread is not needed any more."""
         if self._leader == get_ident():
-            events = self._look()
-            if events is not None:
-                return events
-            self._slow_down()
+            return self._lead()
         with self._lock:
-            if self.standing >= (SPARE if self._leader == NOBODY else 1) and not self._queued():
+            if self._standing >= SPARE and not self._queued():
                 return None
-            self.standing += 1
-        return self.wait()
+            self._standing += 1
+        return self.wait(TERM)
 
-    def wait(self) -> list[Event]:
-        """Sleep until something happens. The thread has been counted."""
-        while self._leader != NOBODY:
-            if self._stand_by():
-                self.enrol(-1)
-                return []
-        if self._queued():  # left behind in brisk times, when nobody is woken for it
+    def wait(self, term: float = -1.0) -> list[Event] | None:
+        """Sleep until there is something to do. The thread has been counted."""
+        gate = self._gate
+        if self._leader == NOBODY and gate is not None and self._take_over(NOBODY):
             self.enrol(-1)
-            return []
-        with self._lock:
-            self._asleep += 1
-        self._slept_at = time.monotonic()
-        events = self._poller.wait()
-        with self._lock:
-            self._asleep -= 1
-            self.standing -= 1
-        self._consider_leading()
+            return self._lead()
+        events = self._poller.wait() if gate is None else self._stand_by(gate, term)
+        if events is None and self._standing <= 1:
+            self._hire()  # in its place
+        else:
+            self.enrol(-1)
         return events
 
-    def _consider_leading(self) -> None:
-        if self._glance is None or self._leader != NOBODY:
-            return
-        self._streak = self._streak + 1 if time.monotonic() - self._slept_at < MOMENT else 0
-        if self._streak >= STREAK:
-            self._leader = get_ident()
+    # The leader.
 
-    def _look(self) -> list[Event] | None:
-        """What comes within a moment."""
-        look, clock = self._glance, time.monotonic
-        assert look is not None
-        self._looking = True
+    def _lead(self) -> list[Event]:
+        clock = time.monotonic
+        self._idle = True
+        begun = clock()
+        if self._open and begun > self._open_until:
+            self._shut()
+        self._running = self._waiting = False
+        self._deputed = 0
+        seen = self._look(begun + MOMENT) if self._streak >= STREAK else None
+        if seen:
+            events = self._poller.fired(seen)
+            now = clock()
+        else:
+            events = self._poller.wait()
+            now = clock()
+            self._streak = self._streak + 1 if now - begun < MOMENT else 0
+        self._long_at = now + LONG
         self._steps += 1
-        end = clock() + MOMENT
+        self._idle = False
+        if not self._set:
+            self._set_alarm(PATROL)
+        return events
+
+    def _look(self, end: float) -> Seen | None:
+        """What comes within a moment."""
+        look, clock = self._poller.glance, time.monotonic
         while not (seen := look()):
             if clock() > end:
-                break
-        self._looking = False
-        return self._poller.fired(seen) if seen else None
+                return None
+        return seen
 
-    def _slow_down(self) -> None:
-        """Brisk times are over: all may sleep at the poller again."""
-        self._leader = NOBODY
-        self._streak = 0
-        self._look_up()
-
-    def _stand_by(self) -> bool:
-        """Look after the leader. Whether the thread has to do something: it leads now, or there is too much to do."""
-        steps, queued = self._steps, self._queued()
-        self._relief.acquire(timeout=PATROL)
-        if self._leader == NOBODY:
-            return False
-        if self._leader == VACANT:
+    def _take_over(self, leader: int) -> bool:
+        with self._lock:
+            if self._leader != leader:
+                return False
             self._leader = get_ident()
-            return True
-        if self._steps == steps and not self._looking:  # the leader is stuck
-            self._slow_down()
+        self._begin()
+        self._running, self._waiting = leader != NOBODY, False
+        self._streak = self._deputed = 0
+        self._shut()
+        return True
+
+    def _begin(self, patience: float = LONG) -> None:
+        self._steps += 1
+        self._long_at = time.monotonic() + patience
+
+    def _shut(self) -> None:
+        self._open = False
+        assert self._gate is not None
+        self._gate.shut()
+
+    # The others.
+
+    def _stand_by(self, gate: Gate, term: float) -> list[Event] | None:
+        clock = time.monotonic
+        end = clock() + term
+        deferred = False
+        while not self._stopped:
+            if self._open and not deferred:
+                gate.open()  # (which lets one pass)
+            may_pass, alarm = gate.wait(-1.0 if term < 0 else max(end - clock(), 0.0))
+            deferred = False
+            if alarm and self._patrol(gate):
+                return []
+            if may_pass and self._open:
+                if self._may_help():
+                    seen = self._poller.glance()
+                    if seen:
+                        return self._poller.fired(seen)
+                else:
+                    deferred = True
+                    self._set_alarm(LONG)
+            if term > 0 and clock() > end:
+                return None
+        return []
+
+    def _may_help(self) -> bool:
+        """The poller has something, and the gate was open: whether to take it, or to leave it to the leader."""
+        if self._idle:
             return False
-        return self._steps - steps < min(queued, FEW)
+        now = time.monotonic()
+        if now < self._long_at:
+            return self._waiting
+        self._open_until = now + RELIEF
+        return True
+
+    def _patrol(self, gate: Gate) -> bool:
+        """The alarm rang: look after the leader. Whether there is something to do that it does not come to do."""
+        self._set = False
+        summoned, self._summoned = self._summoned, False
+        steps, was_behind = self._then
+        done = self._steps - steps
+        if self._idle:
+            return summoned
+        if done == 0 and time.monotonic() > self._long_at:
+            self._leave_to_others(gate, 0.0)
+            return True
+        behind = 0 < done < FEW and (self._queued() > 0 or gate.crowded())
+        self._set_alarm(PATROL, behind)
+        if behind and was_behind:
+            self._leave_to_others(gate, time.monotonic() + RELIEF)
+            return True
+        return summoned
+
+    def _leave_to_others(self, gate: Gate, until: float) -> None:
+        self._open_until = until
+        self._open = True
+        gate.open()
+        if self._idle and not until:  # it came back meanwhile
+            self._shut()
+
+    def _set_alarm(self, seconds: float, behind: bool = False) -> None:
+        self._set = True
+        self._then = (self._steps, behind)
+        assert self._gate is not None
+        self._gate.alarm(seconds)
 
     # For threads that are busy.
 
     def keep(self) -> None:
-        """See to it that somebody is on watch, or stands by."""
-        if self.standing < 1:
+        """See to it that somebody is on watch."""
+        if self._standing < 1:
             self.enrol()
             self._hire()
 
-    def step(self) -> bool:
-        """The current thread is about to run something that may block. True if somebody should be woken for the rest."""
+    def step(self) -> None:
+        """The current thread is about to run something that may block: what else is queued should not wait for it long."""
         self.keep()
-        self._steps += 1
-        if self._leader == NOBODY:
-            return True
-        if self._asleep:  # brisk times have just begun: have it stand by
-            self._poller.wake()  # (the leader may be the one to hear it, but not if it is stuck in what it runs)
-        return False
+        leader = self._leader
+        if leader == get_ident():
+            self._running = True
+            self._begin()
+            if self._queued():
+                if self._open:
+                    self.summon()
+                elif self._streak < STREAK:
+                    self._set_alarm(LONG)
+            return
+        self._deputed += 1
+        away = self._deputed > STREAK  # the leader, all the time: let another one lead
+        if self._open and not (away and self._take_over(leader)):
+            assert self._gate is not None
+            self._gate.open()
+        if self._queued():
+            self.summon()
+
+    def nearly_done(self) -> None:
+        """What the current thread has left to do takes no time."""
+        if self._leader == get_ident():
+            self._begin(WRAP_UP)
 
     def block(self) -> None:
-        """The current thread is about to wait. If it leads, another one is to do so."""
-        if self._leader == get_ident():
-            self._leader = VACANT
-            self._look_up()
+        """The current thread is about to wait. If it leads, others are to do what comes."""
+        if self._leader == get_ident() and self._gate is not None:
+            self._waiting = True
+            if not self._open:
+                self._open = True
+                self._gate.open()
         self.keep()
 
     def wake(self) -> None:
         """Have a thread see that there is something to do."""
-        self._poller.wake()
+        if self._running and self._leader != get_ident():
+            self.summon()
+        else:
+            self._poller.wake()
+
+    def summon(self) -> None:
+        """Have another thread than the leader see that there is something to do."""
+        if self._gate is None:
+            self._poller.wake()
+        else:
+            self._summoned = True
+            self._gate.alarm(AT_ONCE)
 
     def stop(self) -> None:
         """Let everybody come back."""
-        self._slow_down()
+        self._stopped = True
         self._poller.wake()
-
-    def _look_up(self) -> None:
-        try:
-            self._relief.release()
-        except RuntimeError:
-            pass  # it has not looked since the last time
+        if self._gate is not None:
+            self._gate.alarm(AT_ONCE)

@@ -121,7 +121,7 @@ class Contexts:
 
     def _clean_up(self, request: Request) -> None:
         self._release(int(request.unpack()), request.caller)  # type: ignore[call-overload]
-        request.reply(CLEANUP_RESP, None)
+        request.acknowledge(CLEANUP_RESP)
 
     def bury(self, peer: Peer) -> None:
         """A worker is gone: nobody else will release its contexts, or tell us that one is released which we have of it."""

@@ -1,8 +1,8 @@
 """Tells threads which sources have something to read or room to write; each event goes to one thread only.
 
 Any number of threads may sit in `wait` at once. An armed source fires once and must be armed again by whoever handled it.
-On Linux the kernel wakes the thread that came last, which is the one whose caches are warm, and no thread has to wake
-another to keep watch: that saves a hand-over per message. Elsewhere one thread at a time waits in `select`.
+On Linux the kernel wakes the thread that came last, which is the one whose caches are warm, and threads can be kept from
+the poller until they are needed (`gate`). Elsewhere one thread at a time waits in `select`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
+
+from remora.transport.gate import Gate, make_gate
 
 
 class Source(Protocol):
@@ -54,10 +56,12 @@ class Poller(ABC):
     def wait(self) -> list[Event]:
         """Block until something fires or somebody calls `wake`; which sources, and whether for writing alone."""
 
+    gate: Gate | None = None  # where threads wait that are kept from it, where there is such a thing
+
     @property
     @abstractmethod
-    def glance(self) -> Callable[[], Seen] | None:
-        """Look, without waiting, whether something fired; `fired` must be told of it then. None: there is no such way."""
+    def glance(self) -> Callable[[], Seen]:
+        """Look, without waiting, whether something fired; `fired` must be told of it then. For pollers with a gate."""
 
     @abstractmethod
     def fired(self, seen: Seen) -> list[Event]:
@@ -146,6 +150,7 @@ class EpollPoller(Poller):
         self._wake = _Wake()
         self._wake_fd = self._wake.fileno()
         self._epoll.register(self._wake_fd, _ONESHOT_READ)
+        self.gate = make_gate(self._epoll)
 
     def add(self, source: Source) -> None:
         descriptor = source.fileno()
@@ -199,6 +204,8 @@ class EpollPoller(Poller):
 
     def close(self) -> None:
         self._sources.clear()
+        if self.gate is not None:
+            self.gate.close()
         self._epoll.close()
         self._wake.close()
 
@@ -251,7 +258,9 @@ class SelectPoller(Poller):
                 ready = selector.select()
             return self.fired([(key.fd, mask) for key, mask in ready])
 
-    glance = None
+    @property
+    def glance(self) -> Callable[[], Seen]:
+        raise NotImplementedError
 
     def fired(self, seen: Seen) -> list[Event]:
         fired: list[Event] = []
