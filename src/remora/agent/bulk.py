@@ -62,7 +62,14 @@ class Sharing:
         segment = self._lender.lend(shm.room_for(packed.buffers), self._key)
         if segment is None:
             return None
-        reference = segment.fill(packed.buffers)
+        try:
+            loading = packed.loading()
+            reference = segment.fill(packed.buffers, loading)
+            if loading:
+                packed.complete(segment.places(reference, loading))
+        except BaseException:
+            self._lender.take_back([segment.number], self._key, self._now())
+            raise
         return packed.body + reference + _LENGTH.pack(len(reference))
 
     def borrow(self, frame: Frame) -> bool:
