@@ -245,6 +245,8 @@ class Sending(ABC):
             if isinstance(call, int):
                 raise
             raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
+        finally:
+            self.flush()  # what others left for us to write
 
     def _send_packed(
         self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
@@ -329,9 +331,10 @@ class Sending(ABC):
                 self._break_off(link, error)
 
     def _break_off(self, link: StreamLink | None, error: BaseException) -> None:
-        """Half a frame is on the link."""
+        """Half a frame is on the link, which may be quite well: make sure that whoever reads it notices."""
         if link is not None and not link.failed:
             link.failed = True
+            link.sever()
             self._link_failed(link, error)
 
     def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
