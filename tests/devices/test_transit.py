@@ -176,7 +176,9 @@ def test_a_reconnect_in_the_midst_of_a_reply(world: World, slow: SlowDevice) -> 
 def test_a_copy_that_fails_fails_the_call_and_no_other(world: World, slow: SlowDevice, fails_at: int) -> None:
     slow.fails_at = fails_at
     slow.allow(100)
-    with pytest.raises(CallNotSent, match=r"call of .*take on worker1: .* copied from cpu.*: the device is gone.*not run"):
+    with pytest.raises(
+        CallNotSent, match=r"call of .*take on worker1: .* copied from cpu.*: the device is gone.*not run"
+    ):
         call(world, take, (sample(10),)).result()
     slow.fails_at = -1
     assert call(world, take, (sample(11),)).result() == int(sample(11).sum())
@@ -208,7 +210,7 @@ def test_a_result_that_cannot_be_copied_is_an_error_for_its_caller(
 ) -> None:
     slow.fails_at = fails_at
     slow.allow(100)
-    with pytest.raises(SerializationError, match="copied from cpu.*the device is gone") as caught:
+    with pytest.raises(SerializationError, match=r"copied from cpu.*the device is gone") as caught:
         call(world, give, (14,)).result()
     assert isinstance(caught.value, RemoteError)
     slow.fails_at = -1
@@ -315,7 +317,9 @@ def test_frames_with_cargo_are_read_in_any_pieces(slow: SlowDevice, seed: int) -
     sent.insert(chance.randrange(5), pickle.PickleBuffer(bytearray(b"z" * chance.choice([9000, CHUNK]))))
     road = Road(False)
     data = as_bytes(pack(sent, PackScope(route=road)))
-    frames = fed(data * 2, lambda: chance.choice([1, 1000, 1 << 16, 1 << 18, 1 << 22]) if chance.random() < 0.9 else 1 << 30)
+    frames = fed(
+        data * 2, lambda: chance.choice([1, 1000, 1 << 16, 1 << 18, 1 << 22]) if chance.random() < 0.9 else 1 << 30
+    )
     assert len(frames) == 2
     for frame in frames:
         body, manifest = split(frame.body, len(frame.buffers))

@@ -49,7 +49,9 @@ class Download:
 
     __slots__ = ("_aside", "_parts", "_pinned", "_plan", "_under_way", "memory")
 
-    def __init__(self, parts: Sequence[torch.Tensor], pageable: Callable[[int], torch.Tensor] = copies.pageable) -> None:
+    def __init__(
+        self, parts: Sequence[torch.Tensor], pageable: Callable[[int], torch.Tensor] = copies.pageable
+    ) -> None:
         nbytes = sum(part.nbytes for part in parts)
         self._parts = parts
         self._pinned = nbytes <= PINNED_UP_TO
@@ -59,7 +61,9 @@ class Download:
             make = copies.pinned if self._pinned else pageable
             self.memory = [make(part.nbytes) for part in parts]
             beside = nbytes > copies.CHUNK  # else there is nothing to wait for in the midst of it
-            self._aside = {device: streams.aside(device) if beside else None for device in {part.device for part in parts}}
+            self._aside = {
+                device: streams.aside(device) if beside else None for device in {part.device for part in parts}
+            }
             self._go_on()
             if self._pinned and beside:
                 self._hold_back()
@@ -99,7 +103,9 @@ class Download:
                     self._go_on()
             except Exception as error:
                 devices = " and ".join(sorted(str(device) for device in self._aside))
-                raise SerializationError(f"its tensors could not be copied from {devices} to the host: {error}") from error
+                raise SerializationError(
+                    f"its tensors could not be copied from {devices} to the host: {error}"
+                ) from error
             yield ranges
 
     def _take(self, piece: _Piece, memory: Sequence[torch.Tensor]) -> list[Range]:
