@@ -63,10 +63,11 @@ class Sharing:
         if segment is None:
             return None
         try:
-            loading = packed.loading()
-            reference = segment.fill(packed.buffers, loading)
-            if loading:
-                packed.complete(segment.places(reference, loading))
+            if packed.loading is None:
+                reference = segment.fill(packed.buffers)
+            else:
+                reference = segment.fill(packed.buffers, packed.loading.numbers)
+                packed.complete(segment.places(reference, packed.loading.numbers))
         except BaseException:
             self._lender.take_back([segment.number], self._key, self._now())
             raise

@@ -236,7 +236,7 @@ class Sending(ABC):
         what the kernel has not taken by then is copied, so that the message is a value in any case. Raises CallNotSent if
         a call could not be sent by then; and if its tensors cannot be had from their device (for a reply, whose sender has
         to say something else then, SerializationError)."""
-        if packed.download is None:
+        if packed.loading is None:
             self._send_packed(kind, call, packed, flags, timeout, until)
             return
         try:
@@ -245,8 +245,6 @@ class Sending(ABC):
             if isinstance(call, int):
                 raise
             raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
-        finally:
-            self.flush()  # what others left for us to write
 
     def _send_packed(
         self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
@@ -303,7 +301,7 @@ class Sending(ABC):
         parts: tuple[Part, ...] = (head, *packed.buffers)
         size = len(head) + sum(map(len, packed.buffers))
         session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
-        if packed.download is None:
+        if packed.loading is None:
             self._put(parts, until)
         else:
             self._put_as_it_comes(number, head, packed, until)
@@ -316,7 +314,6 @@ class Sending(ABC):
             for ready in packed.pieces(head):
                 self._put(ready, until)
                 self._hurry(link)
-            packed.download = None
         except BaseException as error:
             self.session.amend(number, HEADER.pack(0, VOID, 0, 0, 0, number, 0, 0.0))
             self._break_off(link, ConnectionError(f"a message broke off in the midst of it: {error}"))

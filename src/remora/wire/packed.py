@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from remora.devices.transit import Download
 
 CARGO = 32  # a flag of frames: the body ends with a manifest of device memory; see `remora.wire.cargo`
+
+
+class Loading(NamedTuple):
+    """What is on its way from devices to buffers of a message."""
+
+    download: Download
+    numbers: range  # of the buffers
 
 
 class Packed:
@@ -20,8 +27,7 @@ class Packed:
     """
 
     __slots__ = (
-        "body", "buffers", "download", "first_loaded", "flags", "keepalive", "lent", "recording", "tensors", "undo",
-        "untracked",
+        "body", "buffers", "flags", "keepalive", "lent", "loading", "recording", "tensors", "undo", "untracked",
     )  # fmt: skip
 
     body: bytes
@@ -32,8 +38,7 @@ class Packed:
     recording: Any  # what the message belongs to, if anything: its reply belongs to the same
     flags: int  # what whoever sends it says of it
     lent: Sequence[bytes]  # references to device memory that goes with it
-    download: Download | None  # what is on its way from devices, to the buffers from number `first_loaded` on
-    first_loaded: int
+    loading: Loading | None  # what is not there yet
     untracked: bool  # some buffer is memory whose changes nobody counts (not a tensor's)
 
     def __init__(
@@ -53,31 +58,25 @@ class Packed:
         self.recording = None
         self.flags = 0
         self.lent = ()
-        self.download = None
-        self.first_loaded = 0
-
-    def loading(self) -> range:
-        """The numbers of the buffers that are on their way from devices."""
-        if self.download is None:
-            return range(0)
-        return range(self.first_loaded, self.first_loaded + len(self.download.memory))
+        self.loading = None
 
     def complete(self, targets: Sequence[torch.Tensor] | None = None) -> None:
         """Wait for what is on its way from devices; have it put into `targets` in the place of the buffers, if given."""
-        if self.download is not None:
-            for _ in self.download.pieces(targets):
+        if self.loading is not None:
+            for _ in self.loading.download.pieces(targets):
                 pass
-            self.download = None
+            self.loading = None
 
     def pieces(self, head: bytes) -> Iterator[list[bytes | memoryview]]:
         """The message, with this before its buffers, in lists of what is there: as it comes from devices."""
-        assert self.download is not None, "something is on its way"
-        loading = self.loading()
-        ready: list[bytes | memoryview] = [head, *self.buffers[: loading.start]]
-        for ranges in self.download.pieces():
-            yield ready + [self.buffers[loading[index]][place] for index, place in ranges]
+        assert self.loading is not None, "something is on its way"
+        download, numbers = self.loading
+        ready: list[bytes | memoryview] = [head, *self.buffers[: numbers.start]]
+        for ranges in download.pieces():
+            yield ready + [self.buffers[numbers[index]][place] for index, place in ranges]
             ready = []
-        ready += self.buffers[loading.stop :]
+        self.loading = None
+        ready += self.buffers[numbers.stop :]
         if ready:
             yield ready
 
