@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.devices import copies, transit
+from remora.devices import copies, kinds, streams, transit
 from remora.devices.maps import Wishes
 from remora.devices.transit import Download, Upload
 from remora.errors import CallNotSent, RemoteError, SerializationError
@@ -22,7 +22,7 @@ from remora.wire.frames import HEADER, FrameReader, lengths
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import PackScope, UnpackScope
-from tests.devices.pretence import CPU, PLACE
+from tests.devices.pretence import CPU, PLACE, PRETENDED, Module, Stream
 from tests.devices.slow import CHUNK, SlowDevice, slow
 from tests.devices.test_cargo import Road
 
@@ -204,6 +204,14 @@ def test_a_future_has_the_error(world: World, slow: SlowDevice) -> None:
         future.wait()
 
 
+def test_what_was_to_be_made_is_not(world: World, slow: SlowDevice) -> None:
+    slow.fails_at = 1
+    slow.allow(100)
+    with pytest.raises(CallNotSent, match="the device is gone"):
+        world.run(0, rpc.remote, "worker1", take, (sample(13),))
+    assert not world[0].agent.peers.find("worker1").outgoing.pending, "nobody waits for it"
+
+
 @pytest.mark.parametrize("fails_at", [1, PIECES - 1])
 def test_a_result_that_cannot_be_copied_is_an_error_for_its_caller(
     world: World, slow: SlowDevice, fails_at: int
@@ -285,6 +293,44 @@ def test_an_upload_fills_its_memory_piece_by_piece(slow: SlowDevice) -> None:
         upload.filled()
     assert (at, slow.uploaded) == (SIZE, PIECES)
     assert torch.equal(copies.span(upload.storage(), 0, SIZE), sent)
+
+
+def test_copies_are_ordered_between_what_the_current_stream_did_and_what_it_does_next(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Stream] = []
+
+    def new_stream(device: torch.device) -> Stream:
+        made.append(Stream(f"beside {len(made)}"))
+        return made[-1]
+
+    monkeypatch.setattr(module, "Stream", new_stream)
+    monkeypatch.setattr(kinds, "UNNUMBERED", ("meta",))  # the CPU has streams
+    monkeypatch.setattr(copies, "CHUNK", CHUNK)
+    download = Download([sample(1)])
+    (beside,) = made
+    assert beside.told == ["default", "synchronized"], "it goes on from there, and the first piece is waited for"
+    assert module.current.told == ["beside 0"]
+    assert [len(ranges) for ranges in download.pieces()] == [1] * PIECES
+    assert beside.told == ["default"] + ["synchronized"] * (1 + PIECES)
+    assert torch.equal(download.memory[0], sample(1))
+    Download([sample(1, CHUNK)])
+    assert len(made) == 1, "what is small goes with the current stream"
+    assert module.current.told == ["beside 0", "synchronized"]
+
+
+def test_a_device_is_not_started_by_what_arrives(module: Module) -> None:
+    assert transit.worthwhile(PRETENDED)
+    module.started = False
+    assert not transit.worthwhile(PRETENDED)
+    assert not transit.worthwhile(CPU)
+    assert transit.upload(SIZE, torch.device("meta")) is None
+
+
+def test_without_room_on_the_device_what_arrives_waits_on_the_host(module: Module) -> None:
+    streams.for_arrivals.cache_clear()
+    assert transit.upload(SIZE, torch.device("cuda", 99)) is None  # there is no such device
+    streams.for_arrivals.cache_clear()
 
 
 # As they come in.

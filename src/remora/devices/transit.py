@@ -176,7 +176,7 @@ class Upload:
 
 def upload(nbytes: int, device: torch.device) -> Upload | None:
     """To have what arrives copied to a device as it comes; None if it is to be received first: it is small, or stays on the
-    host, or there is no room there (as whoever wants it will find out)."""
+    host, or the device is not in use yet, or there is no room (as whoever wants it will find out)."""
     if nbytes < copies.CHUNK // 8 or not worthwhile(device):
         return None
     try:
@@ -186,8 +186,9 @@ def upload(nbytes: int, device: torch.device) -> Upload | None:
 
 
 def worthwhile(device: torch.device) -> bool:
-    """Whether memory of this device is another than the host's."""
-    return device.type not in kinds.UNNUMBERED
+    """Whether memory of this device is another than the host's, and can be had at once: to start a device takes seconds,
+    for which nobody would read what the peer says."""
+    return device.type not in kinds.UNNUMBERED and kinds.started(device.type)
 
 
 def _pieces(parts: Sequence[torch.Tensor]) -> Iterator[list[Range]]:
