@@ -1,4 +1,7 @@
-"""Tensors on a GPU, beside torch.distributed.rpc: `python -m benchmarks.devices [--rounds N] [--json FILE]`.
+"""Tensors on a GPU, beside torch.distributed.rpc: `python -m benchmarks.devices [--over-host] [--rounds N] [--json FILE]`.
+
+With `--over-host` nothing is lent: they go by TCP, by a Unix socket or by shared memory, and the time that the two copies
+take by themselves, from the device to pinned memory and back, stands beside.
 
 Two processes on one device, started afresh for each turn, and never those of both at once: threads of torch's that wait for
 messages keep cores busy. Apart from the other benchmarks, because it needs a GPU and nothing else of theirs.
@@ -23,7 +26,24 @@ CONTESTANTS = {
     "remora": ("remora.rpc", "RemoraRpcBackendOptions"),
     "torch": ("torch.distributed.rpc", "TensorPipeRpcBackendOptions"),
 }
-TIMEOUT = 240.0
+# How to have tensors go over the host. TensorPipe has no Unix sockets; its transport by shared memory is the nearest to it.
+LENT = ""
+ROADS: dict[str, dict[str, dict[str, Any]]] = {
+    LENT: {"remora": {}, "torch": {}},
+    "TCP": {
+        "remora": {"device_memory": 0, "shared_memory": 0, "transports": ["tcp"]},
+        "torch": {"_transports": ["uv"], "_channels": ["basic", "cuda_basic"]},
+    },
+    "Unix socket": {
+        "remora": {"device_memory": 0, "shared_memory": 0, "transports": ["unix"]},
+        "torch": {"_transports": ["shm", "uv"], "_channels": ["basic", "cuda_basic"]},
+    },
+    "shared memory": {
+        "remora": {"device_memory": 0},
+        "torch": {"_transports": ["shm", "uv"], "_channels": ["cma", "basic", "cuda_basic"]},
+    },
+}
+TIMEOUT = 90.0  # of one turn of one of them
 # What we want: how many times as fast. A call that has returned has delivered nothing yet, so that alone is no goal.
 GOALS = {"no-op": 8.0, "1 MB, tensor there": 2.0, "256 MB, tensor there": 5.0, "1000 MB, tensor there": 5.0}
 
@@ -36,6 +56,7 @@ class Place:
     """What a worker process is told."""
 
     contestant: str
+    road: str
     rank: int
     init_method: str
 
@@ -43,13 +64,13 @@ class Place:
 class Pair:
     """Two workers of one contestant; worker0 measures when asked to."""
 
-    def __init__(self, contestant: str) -> None:
+    def __init__(self, contestant: str, road: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="remora-devices-")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(2):
             ours, theirs = _fork.Pipe()
-            place = Place(contestant, rank, f"file://{self._folder.name}/store")
+            place = Place(contestant, road, rank, f"file://{self._folder.name}/store")
             process = _fork.Process(target=_live, args=(place, theirs), daemon=True)
             process.start()
             theirs.close()
@@ -83,42 +104,60 @@ def _live(place: Place, pipe: Connection) -> None:
     warnings.simplefilter("ignore")
     module, options_class = CONTESTANTS[place.contestant]
     rpc = importlib.import_module(module)
-    options = getattr(rpc, options_class)(init_method=place.init_method, device_maps={f"worker{1 - place.rank}": {0: 0}})
+    options = getattr(rpc, options_class)(
+        init_method=place.init_method,
+        device_maps={f"worker{1 - place.rank}": {0: 0}},
+        **ROADS[place.road][place.contestant],
+    )
     rpc.init_rpc(f"worker{place.rank}", rank=place.rank, world_size=2, rpc_backend_options=options)
     while pipe.recv() == "measure":
-        pipe.send(_attempt(rpc))
+        pipe.send(_attempt(rpc, place.road))
     rpc.shutdown()
 
 
-def _attempt(rpc: Any) -> list[tuple[str, float]] | str:
+def _attempt(rpc: Any, road: str) -> list[tuple[str, float]] | str:
     from benchmarks.suite import device
 
     try:
-        return list(device.measure(rpc, "worker1"))
+        return list(device.measure(rpc, "worker1") if road == LENT else device.over_host(rpc, "worker1", road))
     except Exception:
         return traceback.format_exc()
 
 
-def run(rounds: int) -> dict[str, dict[str, list[float]]]:
+def run(rounds: int, roads: list[str]) -> dict[str, dict[str, list[float]]]:
     """Seconds, by metric and contestant: one of each for each round."""
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
         for name in list(CONTESTANTS) if number % 2 == 0 else list(CONTESTANTS)[::-1]:
-            print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-            pair = Pair(name)
-            try:
-                for metric, seconds in pair.measure():
+            for road in roads:
+                print(f"round {number + 1} of {rounds}: {name} {road}", file=sys.stderr, flush=True)
+                for metric, seconds in _turn(name, road):
                     found.setdefault(metric, {}).setdefault(name, []).append(seconds)
-            finally:
-                pair.end()
     return found
+
+
+def _turn(name: str, road: str) -> list[tuple[str, float]]:
+    pair = Pair(name, road)
+    try:
+        return pair.measure()
+    except (RuntimeError, EOFError, OSError) as error:
+        if name == "remora" or road == LENT:
+            raise
+        print(f"{name} cannot do this by {road}: {error}", file=sys.stderr)  # its channels are not on every machine
+        return []
+    finally:
+        pair.end()
 
 
 def show(found: dict[str, dict[str, list[float]]]) -> None:
     """The medians of the rounds, and how many times as fast."""
     print(f"{'':<24}{'remora':>12}{'torch':>12}{'ratio':>8}   goal")
     for metric, by_name in found.items():
-        ours, theirs = (statistics.median(by_name[name]) for name in CONTESTANTS)
+        ours = statistics.median(by_name["remora"])
+        if "torch" not in by_name:
+            print(f"{metric:<24}{_words(ours):>12}")
+            continue
+        theirs = statistics.median(by_name["torch"])
         ratio = theirs / ours
         print(f"{metric:<24}{_words(ours):>12}{_words(theirs):>12}{ratio:>7.1f}x   {_verdict(metric, ratio)}")
 
@@ -135,6 +174,7 @@ def _words(seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.devices", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often each has its turn (default: 3)")
+    parser.add_argument("--over-host", action="store_true", help="lend nothing: by sockets, and by shared memory")
     parser.add_argument("--json", metavar="FILE", help="write every number there")
     arguments = parser.parse_args()
     import torch
@@ -142,7 +182,7 @@ def main() -> int:
     if not torch.cuda.device_count():
         print("There is no CUDA device here.")
         return 1
-    found = run(arguments.rounds)
+    found = run(arguments.rounds, [road for road in ROADS if road != LENT] if arguments.over_host else [LENT])
     show(found)
     if arguments.json:
         with open(arguments.json, "w") as file:

@@ -14,6 +14,7 @@ from benchmarks.measure import time_each
 MB = 10**6
 TIMES = {1: 200, 256: 60, 1000: 30}  # MB, and how often
 NOOPS = 2000
+OVER_HOST = {1: 100, 64: 20, 256: 10}  # the same, when nothing is lent
 
 
 def nothing() -> None:
@@ -49,6 +50,35 @@ def measure(rpc: Any, peer: str) -> Iterator[tuple[str, float]]:
                 raise AssertionError(f"{size} MB arrived changed")
         for function, words in ((take, "call returned"), (have, "tensor there")):
             yield f"{size} MB, {words}", _median(rpc, peer, function, tensor, times)
+
+
+def over_host(rpc: Any, peer: str, road: str) -> Iterator[tuple[str, float]]:
+    """Medians, in seconds, by one road; and of the two copies alone, which no road can do without."""
+    import torch
+
+    for size, times in OVER_HOST.items():
+        tensor = torch.full((size * MB,), 3, dtype=torch.uint8, device="cuda")
+        for _ in range(2):
+            if rpc.rpc_sync(peer, total, args=(tensor,)) != 3 * size * MB:
+                raise AssertionError(f"{size} MB arrived changed")
+        yield f"{size} MB, {road}", _median(rpc, peer, have, tensor, times)
+        yield f"{size} MB, two copies", _copies(tensor, times)
+
+
+def _copies(tensor: Any, times: int) -> float:
+    import torch
+
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    back = torch.empty_like(tensor)
+
+    def copy() -> None:
+        host.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        back.copy_(host, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+
+    time_each(copy, 3)
+    return statistics.median(time_each(copy, times))
 
 
 def _median(rpc: Any, peer: str, function: Any, tensor: Any, times: int) -> float:

@@ -27,8 +27,8 @@ class Event:
 class Stream:
     device = PRETENDED
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: object) -> None:
+        self.name = f"another on {name}" if isinstance(name, torch.device) else str(name)
         self.told: list[Any] = []  # the streams it waited for, and what it was given to do
 
     def record_event(self) -> Event:
@@ -43,6 +43,8 @@ class Stream:
 
 class Module:
     """What `torch.cuda` would be."""
+
+    Stream = Stream
 
     def __init__(self) -> None:
         self.current = Stream("default")

@@ -158,9 +158,34 @@ def test_cancelling_such_a_coroutine(module: Module) -> None:
         never_begun.send(None)
 
 
-def test_the_host_waits_for_copies_only(module: Module) -> None:
-    streams.wait_on_host([PRETENDED])
-    assert module.current.told == ["synchronized"]
+def test_copies_are_made_beside_the_current_stream_and_after_what_it_was_told(module: Module) -> None:
+    beside = streams.aside(PRETENDED)
+    assert beside is not module.current
+    assert beside.told == ["default"]
+    with streams.on(beside):
+        done = streams.mark(PRETENDED)
+    assert done.stream is beside
+    streams.follow(PRETENDED, done)
+    assert module.current.told == [beside.name]
+    assert streams.aside(torch.device("cpu")) is streams.for_arrivals(torch.device("cpu")) is None
+    with streams.on(None):
+        streams.follow(torch.device("cpu"), None)
+
+
+def test_what_arrives_has_one_stream_on_each_device_and_is_handed_over(module: Module) -> None:
+    streams.for_arrivals.cache_clear()
+    arriving = streams.for_arrivals(PRETENDED)
+    assert streams.for_arrivals(PRETENDED) is arriving
+    kept: list[object] = []
+
+    class Tensor:
+        device = PRETENDED
+        record_stream = kept.append
+
+    streams.hand_over(Tensor(), arriving.record_event())  # type: ignore[arg-type]
+    assert module.current.told == [arriving.name]
+    assert kept == [module.current]
+    streams.for_arrivals.cache_clear()
 
 
 def test_tensors_are_found_wherever_they_are() -> None:

@@ -204,7 +204,7 @@ class Agent:
         else:
             channel.unhurried.add(call.id)
         if packed.buffers:
-            channel.send_packed(kind, call, packed, flags, left, call.deadline)
+            self._send_large(channel, call, kind, packed, flags, left)
         elif urgent and len(channel.pending) == 1:  # whoever makes one call at a time waits for it
             channel.send(kind, call.id, packed.body, flags, left)
         elif urgent:

@@ -62,7 +62,15 @@ class Sharing:
         segment = self._lender.lend(shm.room_for(packed.buffers), self._key)
         if segment is None:
             return None
-        reference = segment.fill(packed.buffers)
+        try:
+            if packed.loading is None:
+                reference = segment.fill(packed.buffers)
+            else:
+                reference = segment.fill(packed.buffers, packed.loading.numbers)
+                packed.complete(segment.places(reference, packed.loading.numbers))
+        except BaseException:
+            self._lender.take_back([segment.number], self._key, self._now())
+            raise
         return packed.body + reference + _LENGTH.pack(len(reference))
 
     def borrow(self, frame: Frame) -> bool:

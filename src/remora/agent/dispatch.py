@@ -194,8 +194,16 @@ class Request:
             else:
                 channel.send(kind, self.frame.call, packed.body, flags)
         else:
-            channel.send_packed(kind, self.frame.call, packed, flags, 0.0, AT_ONCE)
+            self._send_large(kind, packed, flags)
         self._done()
+
+    def _send_large(self, kind: int, packed: Packed, flags: int) -> None:
+        channel, call = self.channel, self.frame.call
+        try:
+            channel.send_packed(kind, call, packed, flags, 0.0, AT_ONCE)
+        except SerializationError as error:  # it is on a device, and cannot be had from there
+            described = failures.describe(error, repr(self._dispatch.me))
+            channel.send(EXCEPTION, call, failures.dump(described), FAILED)
 
     def _done(self) -> None:
         self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)

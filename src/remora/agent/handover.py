@@ -161,7 +161,7 @@ class Handover:
         assert frame.buffers is not None, "its memory is here"
         sizes = 0 if frame.flags & SHARED else len(frame.buffers)  # they come behind the manifest
         frame.body, manifest = split(frame.body, sizes)
-        frame.landing = Landing(manifest, self)
+        frame.landing = Landing(manifest, self, frame.landing)
 
     def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:
         streams.watch((device,))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from remora.agent.bulk import SHARED_FROM, Sharing, lent_bytes
 from remora.agent.calls import Call
 from remora.agent.pacing import Pacing
-from remora.errors import CallNotSent
+from remora.errors import CallNotSent, SerializationError
 from remora.protocol.session import Session
 from remora.transport.stream import Part, StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
@@ -25,7 +25,7 @@ from remora.wire import memory
 from remora.wire.frames import HEADER, SHARED, lengths
 from remora.wire.packed import Packed
 
-PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
+PING, GIVE_BACK, VOID = int(MessageType.PING), int(MessageType.GIVE_BACK), int(MessageType.VOID)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 LAZY_LIMIT = 1 << 17
@@ -233,7 +233,22 @@ class Sending(ABC):
         self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
     ) -> None:
         """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
-        what the kernel has not taken by then is copied, so that the message is a value in any case."""
+        what the kernel has not taken by then is copied, so that the message is a value in any case. Raises CallNotSent if
+        a call could not be sent by then; and if its tensors cannot be had from their device (for a reply, whose sender has
+        to say something else then, SerializationError)."""
+        if packed.loading is None:
+            self._send_packed(kind, call, packed, flags, timeout, until)
+            return
+        try:
+            self._send_packed(kind, call, packed, flags, timeout, until)
+        except SerializationError as error:
+            if isinstance(call, int):
+                raise
+            raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
+
+    def _send_packed(
+        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
+    ) -> None:
         number = call if isinstance(call, int) else call.id
         if self.closed:
             return
@@ -270,6 +285,7 @@ class Sending(ABC):
 
     def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
         """Copy a message and let whoever writes next write it."""
+        packed.complete()
         data = b"".join((body, *packed.buffers))
         self._lazy_bytes += len(data)
         self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
@@ -285,7 +301,38 @@ class Sending(ABC):
         parts: tuple[Part, ...] = (head, *packed.buffers)
         size = len(head) + sum(map(len, packed.buffers))
         session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
-        self._put(parts, until)
+        if packed.loading is None:
+            self._put(parts, until)
+        else:
+            self._put_as_it_comes(number, head, packed, until)
+
+    def _put_as_it_comes(self, number: int, head: bytes, packed: Packed, until: float) -> None:
+        """Write a message while its tensors come from a device. If the link fails, they are waited for all the same: the
+        message is said again. If they do not come, it is as if it had not been said, and the link is of no use."""
+        link = self.link
+        try:
+            for ready in packed.pieces(head):
+                self._put(ready, until)
+                self._hurry(link)
+        except BaseException as error:
+            self.session.amend(number, HEADER.pack(0, VOID, 0, 0, 0, number, 0, 0.0))
+            self._break_off(link, ConnectionError(f"a message broke off in the midst of it: {error}"))
+            raise
+
+    def _hurry(self, link: StreamLink | None) -> None:
+        """Write what the kernel did not take at once, as far as it takes it now. A device copies more meanwhile."""
+        if link is not None and link.outbox_bytes and not link.failed:
+            try:
+                link.flush()
+            except OSError as error:
+                self._break_off(link, error)
+
+    def _break_off(self, link: StreamLink | None, error: BaseException) -> None:
+        """Half a frame is on the link, which may be quite well: make sure that whoever reads it notices."""
+        if link is not None and not link.failed:
+            link.failed = True
+            link.sever()
+            self._link_failed(link, error)
 
     def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
         link = self.link

@@ -1,23 +1,21 @@
-"""Copies of device memory: within a device, to the host and from it. Each is in the order of the current stream.
+"""Copies of device memory: within a device, and from the host to it. Each is in the order of the current stream.
 
 The bytes of storages, whatever is in them: tensors here are of `uint8` and only a way to copy. To and from the host a device
 copies by itself if the memory there is pinned. Pinned memory is torch's, which keeps it, and gives it out again when the
-device is done with it; so of large tensors only chunks are pinned, one being copied by the device while the host copies
-another.
+device is done with it; so only chunks are pinned, one being copied by the device while the host copies another. (What is
+sent or received meanwhile: `remora.devices.transit`.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from remora.devices import kinds, streams
+from remora.devices import kinds
 
-CHUNK = 1 << 25
-PINNED_UP_TO = 1 << 28  # larger ones are not pinned as a whole
+CHUNK = 1 << 23
 
 
 @lru_cache(maxsize=64)
@@ -37,37 +35,6 @@ def snapshot(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Un
     return span(storage, start, nbytes).clone().untyped_storage()
 
 
-def to_host(parts: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of device memory on the host, when they are there. Small ones are all under way at the same time."""
-    parts = list(parts)
-    found = [
-        _pinned(part.nbytes).copy_(part, non_blocking=True) if part.nbytes <= PINNED_UP_TO else _in_chunks(part)
-        for part in parts
-    ]
-    streams.wait_on_host({part.device for part in parts})
-    return found
-
-
-def _in_chunks(part: torch.Tensor) -> torch.Tensor:
-    whole = torch.empty(part.nbytes, dtype=torch.uint8, device="cpu")
-    before: tuple[slice, torch.Tensor, Any] | None = None
-    for piece in _chunks(part.nbytes):
-        chunk = _pinned(piece.stop - piece.start).copy_(part[piece], non_blocking=True)
-        under_way = streams.mark(part.device)
-        if before is not None:
-            _take(whole, *before)
-        before = piece, chunk, under_way
-    if before is not None:
-        _take(whole, *before)
-    return whole
-
-
-def _take(whole: torch.Tensor, piece: slice, chunk: torch.Tensor, under_way: Any) -> None:
-    if under_way is not None:
-        under_way.synchronize()
-    whole[piece] = chunk
-
-
 def to_device(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
     """A copy of a storage on another device. The storage may be used otherwise when this returns."""
     nbytes = storage.nbytes()
@@ -77,7 +44,7 @@ def to_device(storage: torch.UntypedStorage, device: torch.device) -> torch.Unty
         fresh.copy_(whole)
         return fresh.untyped_storage()
     for piece in _chunks(nbytes):
-        fresh[piece].copy_(_pinned(piece.stop - piece.start).copy_(whole[piece]), non_blocking=True)
+        fresh[piece].copy_(pinned(piece.stop - piece.start).copy_(whole[piece]), non_blocking=True)
     return fresh.untyped_storage()
 
 
@@ -85,11 +52,17 @@ def _chunks(nbytes: int) -> Iterator[slice]:
     return (slice(start, min(start + CHUNK, nbytes)) for start in range(0, nbytes, CHUNK))
 
 
-def _pinned(nbytes: int) -> torch.Tensor:
+def pinned(nbytes: int) -> torch.Tensor:
+    """Memory of the host that devices can copy from and to by themselves."""
     try:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=_can_pin())
     except RuntimeError:  # no more can be had: without it a copy takes longer, and that is all
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return pageable(nbytes)
+
+
+def pageable(nbytes: int) -> torch.Tensor:
+    """Any memory of the host."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 @lru_cache(maxsize=1)

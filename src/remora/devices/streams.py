@@ -10,8 +10,9 @@ there are none, everything here is skipped by its callers, who look at `watched`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -77,11 +78,44 @@ def mark(device: torch.device) -> Any:
     return None
 
 
-def wait_on_host(devices: Iterable[torch.device]) -> None:
-    """Return when what the current streams were given so far is done."""
-    for event in [mark(device) for device in devices]:
-        if event is not None:
-            event.synchronize()
+# Copies to and from the host are made on streams of their own.
+
+
+def aside(device: torch.device) -> Any:
+    """A stream that goes on from where the current one is, beside it; None if the device has no streams."""
+    if device.type in kinds.UNNUMBERED or not kinds.has_streams(device.type):
+        return None
+    stream = kinds.module(device.type).Stream(device)
+    stream.wait_event(_current(device).record_event())
+    return stream
+
+
+@lru_cache(maxsize=64)
+def for_arrivals(device: torch.device) -> Any:
+    """The stream on which memory of a device is filled with what arrives. One for each, for memory that was a stream's is
+    given out again only to the same one."""
+    if device.type in kinds.UNNUMBERED or not kinds.has_streams(device.type):
+        return None
+    return kinds.module(device.type).Stream(device)
+
+
+def on(stream: Any) -> AbstractContextManager[Any]:
+    """Make a stream current, if there is one."""
+    return nullcontext() if stream is None else kinds.module(stream.device.type).stream(stream)
+
+
+def follow(device: torch.device, event: Any) -> None:
+    """Have the current stream of a device wait for an event, if there is one."""
+    if event is not None:
+        _current(device).wait_event(event)
+
+
+def hand_over(tensor: torch.Tensor, event: Any) -> None:
+    """What was made on a stream of ours, and is ready with an event, is the current stream's to use."""
+    if event is not None:
+        current = _current(tensor.device)
+        current.wait_event(event)
+        tensor.record_stream(current)
 
 
 def _current(device: torch.device) -> Any:

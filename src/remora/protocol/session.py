@@ -54,6 +54,11 @@ class Session(Generic[M]):
         self.kept.append((number, size, message))
         self.kept_total += size
 
+    def amend(self, number: int, message: M) -> None:
+        """The last message could not be sent whole: this is said in its place from now on."""
+        if self.kept and self.kept[-1][0] == number:
+            self.kept[-1] = (number, self.kept[-1][1], message)
+
     @property
     def kept_bytes(self) -> int:
         """How many bytes are waiting for the peer's word."""

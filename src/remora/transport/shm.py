@@ -78,17 +78,24 @@ class Segment:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         _STAMP.pack_into(self.map, 0, self.number)
 
-    def fill(self, buffers: Sequence[memoryview]) -> bytes:
-        """Copy the buffers here. What the borrower has to know."""
+    def fill(self, buffers: Sequence[memoryview], but: range = range(0)) -> bytes:
+        """Copy the buffers here, but for some. What the borrower has to know."""
         places: list[bytes] = []
         at = _ALIGNED
-        for buffer in buffers:
+        for number, buffer in enumerate(buffers):
             size = buffer.nbytes
-            if size:
+            if size and number not in but:
                 ctypes.memmove(self.address + at, address_of(buffer), size)  # without the interpreter lock
             places.append(_PLACE.pack(at, size))
             at += -(-size // _ALIGNED) * _ALIGNED
         return _REFERENCE.pack(self.number, os.getpid(), self.descriptor, self.size, len(places)) + b"".join(places)
+
+    def places(self, reference: bytes, numbers: range) -> list[torch.Tensor]:
+        """The memory that some of the buffers have here. Whoever asks fills it, and keeps the segment meanwhile."""
+        region: Any = (ctypes.c_char * self.size).from_address(self.address)
+        found = [_PLACE.unpack_from(reference, _REFERENCE.size + number * _PLACE.size) for number in numbers]
+        with torch.inference_mode(False), torch._C._DisableTorchDispatch():  # (whatever the program does on this thread)
+            return [torch.frombuffer(region, dtype=torch.uint8, offset=at, count=size) for at, size in found]
 
     def close(self) -> None:
         """Return it to the system. A borrower that uses it keeps it for itself."""

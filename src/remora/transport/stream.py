@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.transport import eagerness
 from remora.wire.frames import Damaged, Frame, FrameReader
-from remora.wire.memory import copied
+from remora.wire.memory import copied, lasts
 
 # Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
@@ -175,8 +175,7 @@ class StreamLink:
     def _store(self, rest: list[memoryview]) -> bool:
         for part in rest:
             if len(part):
-                unchanging = type(part.obj) is bytes
-                self._outbox.append(part if unchanging else copied(part))
+                self._outbox.append(part if lasts(part) else copied(part))
                 self.outbox_bytes += len(part)
         return False
 

@@ -5,7 +5,8 @@ device. In the pickle a storage is a pair of numbers, its lot and its place in i
 message is packed and its size known, by the `Route` to the receiver: its memory is lent to the receiver (by a reference),
 or copied into buffers of the message. The *manifest*, at the end of the body, says which:
 
-    list    for each lot, pickled: the device where it arrives, and the reference or the number of its first buffer
+    list    for each lot, pickled: the device where it arrives, and the reference, or the number of its first buffer and how
+            many it has
     u32     length of the list
 
 One more at the end, if its device has a question mark before it, is for the receiver to try out: whether memory can be lent
@@ -16,16 +17,19 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, cast
 
 import torch
 
 from remora.devices import copies
+from remora.devices.transit import Download, Upload, upload
+from remora.wire.memory import allocate, storage_view
+from remora.wire.warm import warm
 
 Region = tuple[torch.UntypedStorage, int, int]  # storage, start, number of bytes
-Manifest = list[tuple[str, bytes | int]]  # of each lot: where it arrives; a reference, or its first buffer
+Manifest = list[tuple[str, bytes | tuple[int, int]]]  # of each lot: where it arrives; a reference, or which buffers
 Place = tuple[int, int]  # of a storage: its lot, and where in it
 
 _TRIAL = "?"
@@ -66,8 +70,8 @@ class Cargo:
         regions.append((storage, start, nbytes))
         return number, len(regions) - 1
 
-    def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, list[torch.Tensor]]:
-        """(the manifest, memory of the host that becomes buffers of the message from number `first_buffer` on)."""
+    def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download]:
+        """(the manifest, what goes in buffers of the message from number `first_buffer` on)."""
         manifest: Manifest = []
         parts: list[torch.Tensor] = []
         trial: tuple[str, bytes] | None = None
@@ -79,22 +83,80 @@ class Cargo:
                 self.lent.append(reference)
                 manifest.append((str(target), reference))
                 continue
-            manifest.append((str(target), first_buffer + len(parts)))
+            manifest.append((str(target), (first_buffer + len(parts), len(regions))))
             parts += [copies.span(*region) for region in regions]
             tried = None if trial else self._route.trial(regions, target)
             if tried is not None:
                 undo.append(partial(self._route.retract, tried))
                 trial = f"{_TRIAL}{target}", tried
         listed = pickle.dumps(manifest if trial is None else [*manifest, trial], 5)
-        return listed + _LENGTH.pack(len(listed)), copies.to_host(parts)
+        return listed + _LENGTH.pack(len(listed)), Download(parts, _warm)
+
+
+def _warm(nbytes: int) -> torch.Tensor:
+    return copies.span(warm.take(nbytes), 0, nbytes)
 
 
 def split(body: bytes | bytearray, sizes: int = 0) -> tuple[bytes, Manifest]:
     """(the body without its manifest, the manifest). Behind it are the sizes of so many buffers."""
+    start, manifest = _manifest_of(body, sizes)
+    return bytes(memoryview(body)[:start]), manifest
+
+
+def _manifest_of(body: bytes | bytearray, sizes: int) -> tuple[int, Manifest]:
     end = len(body) - 8 * sizes - _LENGTH.size
     start = end - _LENGTH.unpack_from(body, end)[0]
-    view = memoryview(body)
-    return bytes(view[:start]), pickle.loads(view[start:end])
+    return start, pickle.loads(memoryview(body)[start:end])
+
+
+class Unloading:
+    """The buffers of a message as they come in: those for devices piece by piece, the others as a whole."""
+
+    __slots__ = ("_number", "_sizes", "buffers", "uploads")
+
+    def __init__(self, sizes: Sequence[int], uploads: dict[int, Upload]) -> None:
+        self.uploads = uploads  # by the number of the buffer
+        self.buffers = [allocate(0 if number in uploads else size)[0] for number, size in enumerate(sizes)]
+        self._sizes = sizes
+        self._number = -1  # of the buffer that is being filled
+
+    def space(self) -> memoryview | None:
+        """Where the next bytes go, when those of the last time are there; None when all are."""
+        found = self._more()
+        while found is None and self._number + 1 < len(self.buffers):
+            self._number += 1
+            if self._number not in self.uploads:
+                found = storage_view(self.buffers[self._number])
+            else:
+                found = _view(self.uploads[self._number].space())
+            found = found or None  # an empty one is full
+        return found
+
+    def _more(self) -> memoryview | None:
+        uploading = self.uploads.get(self._number)
+        if uploading is None:
+            return None
+        uploading.filled()
+        return _view(uploading.space())
+
+
+def _view(chunk: torch.Tensor | None) -> memoryview | None:
+    return None if chunk is None else storage_view(chunk.untyped_storage())
+
+
+def unloading(body: bytes | bytearray, sizes: Sequence[int]) -> Unloading | None:
+    """For the buffers of a message with a manifest; None if none of them is to be copied to a device as it comes."""
+    try:
+        uploads = {
+            number: found
+            for place, where in _manifest_of(body, len(sizes))[1]
+            if isinstance(where, tuple)
+            for number in range(where[0], where[0] + where[1])
+            if (found := upload(sizes[number], torch.device(place))) is not None
+        }
+    except Exception:  # whoever unpacks the message is told what is wrong with it
+        return None
+    return Unloading(sizes, uploads) if uploads else None
 
 
 class Lender(Protocol):
@@ -113,9 +175,10 @@ class Lender(Protocol):
 class Landing:
     """The device memory of a message that arrived. What is not fetched from it is given back when the message is dropped."""
 
-    __slots__ = ("_found", "_lender", "_lots", "_trial")
+    __slots__ = ("_found", "_lender", "_lots", "_trial", "_uploads")
 
-    def __init__(self, manifest: Manifest, lender: Lender) -> None:
+    def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] | None = None) -> None:
+        self._uploads = uploads or {}  # what was copied to its device as it came, by the number of the buffer
         self._trial = manifest.pop() if manifest[-1][0].startswith(_TRIAL) else None
         self._lots = [reference for _, reference in manifest]
         self._lender = lender
@@ -129,8 +192,11 @@ class Landing:
             self._try_out()
         lot, index = place
         reference = self._lots[lot]
-        if isinstance(reference, int):
-            host = buffers[reference + index]
+        if isinstance(reference, tuple):
+            number = reference[0] + index
+            if number in self._uploads:
+                return self._uploads[number].storage()
+            host = buffers[number]
             return host if device.type == "cpu" else copies.to_device(host, device)
         if reference:
             self._lots[lot] = b""  # fetched: it is not for us to give it back

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from remora.errors import ProtocolError
-from remora.wire import memory, packed
+from remora.wire import cargo, memory, packed
 
 HEADER = struct.Struct("<QHHIQQQd")
 HEADER_SIZE = HEADER.size
@@ -62,7 +62,7 @@ class Frame:
         self.body = body
         self.size = size
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
-        self.landing: Any = None  # the device memory that came with it: see `remora.wire.cargo`
+        self.landing: Any = None  # the device memory that came with it, or the uploads to it: see `remora.wire.cargo`
         self.arrival: Any = None  # what the layer above made of its preamble
 
     def __repr__(self) -> str:
@@ -95,6 +95,7 @@ class FrameReader:
         self._body_missing = False  # the part being filled is the body, and buffers follow
         self._count = 0  # how many
         self._parts: list[memoryview] = []  # memory still to be filled, in order
+        self._unloading: cargo.Unloading | None = None  # where the next parts come from, if some are for devices
         self._skip = 0  # bytes to throw away: they did not fit into memory
         self._sizes_of: tuple[Frame, int] | None = None  # whose body did not: the sizes of its buffers come next
 
@@ -190,7 +191,8 @@ class FrameReader:
             self._start = at
             return True
         try:
-            pairs = [memory.allocate(size) for size in sizes]
+            self._unloading = cargo.unloading(frame.body, sizes) if frame.flags & CARGO else None
+            pairs = [memory.allocate(size) for size in sizes] if self._unloading is None else []
         except (RuntimeError, MemoryError):  # torch raises RuntimeError when an allocation fails
             frame.buffers = None
             self._skip = total
@@ -199,6 +201,9 @@ class FrameReader:
         frame.buffers = [storage for storage, _ in pairs]
         self._frame = frame
         self._parts = [view for _, view in pairs if len(view)]
+        if self._unloading is not None:
+            frame.buffers, frame.landing = self._unloading.buffers, self._unloading.uploads
+            self._unload()
         self._body_missing = False
         self._move_present()
         if self._parts:
@@ -213,13 +218,26 @@ class FrameReader:
             n = min(len(part), self._end - self._start)
             part[:n] = self._view[self._start : self._start + n]
             self._start += n
-            if n == len(part):
-                del self._parts[0]
-            else:
+            if n < len(part):
                 self._parts[0] = part[n:]
+                continue
+            del self._parts[0]
+            if not self._parts and self._unloading is not None:
+                self._unload()
+
+    def _unload(self) -> None:
+        """What came is on its way to a device: there is room for more, or all is there."""
+        assert self._unloading is not None, "something is for a device"
+        space = self._unloading.space()
+        if space is None:
+            self._unloading = None
+        else:
+            self._parts = [space]
 
     def _filled(self, frames: list[Frame]) -> None:
         """A part is full; if it was the last one, the frame is complete (or its buffers follow)."""
+        if not self._parts and self._unloading is not None:
+            self._unload()
         if self._parts:
             return
         frame = self._frame

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from remora.devices.transit import Download
+
 CARGO = 32  # a flag of frames: the body ends with a manifest of device memory; see `remora.wire.cargo`
+
+
+class Loading(NamedTuple):
+    """What is on its way from devices to buffers of a message."""
+
+    download: Download
+    numbers: range  # of the buffers
 
 
 class Packed:
     """A value as bytes: `body` is the pickle, `buffers` the raw bytes it refers to, in the order the receiver needs.
 
     The buffers are the sender's own memory: nothing was copied. What is too small to be worth a buffer is in the body.
+    What comes from devices is copied to the host, and some of it may still be on its way there.
     """
 
-    __slots__ = ("body", "buffers", "flags", "keepalive", "lent", "recording", "tensors", "undo", "untracked")
+    __slots__ = (
+        "body", "buffers", "flags", "keepalive", "lent", "loading", "recording", "tensors", "undo", "untracked",
+    )  # fmt: skip
 
     body: bytes
     buffers: list[memoryview]
@@ -26,6 +38,7 @@ class Packed:
     recording: Any  # what the message belongs to, if anything: its reply belongs to the same
     flags: int  # what whoever sends it says of it
     lent: Sequence[bytes]  # references to device memory that goes with it
+    loading: Loading | None  # what is not there yet
     untracked: bool  # some buffer is memory whose changes nobody counts (not a tensor's)
 
     def __init__(
@@ -45,6 +58,27 @@ class Packed:
         self.recording = None
         self.flags = 0
         self.lent = ()
+        self.loading = None
+
+    def complete(self, targets: Sequence[torch.Tensor] | None = None) -> None:
+        """Wait for what is on its way from devices; have it put into `targets` in the place of the buffers, if given."""
+        if self.loading is not None:
+            for _ in self.loading.download.pieces(targets):
+                pass
+            self.loading = None
+
+    def pieces(self, head: bytes) -> Iterator[list[bytes | memoryview]]:
+        """The message, with this before its buffers, in lists of what is there: as it comes from devices."""
+        assert self.loading is not None, "something is on its way"
+        download, numbers = self.loading
+        ready: list[bytes | memoryview] = [head, *self.buffers[: numbers.start]]
+        for ranges in download.pieces():
+            yield ready + [self.buffers[numbers[index]][place] for index, place in ranges]
+            ready = []
+        self.loading = None
+        ready += self.buffers[numbers.stop :]
+        if ready:
+            yield ready
 
     def __repr__(self) -> str:
         sizes = [buffer.nbytes for buffer in self.buffers]

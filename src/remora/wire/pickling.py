@@ -162,11 +162,14 @@ class _Packer:
         if out.buffers or out.foreign or out.tensors:
             # Pickle takes foreign buffers one after the other and ours are found by index: foreign ones from the end.
             packed = Packed(body, out.buffers + out.foreign[::-1], out.keepalive, out.tensors, out.untracked)
+            packed.loading = out.loading
+            if out.loading is not None and out.loading.download.small:
+                packed.complete()
             out.reset()
         else:
             packed = Packed(body, [], [], [])
             out.seen.clear()
-            out.cargo = None
+            out.cargo = out.loading = None
         if cargo is not None:
             packed.flags = CARGO
             packed.lent = cargo.lent

@@ -20,7 +20,8 @@ from remora.devices import copies
 from remora.errors import SerializationError
 from remora.wire.cargo import Cargo
 from remora.wire.cargo import Place as CargoPlace
-from remora.wire.memory import copy_bytes, from_bytes, readonly_view
+from remora.wire.memory import copy_bytes, from_bytes, lasting_view, readonly_view
+from remora.wire.packed import Loading
 from remora.wire.scopes import PackScope, incoming
 
 Reduced = tuple[Any, ...]
@@ -40,7 +41,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Outgoing:
     """What one message being packed refers to outside its pickle. `seen` maps a storage to its first user."""
 
-    __slots__ = ("buffers", "cargo", "foreign", "keepalive", "moves_cpu", "scope", "seen", "tensors", "untracked")
+    __slots__ = (
+        "buffers", "cargo", "foreign", "keepalive", "loading", "moves_cpu", "scope", "seen", "tensors", "untracked",
+    )  # fmt: skip
 
     scope: PackScope | None
 
@@ -57,6 +60,7 @@ class Outgoing:
         self.seen: dict[object, Any] = {}
         self.untracked = False
         self.cargo: Cargo | None = None
+        self.loading: Loading | None = None  # what of it goes in buffers
 
     def links(self) -> list[torch.Tensor] | None:
         """The tensors of this message whose history goes on at the receiver; None if none is recorded."""
@@ -98,9 +102,10 @@ class Outgoing:
         """The manifest of what was taken along from devices. What goes in buffers is among the buffers now."""
         assert self.cargo is not None, "something was taken along"
         assert self.scope is not None, "something was taken along"
-        manifest, memory = self.cargo.close(len(self.buffers), self.scope.undo)
-        self.buffers += [readonly_view(each.data_ptr(), each.nbytes) for each in memory]
-        self.keepalive += memory
+        first = len(self.buffers)
+        manifest, download = self.cargo.close(first, self.scope.undo)
+        self.buffers += [lasting_view(each.untyped_storage()) for each in download.memory]
+        self.loading = Loading(download, range(first, len(self.buffers)))
         return manifest
 
 
