@@ -110,6 +110,7 @@ class Crew:
         self._backlog: deque[Job] = deque()
         self._services: deque[Job] = deque()
         self._chores: deque[Job] = deque()
+        self._leisure: deque[Job] = deque()
         self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
@@ -166,6 +167,8 @@ class Crew:
         while self._backlog and not self._stopped:
             if not self._run_one():
                 break
+        while self._leisure:
+            self._do_one(self._leisure)
 
     def _queued(self) -> int:
         jobs = len(self._backlog) if self._active < self.limit else 0
@@ -245,13 +248,24 @@ class Crew:
         if _here.looking is not self:
             self._watch.wake()
 
+    def at_leisure(self, work: Job) -> None:
+        """Do what takes no time, and what nobody waits for, when the current thread has nothing else to do: now, if it is
+        none of the crew."""
+        if _here.crew is self:
+            self._leisure.append(work)
+        else:
+            _shielded(work)
+
     def _do_chores(self) -> None:
         while self._chores:
-            try:
-                chore = self._chores.popleft()
-            except IndexError:
-                return
-            _shielded(chore)
+            self._do_one(self._chores)
+
+    def _do_one(self, queue: deque[Job]) -> None:
+        try:
+            work = queue.popleft()
+        except IndexError:
+            return  # another thread was faster
+        _shielded(work)
 
     def _serve(self) -> None:
         try:
@@ -272,7 +286,7 @@ class Crew:
         """For tests: how much is being done or is to be done, not counting what is done by threads that sleep."""
         with self._lock:
             at_work = len(self._threads - asleep) - self._watch.standing
-            return at_work + len(self._backlog) + len(self._services) + len(self._chores)
+            return at_work + len(self._backlog) + len(self._services) + len(self._chores) + len(self._leisure)
 
     def abandon(self) -> None:
         """In a forked child: there are no threads, and nothing is to be done."""
@@ -292,6 +306,8 @@ class Crew:
         self._do_chores()
         while self._services:
             self._serve()
+        while self._leisure:
+            self._do_one(self._leisure)
         with self._lock:
             self._left_behind = len(self._threads)
         if not self._left_behind:

@@ -161,6 +161,8 @@ class Request:
             self.fail(error)
             return
         self._send(kind, packed, flags)
+        if scope.links and packed.recording is not None:
+            self._dispatch.crew.at_leisure(packed.recording.look_ahead)
 
     def acknowledge(self, kind: int, then: Callable[..., None] | None = None, *args: object) -> None:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which

@@ -41,6 +41,9 @@ class Recording(Protocol):
     def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
         """A message came from `peer`, with these tensors that have a history there."""
 
+    def look_ahead(self) -> None:
+        """A reply with a history was sent, and there is time to prepare for what may come of it."""
+
 
 class Recorder(Protocol):
     """Who knows the recordings of a worker."""

@@ -102,7 +102,11 @@ class Contexts:
                 self._released.popitem(last=False)
         if context is None:
             return
-        context.release()
+        context.released = True
+        if told_by is None:
+            context.release()
+        else:
+            self._agent.crew.at_leisure(context.release)
         others = context.known_workers - {self._agent.me.id, told_by.id if told_by is not None else -1}
         with context.lock:
             passes = list(context.passes.values())

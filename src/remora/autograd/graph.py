@@ -35,27 +35,54 @@ def behind(node: Node) -> Sequence[Edge]:
 
 
 class Reach:
-    """What was reached from the sources looked at so far."""
+    """What was reached from the edges looked at so far. One walk finds everything a pass has to know."""
 
-    __slots__ = ("_nodes", "_outputs")
+    __slots__ = ("leaves", "nodes", "outputs", "received", "sharing")
 
     def __init__(self) -> None:
-        self._nodes: dict[Node, None] = {}  # keeps them: torch makes the object of a node anew when nobody holds it
-        self._outputs: set[Edge] = set()
+        self.nodes: dict[Node, int] = {}  # keeps them: torch makes the object of a node anew when nobody holds it
+        self.leaves: list[Node] = []
+        self.received: list[Node] = []
+        self.outputs: set[Edge] = set()  # of received tensors: those that were reached
+        self.sharing: list[Node] = []  # nodes right before several leaves, which might get one gradient together
 
     def follow(self, edges: Iterable[Edge]) -> list[Edge]:
         """Go on from these edges; the received tensors that were reached for the first time, as edges to their nodes."""
+        nodes = self.nodes
         found: list[Edge] = []
         stack = list(edges)
         while stack:
-            node, number = stack.pop()
-            if isinstance(node, RecvNode) and (node, number) not in self._outputs:
-                self._outputs.add((node, number))
-                found.append((node, number))
-            if node not in self._nodes:
-                self._nodes[node] = None
-                stack.extend(edge for edge in behind(node) if edge[0] is not None)
+            edge = stack.pop()
+            node = edge[0]
+            kind = type(node)
+            if kind is RecvNode and edge not in self.outputs:
+                self.outputs.add(edge)
+                found.append(edge)
+            if node in nodes:
+                continue
+            nodes[node] = 1
+            if kind is LeafNode:
+                self.leaves.append(node)
+            elif kind is RecvNode:
+                self.received.append(node)
+            else:
+                _check(kind)
+                leaves = 0
+                for edge in node.next_functions:
+                    if edge[0] is not None:
+                        stack.append(edge)
+                        leaves += type(edge[0]) is LeafNode
+                if leaves > 1:
+                    self.sharing.append(node)
         return found
+
+
+def _check(kind: type) -> None:
+    if kind.__name__ == "CheckpointFunctionBackward":
+        raise RuntimeError(
+            "reentrant checkpointing starts a backward pass of its own, whose gradients go to .grad and not to the context: "
+            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )
 
 
 class Segment:
@@ -70,13 +97,18 @@ class Segment:
         self.exits: list[Node] = []  # the nodes at its end: together, all of it leads to them
         self.leaves: list[Node] = []
         self.received: list[Node] = []
-        self.sharing: list[Node] = []  # nodes right before several leaves, which might get one gradient together
+        self.sharing: list[Node] = []  # (see `Reach`)
+
+
+def undivided(reach: Reach) -> tuple[dict[int, Segment], dict[Node, int]]:
+    """The one segment of one source, from which this was reached."""
+    segment = Segment(1)
+    segment.leaves, segment.received, segment.sharing = reach.leaves, reach.received, reach.sharing
+    return {1: segment}, reach.nodes
 
 
 def divide(sources: Sequence[Sequence[Edge]]) -> tuple[dict[int, Segment], dict[Node, int]]:
     """The segments of the graph by label, and the label of each node. The i-th source has bit i."""
-    if len(sources) == 1:
-        return _undivided(sources[0])
     labels: dict[Node, int] = {}
     for bit, edges in enumerate(sources):
         for node, _ in edges:
@@ -101,36 +133,15 @@ def divide(sources: Sequence[Sequence[Edge]]) -> tuple[dict[int, Segment], dict[
     return segments, labels
 
 
-def _undivided(edges: Sequence[Edge]) -> tuple[dict[int, Segment], dict[Node, int]]:
-    """The one segment of one source."""
-    segment = Segment(1)
-    labels: dict[Node, int] = {}
-    stack = [node for node, _ in edges]
-    while stack:
-        node = stack.pop()
-        if node not in labels:
-            labels[node] = 1
-            _take_note(segment, node)
-            stack.extend(follower for follower, _ in behind(node) if follower is not None)
-    return {1: segment}, labels
-
-
 def _take_note(segment: Segment, node: Node) -> None:
     """What has to be known of a node when its segment is run."""
     if isinstance(node, LeafNode):
         segment.leaves.append(node)
     elif isinstance(node, RecvNode):
         segment.received.append(node)
-    elif type(node).__name__ == "CheckpointFunctionBackward":
-        raise RuntimeError(
-            "reentrant checkpointing starts a backward pass of its own, whose gradients go to .grad and not to the context: "
-            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-        )
     else:
-        leaves = 0
-        for follower, _ in node.next_functions:
-            leaves += isinstance(follower, LeafNode)
-        if leaves > 1:
+        _check(type(node))
+        if sum(isinstance(follower, LeafNode) for follower, _ in node.next_functions) > 1:
             segment.sharing.append(node)
 
 

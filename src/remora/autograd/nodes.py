@@ -17,6 +17,7 @@ from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
+    from remora.autograd.graph import Reach
 
 Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
 _PREFIX = "torch::distributed::autograd::"  # the names are those that programs see in PyTorch's graphs
@@ -44,13 +45,23 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 class Send:
     """Tensors that were sent: where their gradients, which come back, go on."""
 
-    __slots__ = ("_devices", "edges", "message", "peer")
+    __slots__ = ("_ahead", "_devices", "edges", "message", "peer")
 
     def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.peer = peer
         self._devices = [tensor.device for tensor in tensors]
         self.edges: list[GradientEdge] = [edge_of(tensor) for tensor in tensors]
+        self._ahead: Reach | None = None
+
+    def see(self, reach: Reach) -> None:
+        """This is what a pass will come to behind all its tensors."""
+        self._ahead = reach
+
+    def seen_ahead(self) -> Reach | None:
+        """What was seen, for one pass to use."""
+        ahead, self._ahead = self._ahead, None
+        return ahead
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:

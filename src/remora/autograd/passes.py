@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from remora.autograd import segments
-from remora.autograd.graph import Edge, Node, Reach, Segment, divide, edges_of
+from remora.autograd.graph import Edge, Node, Reach, Segment, divide, edges_of, undivided
 from remora.autograd.ledger import Ledger
 from remora.autograd.nodes import Gradients, Recv, Send
 
@@ -71,30 +71,37 @@ class Pass:
     def start_at(self, roots: Sequence[Edge]) -> dict[Peer, Part]:
         """The pass begins here. What it comes to, by the worker that sent it."""
         self._roots = list(roots)
-        return self._follow(roots)
+        with self._lock:
+            return self._parts_of(self._reach.follow(roots))
 
     def take_part(self, part: Part) -> dict[Peer, Part]:
         """Gradients will come for these. What the pass comes to because of it, by the worker that sent it."""
-        edges: list[Edge] = []
         with self._lock:
             self._check()
             if self._ledger is not None:
                 raise RuntimeError(f"{self!r} has begun: nobody can take part any more")
+            found: Iterable[Edge] = ()
             for message, numbers in part.items():
                 known = self._part.setdefault(message, set())
                 new = [number for number in numbers if number not in known]
                 known.update(new)
-                sent = self._send(message).edges
-                edges += edges_of(sent[number] for number in new)
-        return self._follow(edges)
+                found = [*found, *self._follow_sent(self._send(message), new)]
+            return self._parts_of(found)
 
-    def _follow(self, edges: Iterable[Edge]) -> dict[Peer, Part]:
+    def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
+        if not self._reach.nodes and len(numbers) == len(send.edges):
+            ahead = send.seen_ahead()
+            if ahead is not None:
+                self._reach = ahead
+                return ahead.outputs
+        return self._reach.follow(edges_of(send.edges[number] for number in numbers))
+
+    def _parts_of(self, received: Iterable[Edge]) -> dict[Peer, Part]:
         parts: dict[Peer, Part] = {}
-        with self._lock:
-            for node, number in self._reach.follow(edges):
-                recv: Recv = node.recv
-                parts.setdefault(recv.peer, {}).setdefault(recv.message, []).append(number)
-            self.told.update(parts)
+        for node, number in received:
+            recv: Recv = node.recv
+            parts.setdefault(recv.peer, {}).setdefault(recv.message, []).append(number)
+        self.told.update(parts)
         return parts
 
     def _send(self, message: int) -> Send:
@@ -143,7 +150,11 @@ class Pass:
             self._bits[message] = len(sources)
             edges = self._send(message).edges
             sources.append(edges_of(edges[number] for number in sorted(numbers)))
-        self._segments, self._labels = divide(sources)
+        if len(sources) == 1:
+            self._reach.follow(sources[0])  # (a FAST pass has not done so)
+            self._segments, self._labels = undivided(self._reach)
+        else:
+            self._segments, self._labels = divide(sources)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             # DistributedDataParallel writes to all its parameters when the last of them has its gradient.
             self._all_leaves = [leaf for segment in self._segments.values() for leaf in segment.leaves]

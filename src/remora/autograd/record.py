@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from remora.autograd.graph import Reach, edges_of
 from remora.autograd.nodes import Recv, Send, receive
 from remora.devices import streams
 
@@ -25,6 +27,7 @@ class Context:
     def __init__(self, id: int, next_message: Callable[[], int]) -> None:
         self.id = id
         self.sends: dict[int, Send] = {}
+        self._latest: Send | None = None
         self.received_nodes: dict[int, Any] = {}
         self.known_workers: set[int] = set()  # who has a part of this context because of us
         self.heard_from: set[int] = set()  # of whom we have our part of it
@@ -52,7 +55,16 @@ class Context:
 
     def sent(self, peer: Peer, header: Header, links: list[torch.Tensor]) -> None:
         """See `Recording`."""
-        self.sends[header[1]] = Send(header[1], peer, links)
+        self._latest = self.sends[header[1]] = Send(header[1], peer, links)
+
+    def look_ahead(self) -> None:
+        """See `Recording`: follow the graph behind what was sent last, which a backward pass would have to do."""
+        latest, self._latest = self._latest, None
+        if latest is not None and not self.released:
+            reach = Reach()
+            with suppress(RuntimeError):  # what a pass would refuse
+                reach.follow(edges_of(latest.edges))
+                latest.see(reach)
 
     def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
         """See `Recording`."""
