@@ -23,6 +23,7 @@ from remora.transport.poller import Event, Poller, Seen
 SPARE = 4  # threads on watch beyond which one that comes back goes home
 STREAK = 8  # events in a row, each within a moment of the last, that make it worth to look for the next
 PATROL = 0.001  # seconds from one look after the leader to the next
+RELAXED = 0.004  # … while it does many short things: a look costs it as much as one of them
 FEW = 16  # steps; who takes fewer than this between two patrols does long things
 LONG = 0.00025  # seconds that the leader must have been busy with one thing before another thread takes the next
 WRAP_UP = 0.005  # … or with the rest of it, after an answer was sent: it takes longer only if the leader lost its processor
@@ -199,7 +200,7 @@ class Watch:
             self._leave_to_others(gate, 0.0)
             return True
         behind = 0 < done < FEW and (self._queued() > 0 or gate.crowded())
-        self._set_alarm(PATROL, behind)
+        self._set_alarm(PATROL if done < FEW else RELAXED, behind)
         if behind and was_behind:
             self._leave_to_others(gate, time.monotonic() + RELIEF)
             return True

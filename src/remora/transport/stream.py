@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _SEND_FLAGS = _DONTWAIT | _NOSIGNAL
 _MAX_PARTS = 64
-BLOCK_LIMIT = 1.0  # a blocking read returns after this many seconds, so that the reader can look at the clock
+BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
 
 Part = bytes | bytearray | memoryview
 
@@ -112,13 +111,12 @@ class StreamLink:
         if self.clock is not SYSTEM:
             self.clock.block(self._await_bytes, NEVER if seconds is None else self.now() + seconds)
             return self.read()
-        if (seconds is not None and seconds < BLOCK_LIMIT + 0.5) or not _DONTWAIT:
-            wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else max(seconds, 0.0))
-            return self.read()
-        eager = self._eagerness.watch()
+        if (seconds is not None and seconds < BLOCK_LIMIT) or not self._eagerness.watch():
+            # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
+            wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
         try:
-            n = self.sock.recv_into(self._reader.space(), 0, _DONTWAIT if eager else 0)
-        except (BlockingIOError, InterruptedError):  # BLOCK_LIMIT passed
+            n = self._receive(self._reader.space())
+        except (BlockingIOError, InterruptedError):
             return []
         if n == 0:
             raise LinkClosed(f"connection to {self.where} was closed by the other end")
@@ -233,9 +231,6 @@ def tune(sock: socket.socket, unreachable_after: float) -> None:
                 option(socket.IPPROTO_TCP, getattr(socket, name), value)
     else:
         option(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    if _DONTWAIT:
-        seconds = int(BLOCK_LIMIT)
-        option(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
 
 
 def wait_for(fd: int, writable: bool, seconds: float) -> bool:
