@@ -8,8 +8,8 @@ so in its answer, and the failure travels back to the worker that began, which e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
@@ -145,8 +145,7 @@ class Correspondence:
         def feed() -> None:
             if moment is not None:
                 moment.join(parcel)
-            with shown(*(SEND_NAME for _ in parcel)):
-                this.feed(parcel, partial(self.deliver, this, errand))
+            shown((SEND_NAME for _ in parcel), this.feed, parcel, partial(self.deliver, this, errand))
 
         job = partial(self._act, errand, feed)
         if part is not None:
@@ -158,23 +157,23 @@ class Correspondence:
 
     def _search_first(self, this: Pass, part: Part, errand: Errand[Blame], job: Callable[[], None]) -> None:
         """The first round before the second: see `deliver_with_part`."""
-        asked: dict[Peer, Part] = {}
+        try:
+            asked = this.take_part(part)
+        except BaseException as error:
+            errand.finish(blame(error, self.agent.me))
+            return
+        if not asked:
+            job()
+            return
 
         def found(failure: Blame | None) -> None:
             if failure is not None:
                 errand.finish(failure)
-            elif asked:
-                self.agent.crew.submit(job)  # answers come on threads that must not be kept
             else:
-                job()
+                self.agent.crew.submit(job)  # answers come on threads that must not be kept
 
         search: Errand[Blame] = Errand(found)
-
-        def look() -> None:
-            asked.update(this.take_part(part))
-            self.ask_all(this, asked, search)
-
-        self._act(search, look)
+        self._act(search, partial(self.ask_all, this, asked, search))
 
     def _act(self, errand: Errand[Blame], act: Callable[[], None]) -> None:
         try:
@@ -240,11 +239,12 @@ class Correspondence:
                     self.end(this, blame(error, self.agent.me))
 
 
-@contextmanager
-def shown(*names: str) -> Iterator[None]:
-    """Show what runs inside under these names in a profile, if one is being made."""
+def shown(names: Iterable[str], run: Callable[..., None], *args: object) -> None:
+    """Call `run(*args)`, under these names in a profile if one is being made."""
+    if not torch._C._autograd._profiler_enabled():
+        run(*args)
+        return
     with ExitStack() as stack:
-        if torch._C._autograd._profiler_enabled():
-            for name in names:
-                stack.enter_context(record_function(name))
-        yield
+        for name in names:
+            stack.enter_context(record_function(name))
+        run(*args)

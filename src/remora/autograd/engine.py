@@ -42,8 +42,7 @@ class Engine:
         this.serve()  # until `_drive` closes it
         if torch._C._autograd._profiler_enabled():
             this.desk = SimpleQueue()
-        with shown("torch::distributed::autograd::backward"):
-            self._drive(this, edges, roots)
+        shown(("torch::distributed::autograd::backward",), self._drive, this, edges, roots)
 
     def _drive(self, this: Pass, edges: list[Edge], roots: Sequence[torch.Tensor]) -> None:
         try:

@@ -97,18 +97,23 @@ class Send:
 class Recv:
     """Tensors that were received: where their gradients have to be sent."""
 
-    __slots__ = ("gradients", "message", "moment", "open", "peer")
+    __slots__ = ("_open", "gradients", "message", "moment", "peer")
 
     def __init__(self, message: int, peer: Peer) -> None:
         self.message = message
         self.peer = peer
-        self.open = False  # a pass collects gradients here
         self.gradients: Gradients = {}
+        self._open = False  # a pass collects gradients here
         self.moment: streams.Moment | None = None  # when they are there, on devices
+
+    def expect(self, gradients: bool) -> None:
+        """Whether a pass is about to collect gradients here."""
+        self._open = gradients
+        self.gradients = {}
 
     def collect(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """The graph has come to the received tensors."""
-        if not self.open:
+        if not self._open:
             raise RuntimeError(
                 f"a backward pass of this process alone came to tensors that were received from {self.peer.name}: only a "
                 f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"

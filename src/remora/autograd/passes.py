@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -30,8 +29,7 @@ Desk = SimpleQueue[Callable[[], None] | None]  # work for a thread
 Parcel = dict[int, Gradients]  # gradients for what was sent: by message
 
 
-@dataclass(frozen=True, slots=True)
-class PassId:
+class PassId(NamedTuple):
     """The `number`-th pass that worker `root` began."""
 
     root: int

@@ -8,15 +8,15 @@ the nodes outside instead would run the hooks there, on a part of the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import MutableMapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from remora.autograd.graph import Edge, LeafNode, Node, Segment
-from remora.autograd.leaves import lent
+from remora.autograd.leaves import Lent
 from remora.autograd.nodes import Gradients, Recv
 from remora.devices import streams
 
@@ -36,51 +36,52 @@ def run(
     those of the segment."""
     if not incoming:
         return [], [(node.recv, {}) for node in segment.received]
-    edges = [GradientEdge(*edge) for edge, _ in incoming]
-    outgoing: Incoming = []
-    held = _Held()
-    nodes: list[object] = [*segment.crossings, *segment.received]
-    touched = segment.leaves if leaves is None else leaves
-    with lent([leaf.variable for leaf in touched], gradients, nodes), ExitStack() as stack:
+    touched = [leaf.variable for leaf in (segment.leaves if leaves is None else leaves)]
+    with Lent(touched, gradients, (*segment.crossings, *segment.received)):
         for node in segment.received:
-            stack.enter_context(_open(node.recv))
-        for node, numbers in segment.crossings.items():
-            _tap(node, numbers, outgoing, stack, held.moments)
-        for node in segment.sharing:
-            stack.callback(node.register_hook(held.append_shared).remove)
-        exits = tuple(GradientEdge(node, 0) for node in segment.exits) if segment.crossings else ()
-        # What `torch.autograd.backward` calls in the end. It would first look at symbolic shapes, and import half a second
-        # of other packages for that in the first pass of a process.
-        _engine.run_backward(
-            tuple(edges), tuple(gradient for _, gradient in incoming), retain_graph, False, exits,
-            allow_unreachable=True, accumulate_grad=True,
-        )  # fmt: skip
-        received = [(node.recv, node.recv.gradients) for node in segment.received]
-        if streams.watched:  # the engine joins the streams of leaves, and not those of what leaves the segment
-            for moment in (*held.moments, *(node.recv.moment for node in segment.received)):
-                if moment is not None:
-                    moment.join([gradients for _, gradients in received])
+            node.recv.expect(True)
+        try:
+            return _run(segment, incoming, retain_graph)
+        finally:
+            for node in segment.received:
+                node.recv.expect(False)
+
+
+def _run(segment: Segment, incoming: Incoming, retain_graph: bool) -> tuple[Incoming, Received]:
+    outgoing: Incoming = []
+    moments: list[streams.Moment | None] = []  # when what leaves the segment is there, on devices
+    if segment.crossings or segment.sharing:
+        held = _Held()
+        with ExitStack() as stack:
+            for node, numbers in segment.crossings.items():
+                _tap(node, numbers, outgoing, stack, moments)
+            for node in segment.sharing:
+                stack.callback(node.register_hook(held.append_shared).remove)
+            _backpropagate(segment, incoming, retain_graph)
+    else:
+        _backpropagate(segment, incoming, retain_graph)
+    received = [(node.recv, node.recv.gradients) for node in segment.received]
+    if streams.watched:  # the engine joins the streams of leaves, and not those of what leaves the segment
+        for moment in (*moments, *(node.recv.moment for node in segment.received)):
+            if moment is not None:
+                moment.join([gradients for _, gradients in received])
     return outgoing, received
 
 
-@contextmanager
-def _open(recv: Recv) -> Iterator[None]:
-    recv.gradients = {}
-    recv.open = True
-    try:
-        yield
-    finally:
-        recv.open = False
-        recv.gradients = {}
+def _backpropagate(segment: Segment, incoming: Incoming, retain_graph: bool) -> None:
+    """What `torch.autograd.backward` calls in the end. It would first look at symbolic shapes, and import half a second of
+    other packages for that in the first pass of a process."""
+    edges = tuple([GradientEdge(*edge) for edge, _ in incoming])
+    exits = tuple(GradientEdge(node, 0) for node in segment.exits) if segment.crossings else ()
+    _engine.run_backward(
+        edges, tuple([gradient for _, gradient in incoming]), retain_graph, False, exits,
+        allow_unreachable=True, accumulate_grad=True,
+    )  # fmt: skip
 
 
 class _Held(list[Any]):
     """A gradient that a node gives to several leaves is held until the end of the run: torch then makes a copy for each,
     rather than let one of them have the memory that the others were copied from, and that the node may still know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.moments: list[streams.Moment | None] = []  # when what leaves the segment is there, on devices
 
     def append_shared(self, computed: tuple[Any, ...], came_in: object) -> None:
         gradients = [id(gradient) for gradient in computed if gradient is not None]

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import finalize
 
 import torch
 from torch.autograd.graph import increment_version
@@ -63,14 +63,15 @@ class LocalOptimizer:
 
     def step(self, gradients: Mapping[torch.Tensor, torch.Tensor], news: Sequence[Options] | None) -> None:
         """Update the parameters, after taking note of options that have changed."""
+        found = [gradients.get(parameter) for parameter in self._parameters]
         with self._exclusively():
             if news is not None:
                 self._learn(news)
             try:
-                self._take(gradients)
+                self._take(found)
                 self._optimizer.step()
             finally:
-                self._hand_over(gradients)
+                self._hand_over(found)
 
     def state_dict(self) -> dict[str, Any]:
         with self._exclusively():
@@ -85,20 +86,24 @@ class LocalOptimizer:
         for group, options in zip(self._optimizer.param_groups, news, strict=True):
             group.update(options)
 
-    def _take(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        for parameter, shadow in zip(self._parameters, self._shadows, strict=True):
+    def _take(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for parameter, shadow, gradient in zip(self._parameters, self._shadows, gradients, strict=True):
             if shadow.data_ptr() != parameter.data_ptr():
                 shadow.data = parameter.data  # the program gave it other memory: `module.to(device)`
-            shadow.grad = gradients.get(parameter)
+            shadow.grad = gradient
 
-    def _hand_over(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def _hand_over(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Let the parameters have what the shadows have become; see "Stale graphs" above."""
-        for parameter, shadow, claim in zip(self._parameters, self._shadows, self._claims, strict=True):
+        changed = []
+        for parameter, shadow, claim, gradient in zip(
+            self._parameters, self._shadows, self._claims, gradients, strict=True
+        ):
             shadow.grad = None
             if shadow.data_ptr() != parameter.data_ptr():
                 parameter.data = shadow.data  # the optimizer gave it other memory
-            if parameter in gradients and len(claim.optimizers) == 1:
-                increment_version(parameter)
+            if gradient is not None and len(claim.optimizers) == 1:
+                changed.append(parameter)
+        _announce(changed)
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -120,7 +125,11 @@ class _Claim:
     def __init__(self, number: int) -> None:
         self.number = number
         self.lock = threading.Lock()
-        self.optimizers: WeakSet[LocalOptimizer] = WeakSet()
+        self.optimizers: set[int] = set()  # their ids, for as long as they live
+
+    def enter(self, optimizer: LocalOptimizer) -> None:
+        self.optimizers.add(id(optimizer))
+        finalize(optimizer, self.optimizers.discard, id(optimizer))
 
 
 _claims: MutableMapping[torch.Tensor, _Claim] = WeakTensorKeyDictionary()
@@ -135,9 +144,30 @@ def _claims_on(parameters: Sequence[torch.Tensor], optimizer: LocalOptimizer) ->
             claim = _claims.get(parameter)
             if claim is None:
                 claim = _claims[parameter] = _Claim(next(_numbers))
-            claim.optimizers.add(optimizer)
             claims.append(claim)
+        for claim in set(claims):
+            claim.enter(optimizer)
         return claims
+
+
+def _announce(changed: list[torch.Tensor]) -> None:
+    """Have autograd know that these have been changed in place."""
+    if _TAKES_MANY and changed:
+        increment_version(changed)
+    else:
+        for tensor in changed:
+            increment_version(tensor)
+
+
+def _takes_many() -> bool:
+    try:
+        increment_version([torch.zeros(())])
+    except (TypeError, RuntimeError, AttributeError):
+        return False
+    return True
+
+
+_TAKES_MANY = _takes_many()
 
 
 def _check_parameter(parameter: object) -> None:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-MOMENT = 0.0 if os.environ.get("REMORA_LOOK") == "0" else 150e-6  # seconds
+MOMENT = 0.0 if os.environ.get("REMORA_LOOK") == "0" else 300e-6  # seconds
 INTERRUPTION = 50e-6  # a look takes about one microsecond: after this many, somebody else had the processor in between
 MOST_RESTS = 256
 
