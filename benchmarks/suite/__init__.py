@@ -6,6 +6,7 @@ from benchmarks.contestants import CONTESTANTS, MACHINE, REMORA
 from benchmarks.measure import Benchmark
 from benchmarks.suite import (
     add,
+    bare_training,
     callers,
     echo,
     flight,
@@ -23,6 +24,9 @@ SUITE = [
     Benchmark("ping-pong", "ping-pong of 64 bytes", floor.ping_pong, workers=0, contestants=(MACHINE,)),
     Benchmark("socket-copy", "there and back by socket", floor.socket_copy, workers=0, contestants=(MACHINE,)),
     Benchmark("memcpy", "warm memory copy", floor.memcpy, workers=0, contestants=(MACHINE,)),
+    Benchmark(
+        "training-floor", "one training step", bare_training.measure, workers=0, contestants=(MACHINE,), bouts=2
+    ),
     Benchmark("noop", "rpc_sync no-op", noop.measure, contestants=CONTESTANTS, bouts=3),
     Benchmark("noop-tcp", "rpc_sync no-op, TCP", noop.measure, transport="tcp", bouts=3),
     Benchmark("add", "rpc_sync torch.add", add.measure, bouts=3),

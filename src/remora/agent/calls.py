@@ -47,8 +47,8 @@ class Call:
     """
 
     __slots__ = (
-        "_signal", "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "recording", "reply",
-        "target", "timeout", "undo",
+        "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "recording", "reply",
+        "signal", "target", "timeout", "undo",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -64,7 +64,7 @@ class Call:
         self.future: Future[Any] | None = None  # in the place of on_settled
         self.undo: list[Callable[[], None]] | None = None  # takes back what packing did, if the call is never sent
         self.recording: Recording | None = None  # what the call belongs to, and its reply with it
-        self._signal: threading.Lock | None = None  # synchronous calls: released when settled
+        self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
     def promise(self, origin: tuple[str, int] | None) -> Future[Any]:
         """Make the call asynchronous, with a future of its value."""
@@ -186,7 +186,7 @@ class Call:
 
     def wake(self) -> None:
         """Let the thread that waits for this call look at it."""
-        signal = self._signal
+        signal = self.signal
         if signal is not None:
             try:
                 signal.release()
@@ -196,16 +196,16 @@ class Call:
     def sleep(self) -> None:
         """Wait until somebody settles the call, or its deadline has passed. The lock is made first and the state looked at
         then, so that no settling falls between the two."""
-        if self._signal is None:
+        if self.signal is None:
             lock = threading.Lock()
             lock.acquire()
-            self._signal = lock
+            self.signal = lock
         if not self.settled:
             self.clock.block(self._await_signal, self.deadline)
 
     def _await_signal(self, seconds: float | None) -> bool:
-        assert self._signal is not None
-        return self._signal.acquire(timeout=-1 if seconds is None else seconds)
+        assert self.signal is not None
+        return self.signal.acquire(timeout=-1 if seconds is None else seconds)
 
     def limit(self, timeout: float, default: float) -> None:
         """Start the clock. Unset: what is left to the call we serve, else the default; 0: never."""

@@ -137,7 +137,8 @@ class Receiving(Sending):
                     self.pacing.answered()
                 continue
             shared = frame.flags & SHARED
-            if not session.accept(frame.number, frame.size + lent_bytes(frame.body) if shared else frame.size):
+            size = frame.size + lent_bytes(frame.body) if shared else frame.size
+            if not session.accept(frame.number, size):
                 continue
             if shared:
                 self._borrow(frame)
@@ -147,7 +148,9 @@ class Receiving(Sending):
                 self._arrive(frame)
             if frame.kind & RESPONSE:
                 arriving = frame.arrival is not None and frame.arrival.pending
-                call = pending.get(frame.call) if arriving else self.take(frame.call)
+                if self.unhurried and not arriving:
+                    self.unhurried.discard(frame.call)
+                call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
                 if call is None:
                     continue  # it was given up: the reply is late
                 if arriving:
@@ -155,7 +158,8 @@ class Receiving(Sending):
                     continue
                 call.reply = frame
                 if not call.asynchronous:
-                    call.wake()
+                    if call.signal is not None:
+                        call.wake()
                 elif call.future is None and not frame.flags & FAILED:
                     settle((call,))  # our own business: no code of the program runs
                 else:
@@ -226,15 +230,15 @@ class Receiving(Sending):
                     answered = self._read_until_settled(port, call)
                 finally:
                     self._reading.release()
-                    if self._somebody_waits():
-                        self._unwatched = False
+                    if len(self.pending) > len(self.unhurried):
+                        self._unwatched = False  # somebody else waits
                     if not self._unwatched:
                         self._rearm(port)
                 if answered:
                     self._crew.serve(lambda calls=answered: settle(calls))  # type: ignore[misc]
             else:
                 call.sleep()
-            if call.settled:
+            if call.reply is not None or call.failure is not None:
                 return
             left = call.remaining()
             if left is not None and left <= 0:

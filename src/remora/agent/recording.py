@@ -113,6 +113,8 @@ def pack_recorded(
     """Pack a message, with what the recording says of it. The flags tell what it has beside the value."""
     if recording is None:
         packed = pack(value, scope)
+        if creates is None and not scope.attachments:
+            return packed, packed.flags
         return packed, packed.flags | preamble.attach(packed, scope, creates)
     peer = cast("Peer", scope.peer)
     header, scope.links = recording.outgoing(peer)

@@ -133,7 +133,8 @@ def rpc_sync(
     if _profiler_enabled():
         return cast(R, profiling.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler))
     kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler, True)
-    return cast(R, worker.agent.call(peer, kind, packed, flags, timeout, func))
+    value: R = worker.agent.call(peer, kind, packed, flags, timeout, func)
+    return value
 
 
 def rpc_async(

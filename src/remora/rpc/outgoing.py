@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.jit._builtins import _find_builtin
+from torch.jit import ScriptFunction
+from torch.jit._builtins import _get_builtin_table
 
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_recorded
@@ -19,6 +20,8 @@ from remora.wire.scopes import PackScope
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
 SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
+
+_operators: dict[int, str] = _get_builtin_table()  # type: ignore[no-untyped-call]
 
 
 def pack_call(
@@ -60,12 +63,10 @@ def remote_target(
 
 def script_name(func: Callable[..., Any]) -> tuple[str, str] | None:
     """How the callee finds a torch operator or a TorchScript function; None for Python functions."""
-    operator = _find_builtin(func)  # type: ignore[no-untyped-call]
+    operator = _operators.get(id(func))
     if operator is not None:
         return "operator", operator
-    if isinstance(func, torch.jit.ScriptFunction):
-        return "function", torch._jit_internal._qualified_name(func)
-    wrapped = getattr(func, MARK, None)
-    if isinstance(wrapped, torch.jit.ScriptFunction):
-        return "function", torch._jit_internal._qualified_name(wrapped)
+    function = getattr(func, MARK, func)
+    if isinstance(function, ScriptFunction):
+        return "function", torch._jit_internal._qualified_name(function)
     return None
