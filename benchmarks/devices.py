@@ -1,7 +1,7 @@
 """Tensors on a GPU, beside torch.distributed.rpc: `python -m benchmarks.devices [--over-host] [--rounds N] [--json FILE]`.
 
-With `--over-host` nothing is lent: they go by TCP, by a Unix socket or by shared memory, and the time that the two copies
-take by themselves, from the device to pinned memory and back, stands beside.
+With `--over-host` nothing is lent: they go by TCP, by a Unix socket or by shared memory. Beside it stands what tensors of
+the host take by the same road, and what the two copies take by themselves, from the device to pinned memory and back.
 
 Two processes on one device, started afresh for each turn, and never those of both at once: threads of torch's that wait for
 messages keep cores busy. Apart from the other benchmarks, because it needs a GPU and nothing else of theirs.
@@ -151,15 +151,15 @@ def _turn(name: str, road: str) -> list[tuple[str, float]]:
 
 def show(found: dict[str, dict[str, list[float]]]) -> None:
     """The medians of the rounds, and how many times as fast."""
-    print(f"{'':<24}{'remora':>12}{'torch':>12}{'ratio':>8}   goal")
+    print(f"{'':<32}{'remora':>12}{'torch':>12}{'ratio':>8}   goal")
     for metric, by_name in found.items():
         ours = statistics.median(by_name["remora"])
         if "torch" not in by_name:
-            print(f"{metric:<24}{_words(ours):>12}")
+            print(f"{metric:<32}{_words(ours):>12}")
             continue
         theirs = statistics.median(by_name["torch"])
         ratio = theirs / ours
-        print(f"{metric:<24}{_words(ours):>12}{_words(theirs):>12}{ratio:>7.1f}x   {_verdict(metric, ratio)}")
+        print(f"{metric:<32}{_words(ours):>12}{_words(theirs):>12}{ratio:>7.1f}x   {_verdict(metric, ratio)}")
 
 
 def _verdict(metric: str, ratio: float) -> str:

@@ -29,7 +29,8 @@ def have(tensor: Any) -> None:
     """Runs on the callee, which does."""
     import torch
 
-    torch.cuda.current_stream(tensor.device).synchronize()
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def total(tensor: Any) -> int:
@@ -53,7 +54,8 @@ def measure(rpc: Any, peer: str) -> Iterator[tuple[str, float]]:
 
 
 def over_host(rpc: Any, peer: str, road: str) -> Iterator[tuple[str, float]]:
-    """Medians, in seconds, by one road; and of the two copies alone, which no road can do without."""
+    """Medians, in seconds, by one road; of the same from host to host; and of the two copies alone, which no road can do
+    without. The last two together are what it takes if nothing is done at the same time."""
     import torch
 
     for size, times in OVER_HOST.items():
@@ -62,6 +64,7 @@ def over_host(rpc: Any, peer: str, road: str) -> Iterator[tuple[str, float]]:
             if rpc.rpc_sync(peer, total, args=(tensor,)) != 3 * size * MB:
                 raise AssertionError(f"{size} MB arrived changed")
         yield f"{size} MB, {road}", _median(rpc, peer, have, tensor, times)
+        yield f"{size} MB, {road}, on the host", _median(rpc, peer, have, tensor.cpu().pin_memory(), times)
         yield f"{size} MB, two copies", _copies(tensor, times)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 from remora import rpc
 from remora.agent import sending
 from remora.agent.company import PATIENCE, Company
+from remora.agent.large import LARGE, SendingLarge
 from remora.agent.receiving import ACK, PING
-from remora.agent.sending import LARGE, Sending
 from remora.agent.timers import Timers
+from remora.testing.world import World
 from remora.transport.stream import StreamLink
 from remora.wire.frames import HEADER, HEADER_SIZE
 from remora.wire.pickling import pack
@@ -55,7 +58,7 @@ def _kinds(data: bytes) -> Iterator[int]:
         data = data[HEADER_SIZE + length :]
 
 
-class Alone(Sending):
+class Alone(SendingLarge):
     """A sending half without a receiving one."""
 
     def __init__(self) -> None:
@@ -183,6 +186,46 @@ def test_a_large_call_leaves_from_its_own_memory(alone: Alone) -> None:
     ((head, *buffers),) = alone.wire.writes
     assert isinstance(head, bytes)
     assert all(left is right for left, right in zip(buffers, packed.buffers, strict=True))
+
+
+# Half a frame.
+
+
+def test_ctrl_c_in_the_midst_of_a_message_costs_the_link_while_another_thread_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That thread waits for its own reply, and sees nothing wrong with the link: it has to be told."""
+    go_on = threading.Event()
+    monkeypatch.setattr(waited_for, "event", go_on, raising=False)
+    with World(2, shared_memory=0) as world, ThreadPoolExecutor(1) as pool:
+        world.run(0, rpc.rpc_sync, "worker1", abs, (-1,))
+        waiting = pool.submit(world.run, 0, rpc.rpc_sync, "worker1", waited_for)
+        try:
+            wait_until(world[0].agent.peers.find("worker1").outgoing._reading.locked)
+            with monkeypatch.context() as patch:
+                patch.setattr(StreamLink, "write", written_in_part)
+                with pytest.raises(KeyboardInterrupt):
+                    world.run(0, rpc.rpc_sync, "worker1", torch.numel, (torch.zeros(LARGE),))
+            assert world.run(0, partial(rpc.rpc_sync, timeout=10.0), "worker1", abs, (-1,)) == 1
+        finally:
+            go_on.set()
+        assert waiting.result(10.0) == "there"
+
+
+def waited_for() -> str:
+    waited_for.event.wait(60.0)  # type: ignore[attr-defined]
+    return "there"
+
+
+_write = StreamLink.write
+
+
+def written_in_part(link: StreamLink, parts: Any, *patience: float) -> bool:
+    """Of a large message only the head."""
+    if len(parts) == 1:
+        return _write(link, parts, *patience)
+    link.sock.sendall(parts[0])
+    raise KeyboardInterrupt
 
 
 def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:

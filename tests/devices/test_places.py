@@ -138,6 +138,13 @@ def test_maps_that_cannot_be_keep_the_group_from_forming(first: Any, second: Any
         World(2, devices=lambda rank: Wishes(second if rank else first))
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever there is here."""
+    monkeypatch.setattr(places.kinds, "counts", dict)
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_a_tensor_without_a_place_is_refused_before_anything_is_sent() -> None:
     with World(2) as world:
         awaited, requests, replies, gradients = world[0].peer("worker1").ways
@@ -152,6 +159,7 @@ def test_a_tensor_without_a_place_is_refused_before_anything_is_sent() -> None:
         assert requests.target(CPU) == CPU
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_an_automatic_map(monkeypatch: pytest.MonkeyPatch) -> None:
     with World(2, auto_device_map=True) as world:
         assert [way.target(GPU) for way in world[0].peer("worker1").ways] == [CPU] * 4  # it has none of those

@@ -16,7 +16,7 @@ from typing import Any
 from remora.agent.bulk import lent_bytes
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
-from remora.agent.sending import Sending
+from remora.agent.large import SendingLarge
 from remora.errors import ProtocolError
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
@@ -50,7 +50,7 @@ class Port:
         self.channel.ready(self, writable)
 
 
-class Receiving(Sending):
+class Receiving(SendingLarge):
     """See the head of this file."""
 
     # What to do with what comes in.

@@ -1,8 +1,8 @@
 """The sending half of a channel: numbers messages, keeps them until they arrived, and gets them to the kernel in order.
 
 One lock, `_writing`, is held by whoever writes. A thread with a small message never waits for it: it leaves the message
-with the others that wait for company (`_lazy`), and whoever holds the lock writes them before it is done. Only a large
-message waits, because it leaves from the program's own memory; no longer than its call may.
+with the others that wait for company (`_lazy`), and whoever holds the lock writes them before it is done. (Large ones do
+wait: `remora.agent.large`.)
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from remora.agent.bulk import SHARED_FROM, Sharing, lent_bytes
+from remora.agent.bulk import Sharing, lent_bytes
 from remora.agent.calls import Call
 from remora.agent.pacing import Pacing
-from remora.errors import CallNotSent, SerializationError
+from remora.errors import CallNotSent
 from remora.protocol.session import Session
 from remora.transport.stream import Part, StreamLink
-from remora.vocabulary.messages import RESPONSE, MessageType
+from remora.vocabulary.messages import MessageType
 from remora.wire import memory
-from remora.wire.frames import HEADER, SHARED, lengths
+from remora.wire.frames import HEADER, SHARED
 from remora.wire.packed import Packed
 
-PING, GIVE_BACK, VOID = int(MessageType.PING), int(MessageType.GIVE_BACK), int(MessageType.VOID)
+PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 LAZY_LIMIT = 1 << 17
-LARGE = 1 << 17
 STALL = 0.25  # how long a large message may make no progress before the rest of it is copied aside
 
 
@@ -227,105 +226,22 @@ class Sending(ABC):
             self._words.append(kind)
         self.flush()
 
-    # Messages with buffers.
+    # To the kernel.
 
-    def send_packed(
-        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
-    ) -> None:
-        """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
-        what the kernel has not taken by then is copied, so that the message is a value in any case. Raises CallNotSent if
-        a call could not be sent by then; and if its tensors cannot be had from their device (for a reply, whose sender has
-        to say something else then, SerializationError)."""
-        if packed.loading is None:
-            self._send_packed(kind, call, packed, flags, timeout, until)
+    def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
+        """Write, or leave to the outbox what the kernel does not take. Holds `_writing`."""
+        link = self.link
+        if link is None or link.failed:
             return
         try:
-            self._send_packed(kind, call, packed, flags, timeout, until)
-        except SerializationError as error:
-            if isinstance(call, int):
-                raise
-            raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
-
-    def _send_packed(
-        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
-    ) -> None:
-        number = call if isinstance(call, int) else call.id
-        if self.closed:
-            return
-        if not packed.buffers:
-            self.send(kind, number, packed.body, flags, timeout)
-            return
-        size = sum(map(len, packed.buffers))
-        if size >= SHARED_FROM and self.sharing is not None:
-            lent = self.sharing.lend(packed)
-            if lent is not None:
-                self.send(kind, number, lent, flags | SHARED, timeout)
-                return
-        body = packed.body + lengths(packed.buffers)
-        size += len(body)
-        link = self.link
-        if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
-            self._postpone(kind, flags, number, timeout, body, packed)
-        elif self._writing.acquire(timeout=self._lock_patience(kind, until - link.now())):
-            try:
-                self._write_large(kind, flags, number, timeout, body, packed, until)
-            finally:
-                self._writing.release()
-        elif kind & RESPONSE or isinstance(call, int):
-            self._postpone(kind, flags, number, timeout, body, packed)
-        else:
-            raise self._not_sent(call)
-        self.flush()
-
-    def _lock_patience(self, kind: int, left: float) -> float:
-        """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
-        if kind & RESPONSE:
-            return STALL
-        return max(min(left, threading.TIMEOUT_MAX), 0.0)
-
-    def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
-        """Copy a message and let whoever writes next write it."""
-        packed.complete()
-        data = b"".join((body, *packed.buffers))
-        self._lazy_bytes += len(data)
-        self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
-
-    def _write_large(
-        self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed, until: float
-    ) -> None:
-        while self._lazy:
-            self._write_lazy()
-        session = self.session
-        number = session.number()
-        head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, session.telling(), timeout) + body
-        parts: tuple[Part, ...] = (head, *packed.buffers)
-        size = len(head) + sum(map(len, packed.buffers))
-        session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
-        if packed.loading is None:
-            self._put(parts, until)
-        else:
-            self._put_as_it_comes(number, head, packed, until)
-
-    def _put_as_it_comes(self, number: int, head: bytes, packed: Packed, until: float) -> None:
-        """Write a message while its tensors come from a device. If the link fails, they are waited for all the same: the
-        message is said again. If they do not come, it is as if it had not been said, and the link is of no use."""
-        link = self.link
-        try:
-            for ready in packed.pieces(head):
-                self._put(ready, until)
-                self._hurry(link)
-        except BaseException as error:
-            self.session.amend(number, HEADER.pack(0, VOID, 0, 0, 0, number, 0, 0.0))
-            self._break_off(link, ConnectionError(f"a message broke off in the midst of it: {error}"))
+            if not link.write(parts, STALL, until):
+                self._has_outbox()
+        except OSError as error:  # half a frame may be on the link: the session says it again on another one
+            link.failed = True
+            self._link_failed(link, error)
+        except BaseException as error:  # the same, but of Ctrl-C and the like the link itself knows nothing
+            self._break_off(link, error)
             raise
-
-    def _hurry(self, link: StreamLink | None) -> None:
-        """Write what the kernel did not take at once, as far as it takes it now. A device copies more meanwhile."""
-        if link is not None and link.outbox_bytes and not link.failed:
-            try:
-                link.flush()
-            except OSError as error:
-                self._break_off(link, error)
 
     def _break_off(self, link: StreamLink | None, error: BaseException) -> None:
         """Half a frame is on the link, which may be quite well: make sure that whoever reads it notices."""
@@ -333,19 +249,6 @@ class Sending(ABC):
             link.failed = True
             link.sever()
             self._link_failed(link, error)
-
-    def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
-        link = self.link
-        if link is None or link.failed:
-            return
-        try:
-            if not link.write(parts, STALL, until):
-                self._has_outbox()
-        except BaseException as error:  # half a frame may be on the link: the session says it again on another one
-            link.failed = True
-            self._link_failed(link, error)
-            if not isinstance(error, OSError):
-                raise
 
     # Back-pressure.
 

@@ -1,0 +1,125 @@
+"""The sending half of a channel for messages with tensors: in shared memory, from the program's own, or as they come.
+
+A large message leaves from the memory of the program, and what comes from a device as soon as a piece of it is on the host.
+So its sender waits for the lock (`_writing`), no longer than its call may, and holds it until the message is with the kernel
+or copied aside. What is small, or could not leave now in any case, is copied and goes the way of all others.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from remora.agent.bulk import SHARED_FROM
+from remora.agent.calls import Call
+from remora.agent.sending import STALL, Large, Sending
+from remora.errors import CallNotSent, SerializationError
+from remora.transport.stream import Part, StreamLink
+from remora.vocabulary.messages import RESPONSE, MessageType
+from remora.wire import memory
+from remora.wire.frames import HEADER, SHARED, lengths
+from remora.wire.packed import Packed
+
+VOID = int(MessageType.VOID)
+LARGE = 1 << 17  # bytes from which on a message is not copied
+
+
+class SendingLarge(Sending):
+    """See the head of this file."""
+
+    def send_packed(
+        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
+    ) -> None:
+        """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
+        what the kernel has not taken by then is copied, so that the message is a value in any case. Raises CallNotSent if
+        a call could not be sent by then; and if its tensors cannot be had from their device (for a reply, whose sender has
+        to say something else then, SerializationError)."""
+        if packed.loading is None:
+            self._send_packed(kind, call, packed, flags, timeout, until)
+            return
+        try:
+            self._send_packed(kind, call, packed, flags, timeout, until)
+        except SerializationError as error:
+            if isinstance(call, int):
+                raise
+            raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
+
+    def _send_packed(
+        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
+    ) -> None:
+        number = call if isinstance(call, int) else call.id
+        if self.closed:
+            return
+        if not packed.buffers:
+            self.send(kind, number, packed.body, flags, timeout)
+            return
+        size = sum(map(len, packed.buffers))
+        if size >= SHARED_FROM and self.sharing is not None:
+            lent = self.sharing.lend(packed)
+            if lent is not None:
+                self.send(kind, number, lent, flags | SHARED, timeout)
+                return
+        body = packed.body + lengths(packed.buffers)
+        size += len(body)
+        link = self.link
+        if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
+            self._postpone(kind, flags, number, timeout, body, packed)
+        elif self._writing.acquire(timeout=self._lock_patience(kind, until - link.now())):
+            try:
+                self._write_large(kind, flags, number, timeout, body, packed, until)
+            finally:
+                self._writing.release()
+        elif kind & RESPONSE or isinstance(call, int):
+            self._postpone(kind, flags, number, timeout, body, packed)
+        else:
+            raise self._not_sent(call)
+        self.flush()
+
+    def _lock_patience(self, kind: int, left: float) -> float:
+        """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
+        if kind & RESPONSE:
+            return STALL
+        return max(min(left, threading.TIMEOUT_MAX), 0.0)
+
+    def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
+        """Copy a message and let whoever writes next write it."""
+        packed.complete()
+        data = b"".join((body, *packed.buffers))
+        self._lazy_bytes += len(data)
+        self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
+
+    def _write_large(
+        self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed, until: float
+    ) -> None:
+        while self._lazy:
+            self._write_lazy()
+        session = self.session
+        number = session.number()
+        head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, session.telling(), timeout) + body
+        parts: tuple[Part, ...] = (head, *packed.buffers)
+        size = len(head) + sum(map(len, packed.buffers))
+        session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
+        if packed.loading is None:
+            self._put(parts, until)
+        else:
+            self._put_as_it_comes(number, head, packed, until)
+
+    def _put_as_it_comes(self, number: int, head: bytes, packed: Packed, until: float) -> None:
+        """Write a message while its tensors come from a device. If the link fails, they are waited for all the same: the
+        message is said again. If they do not come, it is as if it had not been said, and the link is of no use."""
+        link = self.link
+        try:
+            for ready in packed.pieces(head):
+                self._put(ready, until)
+                self._hurry(link)
+        except BaseException as error:
+            self.session.amend(number, HEADER.pack(0, VOID, 0, 0, 0, number, 0, 0.0))
+            self._break_off(link, ConnectionError(f"a message broke off in the midst of it: {error}"))
+            raise
+
+    def _hurry(self, link: StreamLink | None) -> None:
+        """Write what the kernel did not take at once, as far as it takes it now. A device copies more meanwhile."""
+        if link is not None and link.outbox_bytes and not link.failed:
+            try:
+                link.flush()
+            except OSError as error:
+                self._break_off(link, error)
