@@ -115,8 +115,7 @@ class Agent:
             raise _refused(call)
         crew = leave_job()
         try:
-            session = channel.session
-            if session.kept_total - session.acked_bytes > session.limit or channel.full:
+            if channel.full:
                 channel.wait_for_room(call)
             channel.unwatch()
             channel.pending[call.id] = call

@@ -255,7 +255,8 @@ class Sending(ABC):
     @property
     def full(self) -> bool:
         """Whether the peer should take something before more is sent."""
-        return self.session.full or self._lazy_bytes > self.session.limit
+        session = self.session
+        return session.kept_total - session.acked_bytes > session.limit or self._lazy_bytes > session.limit
 
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
