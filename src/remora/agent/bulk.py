@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from remora.agent.handover import DEVICE, Handover
@@ -42,7 +41,7 @@ def lent_bytes(body: bytes | bytearray) -> int:
 class Sharing:
     """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
 
-    __slots__ = ("_borrower", "_key", "_lender", "_now", "handover", "name", "willing")
+    __slots__ = ("_borrower", "_key", "_lender", "_now", "handover", "name", "unused", "willing")
 
     def __init__(
         self, lender: shm.Lender, key: WorkerKey, name: str, device_memory: int, now: Callable[[], float]
@@ -53,7 +52,8 @@ class Sharing:
         self.name = name
         self.willing = False  # the peer can use what we lend
         self._borrower = shm.Borrower()
-        self.handover = Handover(name, device_memory, self._borrower.unused)
+        self.unused = self._borrower.unused  # what has to be given back
+        self.handover = Handover(name, device_memory, self.unused)
 
     def lend(self, packed: Packed) -> bytes | None:
         """The body of a message whose tensors are in shared memory now; None if they have to go another way."""
@@ -91,11 +91,6 @@ class Sharing:
         frame.size += sum(storage.nbytes() for storage in frame.buffers)
         frame.body = bytes(view[:start])
         return True
-
-    @property
-    def unused(self) -> deque[int]:
-        """What has to be given back."""
-        return self._borrower.unused
 
     def returns(self) -> bytes:
         """The same, as the body of a word."""

@@ -96,8 +96,27 @@ class Sending(ABC):
         """Number a message and hand it to the kernel; without a link it is kept until there is one. Does not block."""
         if self.closed:
             return
-        self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
-        self.flush()
+        sharing = self.sharing
+        company = self._lazy or self._words or self._unhurried_at or (sharing is not None and sharing.unused)
+        if company or not self._writing.acquire(False):
+            self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
+            self.flush()
+            return
+        try:  # what `_write_lazy` does, for a message that is alone, as most are
+            session = self.session
+            number = session.number()
+            data = HEADER.pack(len(body), kind, flags, 0, call, number, session.telling(), timeout) + body
+            kept = len(data)
+            if flags & SHARED:
+                kept += lent_bytes(body)
+                self._lent.append((number, kept))
+            session.keep(number, kept, data)
+            self._put((data,))
+        finally:
+            self._writing.release()
+        pacing = self.pacing
+        if self._lazy or self._words or self.link is None or pacing.parked or pacing.held:
+            self.flush()
 
     def put_aside(self, kind: int, call: int, body: bytes, flags: int = 0) -> None:
         """Leave a message to be written with the next one. Whoever does this calls `flush` soon, in any case."""

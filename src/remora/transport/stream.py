@@ -114,14 +114,15 @@ class StreamLink:
         if (seconds is not None and seconds < BLOCK_LIMIT) or not self._eagerness.watch():
             # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
             wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+        reader = self._reader
         try:
-            n = self._receive(self._reader.space())
+            n = self.sock.recv_into(reader.space(), 0, _DONTWAIT) if _DONTWAIT else self._receive(reader.space())
         except (BlockingIOError, InterruptedError):
             return []
         if n == 0:
             raise LinkClosed(f"connection to {self.where} was closed by the other end")
         self.last_heard = self.now()
-        return self._reader.received(n)
+        return reader.received(n)
 
     def _await_bytes(self, seconds: float | None) -> bool:
         return wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else seconds)

@@ -111,6 +111,11 @@ class FrameReader:
 
     def received(self, n: int) -> list[Frame]:
         """Take note of n bytes in `space()`; the frames they complete."""
+        if n >= HEADER_SIZE and not self._end and not self._parts and not self._skip and self._sizes_of is None:
+            length, kind, flags, count, call, number, ack, timeout = HEADER.unpack_from(self._buffer)
+            if HEADER_SIZE + length == n and not count:  # one small message alone, as most are
+                body = bytes(self._view[HEADER_SIZE:n])
+                return [Frame(kind, flags, call, number, ack, timeout, body, length)]
         frames: list[Frame] = []
         if self._parts:
             part = self._parts[0]
