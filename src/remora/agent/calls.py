@@ -14,7 +14,7 @@ from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationEr
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import FAILED, RECORDED, SHARED, Frame
-from remora.wire.pickling import unpack
+from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import UnpackScope
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ NEVER = float("inf")
 LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
 CANCEL = int(MessageType.CANCEL)
+NOTHING = pack(None)  # what functions return that return nothing
+_NONE = NOTHING.body
 
 next_call_id: Callable[[], int] = count(1).__next__
 
@@ -95,6 +97,8 @@ class Call:
             raise self.failure
         frame = self.reply
         assert frame is not None
+        if frame.body == _NONE and not frame.flags:
+            return None
         if frame.flags & FAILED:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:

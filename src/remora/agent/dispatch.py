@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from remora.agent.calls import NEVER
+from remora.agent.calls import NEVER, NOTHING
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.crew import Crew
@@ -16,7 +16,7 @@ from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
 from remora.wire.packed import Packed
-from remora.wire.pickling import pack, unpack
+from remora.wire.pickling import unpack
 from remora.wire.scopes import PackScope, UnpackScope
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ _ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wa
 LARGE = 1 << 17
 HURRY = 1.0  # who gave a call less time than this wants to know its outcome at once
 AT_ONCE = 0.0  # what the kernel does not take now is copied: the function's result may be changed by the next function
-_NOTHING = pack(None)
 
 
 class Request:
@@ -151,7 +150,7 @@ class Request:
             self.drop()  # nobody hears it: do not hand out references in it
             return
         if value is None and self.recording is None:
-            self._send(kind, _NOTHING, 0)
+            self._send(kind, NOTHING, 0)
             return
         try:
             scope = PackScope(self.caller, route=self.caller.ways.replies)
@@ -168,7 +167,7 @@ class Request:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
         may be what `then(*args)` sends, or in a moment."""
         self._answered = True
-        self.channel.put_aside(kind, self.frame.call, _NOTHING.body)
+        self.channel.put_aside(kind, self.frame.call, NOTHING.body)
         try:
             if then is not None:
                 then(*args)
