@@ -11,7 +11,7 @@ import pytest
 from remora.agent import watch as watching
 from remora.agent.crew import Crew, waiting
 from remora.agent.watch import NOBODY, STREAK, Watch
-from remora.transport.poller import EpollPoller, SelectPoller
+from remora.transport.poller import EpollPoller, Event, Seen, SelectPoller
 from tests.agent.alone import wait_until
 
 Work = Callable[[], object]
@@ -246,6 +246,24 @@ def test_a_leader_that_stays_away_is_replaced(crew: Crew, peer: Peer) -> None:
     for _ in range(20):
         peer.call()
     assert set(peer.ran_by) == {second}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_leader_that_fails_is_replaced(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead = led(crew, peer)
+    fired = crew._poller.fired
+
+    def fail(seen: Seen) -> list[Event]:
+        monkeypatch.setattr(crew._poller, "fired", fired)
+        fired(seen)
+        raise RuntimeError("this is a test: the leader fails")
+
+    monkeypatch.setattr(crew._poller, "fired", fail)
+    crew._poller.wake()
+    wait_until(lambda: leader(crew) not in (lead, NOBODY))
+    for _ in range(3):
+        peer.call()
+    assert set(peer.ran_by[1:]) == {leader(crew)}
 
 
 # Threads that helped.

@@ -145,6 +145,8 @@ class Crew:
                 self._handle(events)
                 events = None if self._stopped else watch.events()
         finally:
+            if not self._stopped:
+                watch.leave()
             with self._lock:
                 self._threads.discard(threading.current_thread())
                 last = not self._threads

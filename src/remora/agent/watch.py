@@ -170,11 +170,14 @@ class Watch:
                 if self._may_help():
                     seen = self._poller.glance()
                     if seen:
+                        gate.open()  # for the next one: to read this may take a while
                         return self._poller.fired(seen)
                 else:
                     deferred = True
                     self._set_alarm(LONG)
             if term > 0 and clock() > end:
+                if self._open:
+                    gate.open()  # this thread may have used the last opening up
                 return None
         return []
 
@@ -276,6 +279,14 @@ class Watch:
         else:
             self._summoned = True
             self._gate.alarm(AT_ONCE)
+
+    def leave(self) -> None:
+        """The current thread goes home, or has failed. If it led, another one is to do so."""
+        if self._leader == get_ident():
+            self._idle = False
+            self._leader = NOBODY
+            self.keep()
+            self.summon()
 
     def stop(self) -> None:
         """Let everybody come back."""
