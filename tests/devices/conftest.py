@@ -1,5 +1,6 @@
 from __future__ import annotations
 
 from tests.devices.pretence import module
+from tests.gpu.conftest import gpu
 
-__all__ = ["module"]
+__all__ = ["gpu", "module"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from remora.transport.stream import LinkClosed, StreamLink
+from remora import rpc
+from remora.testing.world import World
+from remora.transport.stream import ENOUGH, LinkClosed, StreamLink, wait_for
 from remora.wire.frames import HEADER
+from tests.agent.alone import wait_until
 
 
 def frame(call: int, body: bytes = b"") -> bytes:
@@ -112,3 +118,96 @@ def test_severing_wakes_a_reader(links: tuple[StreamLink, StreamLink]) -> None:
     a.sever()
     assert ended.wait(5)
     thread.join(5)
+
+
+# In the midst of something large.
+
+
+SIZE = 16 * ENOUGH
+
+
+@pytest.fixture
+def gathering() -> Iterator[tuple[socket.socket, StreamLink]]:
+    """A socket that has begun to send a frame of `SIZE`, of which much came at a time; and the link that reads it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        link = StreamLink(server.accept()[0], "peer")
+    head = frame(1, b"." * SIZE)
+    begun = threading.Thread(target=sender.sendall, args=(head[: -SIZE // 2],))
+    begun.start()
+    wait_until(lambda: waiting(link) > ENOUGH // 8)
+    while link.read() == [] and link._reader.missing > SIZE // 2:
+        pass
+    begun.join()
+    yield sender, link
+    sender.close()
+    link.close()
+
+
+def waiting(link: StreamLink) -> int:
+    """How many bytes have come and were not read."""
+    return int.from_bytes(fcntl.ioctl(link.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def wakes(link: StreamLink) -> bool:
+    return wait_for(link.fileno(), False, 0.0)
+
+
+linux_only = pytest.mark.skipif(not ENOUGH, reason="turned off, or this is not Linux")
+
+
+@linux_only
+def test_who_reads_something_large_is_not_woken_for_little(gathering: tuple[socket.socket, StreamLink]) -> None:
+    sender, link = gathering
+    sender.sendall(bytes(1000))
+    wait_until(lambda: waiting(link) == 1000)
+    assert not wakes(link)
+    sender.sendall(bytes(ENOUGH))
+    wait_until(lambda: wakes(link))
+
+
+@linux_only
+def test_unless_nothing_more_comes(gathering: tuple[socket.socket, StreamLink]) -> None:
+    sender, link = gathering
+    sender.sendall(bytes(1000))
+    wait_until(lambda: waiting(link) == 1000)
+    link.heed()
+    assert wakes(link)
+    assert link.read() == []
+    assert not wakes(link)
+
+
+@linux_only
+def test_and_for_the_end_of_it_and_what_follows(gathering: tuple[socket.socket, StreamLink]) -> None:
+    sender, link = gathering
+    rest = threading.Thread(target=sender.sendall, args=(b"." * (SIZE // 2) + frame(2),))
+    rest.start()
+    got = []
+    while len(got) < 2:
+        assert wait_for(link.fileno(), False, 10.0)
+        got += link.read()
+    rest.join()
+    assert [(each.call, bytes(each.body)) for each in got] == [(1, b"." * SIZE), (2, b"")]
+    sender.sendall(frame(3))
+    assert wait_for(link.fileno(), False, 10.0)
+    assert [each.call for each in link.read()] == [3]
+
+
+@linux_only
+def test_when_the_other_end_is_gone_that_is_seen(gathering: tuple[socket.socket, StreamLink]) -> None:
+    sender, link = gathering
+    sender.close()
+    wait_until(lambda: wakes(link))
+    with pytest.raises(LinkClosed):
+        link.read()
+
+
+@linux_only
+def test_workers_see_to_it_that_nothing_waits_for_more_for_long() -> None:
+    with World(2, transports=["tcp"], shared_memory=0) as world:
+        world.run(0, rpc.rpc_sync, "worker1", abs, (-1,))
+        link = world[1].agent.peers.find("worker0").incoming.link
+        link._gathering = True
+        link._wake_for(ENOUGH)  # as if something large had begun to come
+        assert world.run(0, rpc.rpc_sync, "worker1", abs, (-2,)) == 2
+        assert not link._gathering

@@ -69,6 +69,7 @@ class Vigil:
             if link is None:
                 continue
             channel.watch(again=True)
+            link.heed()
             if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
                 self._crew.serve_quickly(partial(channel.say, ACK))
                 heard.append(now)

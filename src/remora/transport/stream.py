@@ -7,8 +7,10 @@ the thread that the poller woke.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -22,6 +24,10 @@ _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _SEND_FLAGS = _DONTWAIT | _NOSIGNAL
 _MAX_PARTS = 64
+_AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not hear what the other end has taken
+# Bytes of something large that should have come over TCP before whoever reads is woken for them: else it is for each packet,
+# and to be woken takes as long as to copy it. 0: none.
+ENOUGH = int(os.environ.get("REMORA_GATHER", 1 << 18)) if sys.platform == "linux" else 0
 BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
 
 Part = bytes | bytearray | memoryview
@@ -35,7 +41,8 @@ class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
     __slots__ = (
-        "_eagerness", "_fd", "_outbox", "_reader", "clock", "failed", "last_heard", "now", "outbox_bytes", "sock", "where",
+        "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "clock", "failed", "last_heard", "now",
+        "outbox_bytes", "sock", "where",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +57,8 @@ class StreamLink:
         self._fd = sock.fileno()
         self._reader = FrameReader()
         self._eagerness = eagerness.for_reading(self._fd)
+        self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
+        self._gathering = False  # whoever reads is woken when enough has come
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
         self.failed = False  # writing failed: nothing more is written to it
@@ -75,6 +84,7 @@ class StreamLink:
         """What has arrived, without waiting. Raises OSError when the connection is gone."""
         reader = self._reader
         frames: list[Frame] = []
+        n = 0
         budget = 1 << 22  # give others a turn after 4 MiB
         while budget > 0:
             space = reader.space()
@@ -99,6 +109,8 @@ class StreamLink:
             if n < len(space):
                 break
         self.last_heard = self.now()
+        if self._gathering or (self._gathers and reader.missing):
+            self._gather(n)
         return frames
 
     def _receive(self, space: memoryview) -> int:
@@ -122,7 +134,29 @@ class StreamLink:
         if n == 0:
             raise LinkClosed(f"connection to {self.where} was closed by the other end")
         self.last_heard = self.now()
-        return reader.received(n)
+        frames = reader.received(n)
+        if self._gathering or (self._gathers and reader.missing):
+            self._gather(n)
+        return frames
+
+    def _gather(self, n: int) -> None:
+        """Whether to be woken for little: n bytes were there the last time. (As long as little comes at a time, yes.)"""
+        wanted = self._reader.missing >= 2 * ENOUGH and (self._gathering or n >= ENOUGH // 8)
+        if wanted is not self._gathering:
+            self._gathering = wanted
+            self._wake_for(ENOUGH if wanted else 1)
+
+    def heed(self) -> None:
+        """Have whoever reads woken for what has come, be it little: much was to come, and perhaps it does not. To be called
+        now and then, by any thread."""
+        if self._gathering:
+            self._wake_for(1)  # (`_gathering` is the reader's)
+
+    def _wake_for(self, nbytes: int) -> None:
+        try:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+        except OSError:  # closed
+            pass
 
     def _await_bytes(self, seconds: float | None) -> bool:
         return wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else seconds)
@@ -169,6 +203,8 @@ class StreamLink:
             if not select.select([], [self._fd], [], 0)[1]:
                 raise BlockingIOError
             return self.sock.send(parts[0][: 1 << 16])
+        if len(parts[0]) > _AT_A_TIME:
+            return self.sock.send(parts[0][:_AT_A_TIME], _SEND_FLAGS)
         return self.sock.sendmsg(parts[:_MAX_PARTS], (), _SEND_FLAGS)
 
     def _store(self, rest: list[memoryview]) -> bool:

@@ -109,6 +109,11 @@ class FrameReader:
             self._compact()
         return self._view[self._end :]
 
+    @property
+    def missing(self) -> int:
+        """How many bytes are still to come into `space()` for certain; 0 between frames."""
+        return len(self._parts[0]) if self._parts else 0
+
     def received(self, n: int) -> list[Frame]:
         """Take note of n bytes in `space()`; the frames they complete."""
         if n >= HEADER_SIZE and not self._end and not self._parts and not self._skip and self._sizes_of is None:
