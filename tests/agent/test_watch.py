@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -91,7 +92,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes anything from the leader however long it takes, as on a machine that gives it no time."""
     for name in ("PATROL", "LONG", "WRAP_UP"):
         monkeypatch.setattr(watching, name, 3600.0)
-    monkeypatch.setattr(Watch._begin, "__defaults__", (3600.0,))
 
 
 def leader(crew: Crew) -> int:
@@ -145,10 +145,20 @@ def brisk(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events follow upon each other, and the leader is never found stuck: what it does takes a fifth of a patrol."""
     monkeypatch.setattr(watching, "MOMENT", 2.0)
     monkeypatch.setattr(watching, "PATROL", 0.1)
+    monkeypatch.setattr(watching, "LONG", 0.05)
     while crew._watch._streak < STREAK:
         peer.call()
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.02)
+
+
+def test_who_took_long_calls_for_help_with_the_rest(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PATROL", 3600.0)
+    pause = threading.Event()
+    peer.work[1] = lambda: pause.wait(0.02)
+    peer.ask(*[1] * 6)
+    peer.answers(6)
+    assert len(set(peer.ran_by)) > 1
 
 
 def test_long_functions_that_pile_up_are_run_by_several(brisk: None, crew: Crew, peer: Peer) -> None:
@@ -175,6 +185,20 @@ def test_and_so_they_are_if_they_have_not_been_read(brisk: None, crew: Crew, pee
     caller.join(10.0)
     other.close()
     assert len(set(peer.ran_by + other.ran_by)) > 1
+
+
+@pytest.mark.parametrize(
+    ("behind", "wrapping_up", "busy", "helps"),
+    [(True, False, 0.5, True), (True, False, 0.0, False), (True, True, 0.5, False), (False, False, 0.5, False)],
+)
+def test_a_leader_that_is_behind_is_helped_sooner(behind: bool, wrapping_up: bool, busy: float, helps: bool) -> None:
+    watch = Watch(EpollPoller(), lambda: None, lambda: 0)
+    now = time.monotonic()
+    watch._open_until = now + 60.0 if behind else 0.0
+    watch._wrapping_up = wrapping_up
+    watch._began, watch._long_at = now + 60.0 if not busy else now - busy, now + 60.0
+    assert watch._may_help() is helps
+    watch._poller.close()
 
 
 def test_who_is_about_to_answer_is_left_to_it(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

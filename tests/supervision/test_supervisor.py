@@ -136,8 +136,9 @@ def test_what_a_dead_process_left_behind_ends_with_it(tmp_path: Path) -> None:
 
 
 SUPERVISE = """
-import sys
+import signal, sys
 from remora.supervision import RestartPolicy, Supervisor
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 with Supervisor(RestartPolicy("always"), grace=5.0) as supervisor:
     for name in "ab":
         supervisor.start(name, [sys.executable, "-S", "-c", sys.argv[1]])
@@ -161,9 +162,12 @@ def test_a_signal_to_the_supervisor_reaches_its_processes_and_ends_it(number: si
     child += f"open({str(tmp_path)!r} + f'/ready{{os.getpid()}}', 'w')\n{SLEEPER}"
     process, pids = supervise(child)
     with process:
-        until(lambda: all((tmp_path / f"ready{pid}").exists() for pid in pids))
-        process.send_signal(number)
-        assert process.wait(10.0) == -number
+        try:
+            until(lambda: all((tmp_path / f"ready{pid}").exists() for pid in pids))
+            process.send_signal(number)
+            assert process.wait(10.0) == -number
+        finally:
+            process.kill()  # or leaving the block would wait for ever
     assert [(tmp_path / str(pid)).read_text() for pid in pids] == [str(int(number))] * 2
     assert not any(map(is_running, pids))
 

@@ -25,7 +25,8 @@ STREAK = 8  # events in a row, each within a moment of the last, that make it wo
 PATROL = 0.001  # seconds from one look after the leader to the next
 RELAXED = 0.004  # … while it does many short things: a look costs it as much as one of them
 FEW = 16  # steps; who takes fewer than this between two patrols does long things
-LONG = 0.00025  # seconds that the leader must have been busy with one thing before another thread takes the next
+LONG = 0.001  # seconds that the leader must have been busy with one thing before another thread takes the next
+A_WHILE = 0.00025  # … if it is behind
 WRAP_UP = 0.005  # … or with the rest of it, after an answer was sent: it takes longer only if the leader lost its processor
 TERM = 0.05  # seconds after which one that helped goes home, and what libraries keep for it with it
 RELIEF = 0.05  # seconds for which the gate stays open after that: where it happened once, it happens again
@@ -54,8 +55,10 @@ class Watch:
         self._idle = False  # nothing
         self._running = False  # something that may block
         self._waiting = False  # it does
+        self._wrapping_up = False  # it has sent the answer
         self._steps = 0  # things begun, or nearly done
-        self._long_at = 0.0  # when the last one begins to take long
+        self._began = 0.0  # when the last one was
+        self._long_at = 0.0  # when it takes long
         self._streak = 0  # events in a row
         self._deputed = 0  # things that others began since
         # The gate and its alarm.
@@ -108,7 +111,7 @@ class Watch:
         begun = clock()
         if self._open and begun > self._open_until:
             self._shut()
-        self._running = self._waiting = False
+        self._running = self._waiting = self._wrapping_up = False
         self._deputed = 0
         seen = self._look(begun + MOMENT) if self._streak >= STREAK else None
         if seen:
@@ -118,6 +121,7 @@ class Watch:
             events = self._poller.wait()
             now = clock()
             self._streak = self._streak + 1 if now - begun < MOMENT else 0
+        self._began = now
         self._long_at = now + LONG
         self._steps += 1
         self._idle = False
@@ -144,9 +148,11 @@ class Watch:
         self._shut()
         return True
 
-    def _begin(self, patience: float = LONG) -> None:
+    def _begin(self) -> None:
         self._steps += 1
-        self._long_at = time.monotonic() + patience
+        self._wrapping_up = False
+        self._began = now = time.monotonic()
+        self._long_at = now + LONG
 
     def _shut(self) -> None:
         self._open = False
@@ -174,7 +180,7 @@ class Watch:
                         return self._poller.fired(seen)
                 else:
                     deferred = True
-                    self._set_alarm(LONG)
+                    self._set_alarm(A_WHILE)
             if term > 0 and clock() > end:
                 if self._open:
                     gate.open()  # this thread may have used the last opening up
@@ -186,7 +192,8 @@ class Watch:
         if self._idle:
             return False
         now = time.monotonic()
-        if now < self._long_at:
+        is_behind = now < self._open_until and not self._wrapping_up and now > self._began + A_WHILE
+        if now < self._long_at and not is_behind:
             return self._waiting
         self._open_until = now + RELIEF
         return True
@@ -210,7 +217,7 @@ class Watch:
         return summoned
 
     def _leave_to_others(self, gate: Gate, until: float) -> None:
-        self._open_until = until
+        self._open_until = max(self._open_until, until)
         self._open = True
         gate.open()
         if self._idle and not until:  # it came back meanwhile
@@ -236,12 +243,10 @@ class Watch:
         leader = self._leader
         if leader == get_ident():
             self._running = True
+            before = self._began
             self._begin()
-            if self._queued():
-                if self._open:
-                    self.summon()
-                elif self._streak < STREAK:
-                    self._set_alarm(LONG)
+            if self._began - before > LONG and self._queued():
+                self.summon()  # what comes next may take as long as what came before
             return
         self._deputed += 1
         away = self._deputed > STREAK  # the leader, all the time: let another one lead
@@ -254,7 +259,9 @@ class Watch:
     def nearly_done(self) -> None:
         """What the current thread has left to do takes no time."""
         if self._leader == get_ident():
-            self._begin(WRAP_UP)
+            self._steps += 1
+            self._wrapping_up = True
+            self._long_at = time.monotonic() + WRAP_UP
 
     def block(self) -> None:
         """The current thread is about to wait. If it leads, others are to do what comes."""
