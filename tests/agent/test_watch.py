@@ -290,6 +290,31 @@ def test_a_leader_that_fails_is_replaced(crew: Crew, peer: Peer, monkeypatch: py
     assert set(peer.ran_by[1:]) == {leader(crew)}
 
 
+def test_who_replaces_a_leader_is_looked_after_too(crew: Crew, peer: Peer) -> None:
+    """Each of these blocks, and there is never more than one to do."""
+    released = threading.Event()
+    peer.work[1] = lambda: released.wait(10.0)
+    for number in range(STREAK + 6):
+        peer.ask(1)
+        wait_until(lambda number=number: len(peer.ran_by) == number + 1)  # type: ignore[misc]
+    released.set()
+    peer.answers(STREAK + 6)
+
+
+def test_a_leader_that_waits_in_a_service_hands_over_at_once(patient: None, crew: Crew, peer: Peer) -> None:
+    led(crew, peer)
+    released = threading.Event()
+
+    def wait() -> None:
+        with waiting():
+            assert released.wait(10.0)
+
+    peer.work[2] = released.set
+    crew.serve(wait)
+    wait_until(lambda: crew._watch._waiting)
+    peer.call(2)
+
+
 # Threads that helped.
 
 

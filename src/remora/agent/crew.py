@@ -79,10 +79,11 @@ def waiting() -> Iterator[None]:
 
 def leave_job() -> Crew | None:
     """What `waiting` does at first, for those in a hurry. If this thread runs a job: of whom."""
-    if not _here.in_job:
-        return None
     crew = _here.crew
-    assert crew is not None
+    if not _here.in_job or crew is None:
+        if crew is not None:
+            crew.about_to_wait()  # in a service: it has no place to give away, but others must see to what comes
+        return None
     _here.in_job = False
     crew.leave_job()
     return crew
@@ -220,6 +221,10 @@ class Crew:
     def nearly_done(self) -> None:
         """The current thread is about to answer, and has nothing left to do then."""
         self._watch.nearly_done()
+
+    def about_to_wait(self) -> None:
+        """The current thread is going to wait: others are to do what comes."""
+        self._watch.block()
 
     def leave_job(self) -> None:
         """C2: the current thread, which runs a job, is about to wait for something remote."""

@@ -146,6 +146,8 @@ class Watch:
         self._running, self._waiting = leader != NOBODY, False
         self._streak = self._deputed = 0
         self._shut()
+        if leader != NOBODY:  # it is busy, and has to be looked after like any other
+            self._set_alarm(PATROL)
         return True
 
     def _begin(self) -> None:
