@@ -316,7 +316,7 @@ class _Collection:
         self.deciding = threading.Lock()
 
     def one_is_done(self, future: torch.futures.Future[Any]) -> None:
-        error = None if isinstance(future, Future) and future._failure is None else failure_of(future)
+        error = failure_of(future)
         with self.deciding:
             self.missing -= 1
             decided = self.missing < 0 or (error is None and self.missing > 0)
@@ -337,10 +337,7 @@ def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.F
         return cast("torch.futures.Future[Any]", _collect_all(cast("list[Any]", collection.futures)))
     watcher = collection.one_is_done
     for future in collection.futures:
-        if isinstance(future, Future):
-            future._when_settled(watcher)
-        else:
-            when_done(future, watcher)
+        when_done(future, watcher)
     return collection.everything
 
 

@@ -100,6 +100,7 @@ class Context:
         """Let go of everything."""
         self.released = True
         self.sends.clear()
+        self._latest = None
         self.received_nodes.clear()
         self.gradients.clear()
 
