@@ -285,3 +285,22 @@ def chain() -> list[float]:
 
 def test_chains_of_calls(workers: Workers) -> None:
     assert workers.run(0, chain) == [5.0] * 8
+
+
+def while_a_graph_is_captured() -> list[float]:
+    """What is captured must not contain, or be spoilt by, what other threads send meanwhile."""
+    counter, tensor = torch.zeros(1, device="cuda:0"), torch.full((SIZE,), 5.0, device="cuda:0")
+    rpc.rpc_sync("worker1", look, (tensor,))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counter.add_(1.0)
+        found = on_another_thread(lambda: [rpc.rpc_sync("worker1", look, (tensor,)) for _ in range(TIMES)])
+        counter.add_(1.0)
+    counter.zero_()
+    graph.replay()
+    return [*found, counter.item()]
+
+
+def test_graphs(workers: Workers) -> None:
+    assert workers.run(0, while_a_graph_is_captured) == [5.0] * TIMES + [2.0]

@@ -88,6 +88,9 @@ class FakeDriver:
 
         self.streams[stream].append(work)
 
+    def is_idle(self, stream: int) -> bool:
+        return not self.streams[stream]
+
     def register(self, address: int, size: int) -> int:
         self.registered.add(address)
         return address

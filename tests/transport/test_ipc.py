@@ -49,8 +49,13 @@ class Pair:
         self.importer = ipc.Importer(clock=lambda: self.now)
 
     def export(self, storage: torch.UntypedStorage, start: int = 0, size: int | None = None) -> bytes | None:
-        self.fake.current = OURS
+        self.busy()
         return self.exporter.export([(storage, start, storage.nbytes() - start if size is None else size)])
+
+    def busy(self) -> None:
+        """Have something to do on the exporter's stream."""
+        self.fake.current = OURS
+        self.fake.streams[OURS].append(lambda: True)
 
     def fetch(self, reference: bytes | None) -> torch.UntypedStorage:
         assert reference is not None
@@ -103,9 +108,21 @@ def test_what_is_fetched_is_a_copy_of_what_was_there_when_the_stream_got_there(p
     assert pair.exporter.outstanding == (0, 0)
 
 
+def test_a_stream_that_has_nothing_to_do_is_not_given_anything_either(pair: Pair) -> None:
+    storage = filled(pair.fake, 100, 7)
+    pair.fake.current = OURS
+    reference = pair.exporter.export([(storage, 0, 100)])
+    got = pair.fetch(reference)
+    assert not pair.fake.streams[OURS], "it is ready already, and that is said by the host"
+    assert len(pair.fake.streams[THEIRS]) == 2, "it copies and says so, and waits for nothing"
+    pair.fake.run(THEIRS)
+    assert list(got) == [7] * 100
+    assert pair.held() == 0
+
+
 def test_several_regions_go_by_one_reference(pair: Pair) -> None:
     storages = [filled(pair.fake, 10 + value, value) for value in range(1, 4)]
-    pair.fake.current = OURS
+    pair.busy()
     reference = pair.exporter.export([(storage, 0, storage.nbytes()) for storage in storages])
     assert reference is not None
     assert pair.exporter.outstanding == (1, 36)
@@ -267,7 +284,7 @@ def test_what_cannot_be_had_is_an_error_and_not_held(pair: Pair) -> None:
         reference = pair.export(storage)
         assert reference is not None
         fields = Reference.parse(reference)
-        bad = Reference(**{name: getattr(fields, name) for name in fields.__slots__} | change)
+        bad = fields._replace(**change)
         if "device" in change:
             pair.run()
             pair.importer.trim(importer.IDLE + 1)  # or it would be there already

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def accelerator() -> str | None:
     return str(found.type) if found is not None and module(found.type).device_count() else None
 
 
+@cache
 def module(kind: str) -> Any:
     """torch's module for a kind of device, like `torch.cuda`."""
     return torch.get_device_module(kind)

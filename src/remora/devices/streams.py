@@ -22,7 +22,9 @@ from remora.devices import kinds
 
 R = TypeVar("R")
 
+# What torch's own functions ask, without what they make of it.
 _raw_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 
 watched: tuple[torch.device, ...] = ()
 
@@ -118,6 +120,11 @@ def hand_over(tensor: torch.Tensor, event: Any) -> None:
         tensor.record_stream(current)
 
 
+def raw(device: torch.device) -> int:
+    """The address of the current stream of a CUDA device."""
+    return _raw_stream(device.index)
+
+
 def _current(device: torch.device) -> Any:
     return kinds.module(device.type).current_stream(device)
 
@@ -169,14 +176,11 @@ def restoring(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
 def _tokens() -> list[tuple[torch.device, Any, int]]:
     """What tells the current streams and devices apart: of CUDA's streams their addresses, which are cheap to ask for."""
     return [
-        (
-            device,
-            _raw_stream(device.index) if module is torch.cuda else module.current_stream(device),
-            module.current_device(),
-        )
+        (device, _raw_stream(device.index), _current_cuda_device())
+        if kinds.module(device.type) is torch.cuda
+        else (device, _current(device), kinds.module(device.type).current_device())
         for device in watched
         if kinds.started(device.type) and kinds.has_streams(device.type)
-        for module in (kinds.module(device.type),)
     ]
 
 

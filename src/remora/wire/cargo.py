@@ -70,8 +70,8 @@ class Cargo:
         regions.append((storage, start, nbytes))
         return number, len(regions) - 1
 
-    def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download]:
-        """(the manifest, what goes in buffers of the message from number `first_buffer` on)."""
+    def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
+        """(the manifest, what goes in buffers of the message from number `first_buffer` on, if anything does)."""
         manifest: Manifest = []
         parts: list[torch.Tensor] = []
         trial: tuple[str, bytes] | None = None
@@ -90,7 +90,7 @@ class Cargo:
                 undo.append(partial(self._route.retract, tried))
                 trial = f"{_TRIAL}{target}", tried
         listed = pickle.dumps(manifest if trial is None else [*manifest, trial], 5)
-        return listed + _LENGTH.pack(len(listed)), Download(parts, _warm)
+        return listed + _LENGTH.pack(len(listed)), Download(parts, _warm) if parts else None
 
 
 def _warm(nbytes: int) -> torch.Tensor:

@@ -104,8 +104,9 @@ class Outgoing:
         assert self.scope is not None, "something was taken along"
         first = len(self.buffers)
         manifest, download = self.cargo.close(first, self.scope.undo)
-        self.buffers += [lasting_view(each.untyped_storage()) for each in download.memory]
-        self.loading = Loading(download, range(first, len(self.buffers)))
+        if download is not None:
+            self.buffers += [lasting_view(each.untyped_storage()) for each in download.memory]
+            self.loading = Loading(download, range(first, len(self.buffers)))
         return manifest
 
 

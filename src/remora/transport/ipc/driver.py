@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from remora.devices import streams
+
 HANDLE_BYTES = 64
 UUID_BYTES = 16
 
@@ -23,6 +25,7 @@ _LAZY_PEER_ACCESS = 1
 _BUFFER_ID = 7
 _PORTABLE_AND_MAPPED = 3
 _AT_LEAST = 0
+_RELAXED = 2
 
 _pointer = ctypes.c_uint64
 _out = ctypes.c_void_p  # where a result goes
@@ -53,6 +56,8 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemHostRegister_v2": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
     "cuMemHostUnregister": (ctypes.c_void_p,),
     "cuMemHostGetDevicePointer_v2": (_out, ctypes.c_void_p, ctypes.c_uint),
+    "cuThreadExchangeStreamCaptureMode": (_out,),
+    "cuStreamQuery": (ctypes.c_void_p,),
     "cuStreamWriteValue32_v2": (ctypes.c_void_p, _pointer, ctypes.c_uint32, ctypes.c_uint),
     "cuStreamWaitValue32_v2": (ctypes.c_void_p, _pointer, ctypes.c_uint32, ctypes.c_uint),
 }
@@ -116,8 +121,16 @@ class Driver:
 
     def stream(self, device: torch.device) -> int:
         """The current stream."""
-        found: int = torch.cuda.current_stream(device).cuda_stream
-        return found
+        return streams.raw(device)
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether all that was given to it is done. Does not disturb those who capture a graph of what they do meanwhile."""
+        mode = ctypes.c_int(_RELAXED)
+        self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            return not self._library.cuStreamQuery(stream)
+        finally:
+            self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     def new_storage(self, size: int, device: torch.device) -> torch.UntypedStorage:
         """Fresh memory of torch's, to be used on the current stream."""

@@ -73,13 +73,21 @@ class Exporter:
             slot = self._free[-1]
             use = (self._uses[slot] + 1) % EVERY
             name = driver.uuid(device)
-            driver.write(driver.stream(device), tally.place(slot, Word.READY), use)
+            self._promise(driver, driver.stream(device), tally, slot, use)
         number = _numbers()
         self._free.pop()
         self._uses[slot] = use
         self._held[number] = _Held(slot, use, size, [storage for storage, _, _ in regions])
         self._size += size
         return Reference(number, slot, use, tally.name, name, places).pack()
+
+    def _promise(self, driver: cuda.Driver, stream: int, tally: Tally, slot: int, use: int) -> None:
+        """Have it said when the stream gets here; at once, if it is here already: a device that two processes give work to
+        goes from one to the other, and that takes longer than the work."""
+        if driver.is_idle(stream):
+            tally.mark(slot, Word.READY, use)
+        else:
+            driver.write(stream, tally.place(slot, Word.READY), use)
 
     def _complain(self, error: OSError) -> None:
         level = logging.DEBUG if self._has_complained else logging.WARNING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ class Unreachable(OSError):
     """What a reference names cannot be had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A piece of an allocation: how to open that, its number, and where in it the piece is."""
 
     handle: bytes
@@ -29,8 +28,7 @@ class Place:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """One export: its number, which use of which slot it is in which tally, the device, and the pieces of memory."""
 
     number: int
