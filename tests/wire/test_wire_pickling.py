@@ -191,7 +191,7 @@ def test_torch_functions_and_operators() -> None:
 
 
 def test_code_without_a_name_goes_by_value() -> None:
-    offset = torch.full((3000,), 2.0)
+    offset = torch.full((30_000,), 2.0)
     captured = [1]
 
     def local(x: torch.Tensor) -> torch.Tensor:
@@ -203,7 +203,7 @@ def test_code_without_a_name_goes_by_value() -> None:
             return 42
 
     function, instance, cls = there((local, Local(), Local))
-    assert torch.equal(function(torch.ones(1)), torch.full((3000,), 3.0))
+    assert torch.equal(function(torch.ones(1)), torch.full((30_000,), 3.0))
     assert instance.value() == cls().value() == 42
     assert type(instance) is cls
     assert len(pack(local).buffers) == 1, "the tensor it closes over is not in the pickle"

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from remora.errors import SerializationError
 from remora.wire.layouts import QUANTIZED
-from remora.wire.memory import from_bytes
+from remora.wire.memory import fingerprint, from_bytes, unchanged
 from remora.wire.pickling import pack, unpack
-from remora.wire.storages import DTYPES, INLINE_BYTES, LARGE_STORAGE, Outgoing
+from remora.wire.storages import DTYPES, INLINE_BYTES, LARGE_STORAGE, ROOM, Outgoing
 from remora.wire.tensors import reduce_tensor
 
 PLAIN = sorted(set(DTYPES) - QUANTIZED)
-LARGE = 3 * INLINE_BYTES  # bytes of a storage that goes beside the pickle
+LARGE = ROOM + 8  # bytes of a storage that goes beside the pickle
 
 
 def there(value: Any) -> Any:
@@ -120,6 +120,24 @@ def test_a_large_tensor_is_received_into_its_final_memory() -> None:
     packed = pack(sent)
     storage = from_bytes(packed.buffers[0])
     assert unpack(packed.body, [storage]).data_ptr() == storage.data_ptr()
+
+
+def test_there_is_room_in_the_pickle_for_a_few_that_are_not_small() -> None:
+    for size, inside in ((INLINE_BYTES, 20), (ROOM // 2, 2), (ROOM // 2 + 1, 1), (ROOM, 1), (ROOM + 1, 0)):
+        sent = [torch.full((size,), value, dtype=torch.uint8) for value in range(20)]
+        for message in (sent, [each.numpy() for each in sent], [each.untyped_storage() for each in sent]):
+            assert len(pack(message).buffers) == 20 - inside, (size, type(message[0]))
+        assert all(map(torch.equal, there(sent), sent))
+
+
+def test_what_is_copied_into_the_pickle_may_change_and_what_is_not_may_not() -> None:
+    inside, beside = torch.zeros(ROOM, dtype=torch.uint8), torch.zeros(ROOM, dtype=torch.uint8)
+    packed = pack((inside, beside, inside[1:], beside.data))
+    before = fingerprint(packed)
+    inside.fill_(1)
+    assert unchanged(packed, before)
+    beside.fill_(1)
+    assert not unchanged(packed, before)
 
 
 def test_the_message_keeps_its_memory_alive() -> None:
@@ -257,9 +275,9 @@ def test_a_dense_view_is_sent_in_place_with_its_strides() -> None:
 
 def test_a_view_with_wide_gaps_is_compacted() -> None:
     base = torch.randn(1000, 1000)
-    packed = pack(base[:, ::100])
+    packed = pack(base[:, ::20])
     (buffer,) = packed.buffers
-    assert buffer.nbytes == 1000 * 10 * 4
+    assert buffer.nbytes == 1000 * 50 * 4
     base.fill_(0)
     assert any(bytes(buffer)), "the copy followed its original"
 
@@ -439,7 +457,7 @@ View = tuple[int, str, int, tuple[int, ...], tuple[int, ...]]  # storage, dtype,
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[list[int], list[View]]:
     """Sizes of a few storages, small and large, and tensors of random dtypes, shapes and strides over them."""
-    some = st.sampled_from([0, 16, 240, LARGE_STORAGE - 8, LARGE_STORAGE, INLINE_BYTES + 8, 3 * LARGE])
+    some = st.sampled_from([0, 16, 240, LARGE_STORAGE - 8, LARGE_STORAGE, INLINE_BYTES + 8, ROOM // 2, ROOM, LARGE])
     sizes = draw(st.lists(some, min_size=1, max_size=3))
     return sizes, draw(st.lists(views(sizes), min_size=1, max_size=4))
 

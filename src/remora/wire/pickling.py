@@ -25,7 +25,7 @@ from remora.wire import callables, stencils, tensors
 from remora.wire.memory import buffer_of
 from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import PackScope, UnpackScope, current_unpack_scope, incoming
-from remora.wire.storages import INLINE_BYTES, Outgoing, Reduced
+from remora.wire.storages import ROOM, Outgoing, Reduced
 
 __all__ = ["PackScope", "Packed", "UnpackScope", "current_unpack_scope", "pack", "register_reducer", "unpack"]
 
@@ -151,6 +151,7 @@ class _Packer:
             self._learn()
         out, chunks = self.out, self.chunks
         out.scope = scope
+        out.room = ROOM
         out.moves_cpu = scope is not None and scope.route is not None and scope.route.moves_cpu
         self.pickler.dump(value)
         cargo = out.cargo
@@ -210,7 +211,7 @@ class _Packer:
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Pickle asks where to put the buffer of a type that is not ours. True: into the pickle."""
         raw = buffer.raw()
-        if raw.nbytes <= INLINE_BYTES:
+        if self.out.fits(raw.nbytes):
             return True
         self.out.foreign.append(raw)
         self.out.untracked = self.out.untracked or type(raw.obj) is not bytes

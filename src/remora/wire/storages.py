@@ -28,7 +28,9 @@ Reduced = tuple[Any, ...]
 Source = bytes | int | CargoPlace | torch.Tensor | torch.UntypedStorage
 Place = tuple[Source, int, tuple[int, ...], tuple[int, ...]]  # source, storage offset, shape, strides
 
-INLINE_BYTES = 8192  # up to here four copies cost less than one more buffer to announce, send and receive into
+# Four copies of a few kilobytes cost less than one more buffer to announce, send and receive into.
+INLINE_BYTES = 8192  # so what has no more than this travels inside the pickle,
+ROOM = 1 << 16  # and what has more, as long as there is no more of it in one message
 LARGE_STORAGE = 8192  # from here on a view does not take along a storage twice its size or more (PyTorch's rule)
 
 REQUIRES_GRAD, CONJ, NEG = 1, 2, 4
@@ -42,7 +44,8 @@ class Outgoing:
     """What one message being packed refers to outside its pickle. `seen` maps a storage to its first user."""
 
     __slots__ = (
-        "buffers", "cargo", "foreign", "keepalive", "loading", "moves_cpu", "scope", "seen", "tensors", "untracked",
+        "buffers", "cargo", "foreign", "in_place", "keepalive", "loading", "moves_cpu", "room", "scope", "seen", "tensors",
+        "untracked",
     )  # fmt: skip
 
     scope: PackScope | None
@@ -50,6 +53,7 @@ class Outgoing:
     def __init__(self) -> None:
         self.scope = None
         self.moves_cpu = False  # tensors on the CPU arrive elsewhere
+        self.room = ROOM  # how large something may be to travel inside the pickle
         self.reset()
 
     def reset(self) -> None:
@@ -57,6 +61,7 @@ class Outgoing:
         self.foreign: list[memoryview] = []  # buffers that belong to other types than ours (numpy arrays and the like)
         self.keepalive: list[object] = []
         self.tensors: list[torch.Tensor] = []
+        self.in_place: set[int] = set()  # storages in `buffers`
         self.seen: dict[object, Any] = {}
         self.untracked = False
         self.cargo: Cargo | None = None
@@ -80,10 +85,18 @@ class Outgoing:
             "Move it to the CPU first, or set a device map for the destination in the worker's options (`set_device_map`)."
         )
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether so much may travel inside the pickle; if so, it takes the room."""
+        if nbytes > self.room:
+            return False
+        self.room = max(self.room - nbytes, INLINE_BYTES)
+        return True
+
     def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int | CargoPlace:
         """Take `nbytes` of `storage`, on the CPU, along: inside the pickle, or as a buffer without copying them."""
-        if nbytes <= INLINE_BYTES:
+        if self.fits(nbytes):
             return copy_bytes(storage.data_ptr() + start, nbytes) if nbytes else b""
+        self.in_place.add(storage._cdata)
         self.buffers.append(readonly_view(storage.data_ptr() + start, nbytes))
         self.keepalive.append(storage)
         return len(self.buffers) - 1
@@ -172,12 +185,12 @@ def share(
 ) -> Source:
     """The source for these bytes of a storage: whoever used them first in this message, or the bytes themselves."""
     on_host = tensor.is_cpu
-    if nbytes > INLINE_BYTES and on_host:
-        out.tensors.append(tensor)  # also if it only shares: a tensor made with `.data` counts its writes apart
     first: Source | None = out.seen.get(key)
     if first is None:
         out.seen[key] = tensor
         first = (out.place if on_host else out.load)(storage, start, nbytes)
+    if out.in_place and storage._cdata in out.in_place:
+        out.tensors.append(tensor)  # also if it only shares: a tensor made with `.data` counts its writes apart
     return first
 
 

@@ -56,7 +56,7 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
     if tensor.is_neg() or (name in _COMPLEX and tensor.is_conj()):
         flags |= _bits(tensor)
     if (
-        nbytes <= INLINE_BYTES
+        nbytes <= out.room
         and nbytes == tensor.nbytes
         and tensor.is_contiguous()
         and (1 not in shape or _is_row_major(shape, tensor.stride()))
@@ -65,6 +65,7 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
         and (pointer := tensor.data_ptr())
     ):
         out.seen[key] = tensor
+        out.room = max(out.room - nbytes, INLINE_BYTES)
         data = raw_copy(pointer, nbytes)
         reduced: Reduced = (_small, (data, name, shape, flags) if flags else (data, name, shape))
     else:
