@@ -142,7 +142,7 @@ class Frozen(Exception):
         errors.SerializationError("bytes"),
         errors.RemoteError("remote of remote"),
         ValueError("non-ASCII é 漢字 and a path C:\\Users\\é\\new\n\x00"),
-        ValueError(torch.ones(3000)),
+        ValueError(torch.ones(30_000)),
     ],
     ids=lambda e: f"{type(e).__name__}-{len(e.args)}",
 )
@@ -178,11 +178,11 @@ def test_the_original_arrives(original: Exception) -> None:
 
 def test_attributes_and_notes_arrive() -> None:
     original = Plain("x")
-    original.code = [1, torch.arange(3000)]  # type: ignore[attr-defined]
+    original.code = [1, torch.arange(30_000)]  # type: ignore[attr-defined]
     original.add_note("by the way: é")
     arrived = there(original)
     assert arrived.code[0] == 1
-    assert torch.equal(arrived.code[1], torch.arange(3000))
+    assert torch.equal(arrived.code[1], torch.arange(30_000))
     assert arrived.__notes__ == ["by the way: é"]
     assert "by the way: é" in arrived.remote_traceback
 

@@ -90,10 +90,10 @@ class Point:
 
 
 def test_objects_with_tensors_inside() -> None:
-    arrived = there([Point(1, torch.ones(3)), Point(2, torch.zeros(5000))])
+    arrived = there([Point(1, torch.ones(3)), Point(2, torch.zeros(50_000))])
     assert (arrived[0].x, arrived[1].x) == (1, 2)
     assert torch.equal(arrived[0].tensor, torch.ones(3))
-    assert torch.equal(arrived[1].tensor, torch.zeros(5000))
+    assert torch.equal(arrived[1].tensor, torch.zeros(50_000))
 
 
 # Buffers of other types.
@@ -268,11 +268,11 @@ class Refuses:
 
 def test_errors_of_the_program_pass_unchanged() -> None:
     with pytest.raises(KeyError, match="not today"):
-        pack((torch.ones(5000), Refuses()))
+        pack((torch.ones(50_000), Refuses()))
 
 
 def test_nothing_is_held_after_a_failure() -> None:
-    tensor = torch.ones(5000)
+    tensor = torch.ones(50_000)
     alive = weakref.ref(tensor)
     with pytest.raises(KeyError):
         pack((tensor, Refuses()))
@@ -282,7 +282,7 @@ def test_nothing_is_held_after_a_failure() -> None:
 
 
 def test_nothing_is_held_after_success() -> None:
-    small, large, plain = torch.ones(3), torch.ones(5000), Adder(1)
+    small, large, plain = torch.ones(3), torch.ones(50_000), Adder(1)
     alive = [weakref.ref(value) for value in (small, large, plain)]
     packed = pack((small, large, plain))
     del small, plain
@@ -478,7 +478,7 @@ class Nests:
     """Packs while it is being packed, unpacks while it is being unpacked."""
 
     def __reduce__(self) -> Any:
-        inner = pack((Counted("inner"), torch.arange(5000)), PackScope("inner peer"))
+        inner = pack((Counted("inner"), torch.arange(50_000)), PackScope("inner peer"))
         return rebuild_nests, (inner.body, [bytes(buffer) for buffer in inner.buffers], Counted("outer"))
 
 
@@ -490,14 +490,14 @@ def rebuild_nests(body: bytes, buffers: list[bytes], outer: object) -> Any:
 
 
 def test_packing_and_unpacking_nest() -> None:
-    packed = pack([Nests(), torch.arange(6000)], PackScope("outer peer"))
+    packed = pack([Nests(), torch.arange(60_000)], PackScope("outer peer"))
     assert sorted(Counted.outstanding) == [("inner", "inner peer"), ("outer", "outer peer")]
     arriving = UnpackScope("outer")
     ((inner_name, inner_scope), tensor), (outer_name, outer_scope) = unpack(
         packed.body, [from_bytes(buffer) for buffer in packed.buffers], arriving
     )[0]
     assert (inner_name, inner_scope.peer, outer_name, outer_scope) == ("inner", "inner", "outer", arriving)
-    assert torch.equal(tensor, torch.arange(5000))
+    assert torch.equal(tensor, torch.arange(50_000))
     assert current_unpack_scope() is None
 
 
@@ -515,7 +515,7 @@ def test_many_threads_at_once() -> None:
 
     def work(number: int) -> None:
         for i in range(100):
-            sent = (number, i, torch.full((4,), float(i)), torch.full((3000,), float(number)), Counted(str(number)))
+            sent = (number, i, torch.full((4,), float(i)), torch.full((30_000,), float(number)), Counted(str(number)))
             packed = pack(sent, PackScope(number))
             arriving = UnpackScope(number)
             n, j, small, large, (name, scope) = unpack(packed.body, [from_bytes(b) for b in packed.buffers], arriving)
