@@ -22,10 +22,10 @@ class End:
         self.delivered: list[str] = []
 
     def send(self, text: str) -> None:
-        number = self.session.number()
+        number, ack = self.session.stamp()
         self.session.keep(number, len(text), text)
         self.sent.append(text)
-        self.wire.append((number, self.session.telling(), text))
+        self.wire.append((number, ack, text))
 
     def take(self, number: int, ack: int, text: str) -> None:
         self.session.acknowledged(ack)
@@ -107,7 +107,7 @@ def test_a_gap_is_refused_and_changes_nothing() -> None:
 
 def test_an_acknowledgement_of_what_was_never_sent_is_refused() -> None:
     session: Session[str] = Session()
-    session.keep(session.number(), 1, "x")
+    session.keep(session.stamp()[0], 1, "x")
     with pytest.raises(ProtocolError, match="acknowledges"):
         session.acknowledged(2)
     assert session.kept_bytes == 1
@@ -116,7 +116,7 @@ def test_an_acknowledgement_of_what_was_never_sent_is_refused() -> None:
 def test_a_peer_cannot_resume_what_it_cannot_have() -> None:
     session: Session[str] = Session()
     for _ in range(3):
-        session.keep(session.number(), 1, "x")
+        session.keep(session.stamp()[0], 1, "x")
     with pytest.raises(ProtocolError, match="claims"):
         session.resume(4)
 
@@ -124,16 +124,16 @@ def test_a_peer_cannot_resume_what_it_cannot_have() -> None:
 def test_stale_news_of_what_arrived_is_no_lie() -> None:
     session: Session[str] = Session()
     for text in ("x", "y", "z"):
-        session.keep(session.number(), 1, text)
+        session.keep(session.stamp()[0], 1, text)
     session.acknowledged(2)
     assert session.resume(1) == [(3, "z")]
 
 
 def test_a_sender_is_told_to_wait_until_the_peer_has_taken_enough() -> None:
     session: Session[str] = Session(limit=100)
-    session.keep(session.number(), 60, "x")
+    session.keep(session.stamp()[0], 60, "x")
     assert not session.full
-    session.keep(session.number(), 60, "x")
+    session.keep(session.stamp()[0], 60, "x")
     assert session.full
     session.acknowledged(1)
     assert not session.full

@@ -105,6 +105,7 @@ class Crew:
         self.limit = limit
         self._poller = poller
         self._watch = Watch(poller, self._start_thread, self._queued)
+        self.nearly_done = self._watch.nearly_done  # the current thread is about to answer, and has nothing left to do then
         self._lock = threading.Lock()  # guards the count and the set of threads below
         self._active = 0
         self._threads: set[threading.Thread] = set()
@@ -161,7 +162,10 @@ class Crew:
         _here.looking = self
         self._kicked = False  # from here on it sees what is in the backlog
         for source, writable in events:
-            _shielded(source.ready, writable)
+            try:
+                source.ready(writable)
+            except BaseException:
+                _report()
         _here.looking = None
         if self._chores:
             self._do_chores()
@@ -218,10 +222,6 @@ class Crew:
         """How many jobs wait for a place."""
         return len(self._backlog)
 
-    def nearly_done(self) -> None:
-        """The current thread is about to answer, and has nothing left to do then."""
-        self._watch.nearly_done()
-
     def about_to_wait(self) -> None:
         """The current thread is going to wait: others are to do what comes."""
         self._watch.block()
@@ -272,7 +272,10 @@ class Crew:
             work = queue.popleft()
         except IndexError:
             return  # another thread was faster
-        _shielded(work)
+        try:
+            work()
+        except BaseException:
+            _report()
 
     def _serve(self) -> None:
         try:
@@ -326,4 +329,8 @@ def _shielded(work: Callable[..., None], *args: object) -> None:
     try:
         work(*args)
     except BaseException:
-        log.exception("unexpected failure while serving")
+        _report()
+
+
+def _report() -> None:
+    log.exception("unexpected failure while serving")

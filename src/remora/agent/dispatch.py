@@ -149,7 +149,7 @@ class Request:
         if self.channel.closed:
             self.drop()  # nobody hears it: do not hand out references in it
             return
-        if value is None and self.recording is None:
+        if value is None:  # (which has no history that a recording would want to know of)
             self._send(kind, NOTHING, 0)
             return
         try:

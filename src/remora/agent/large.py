@@ -93,8 +93,8 @@ class SendingLarge(Sending):
         while self._lazy:
             self._write_lazy()
         session = self.session
-        number = session.number()
-        head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, session.telling(), timeout) + body
+        number, ack = session.stamp()
+        head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, ack, timeout) + body
         parts: tuple[Part, ...] = (head, *packed.buffers)
         size = len(head) + sum(map(len, packed.buffers))
         session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))

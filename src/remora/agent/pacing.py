@@ -161,7 +161,8 @@ class Pacing:
     def took(self, n: int) -> None:
         """So many requests came in. Called by the reader."""
         self._taken += n
-        self._look_at_backlog()
+        if self.paused or self._taken - self._answered > BACKLOG_LIMIT:
+            self._look_at_backlog()
 
     def _look_at_backlog(self) -> None:
         """Stop or go on reading, by how many requests are unanswered."""

@@ -37,14 +37,12 @@ class LinkDamaged(OSError):
 class Port:
     """A link in the poller."""
 
-    __slots__ = ("channel", "link")
+    __slots__ = ("channel", "fileno", "link")
 
     def __init__(self, channel: Receiving, link: StreamLink) -> None:
         self.channel = channel
         self.link = link
-
-    def fileno(self) -> int:
-        return self.link.fileno()
+        self.fileno = link.fileno
 
     def ready(self, writable: bool) -> None:
         self.channel.ready(self, writable)
@@ -86,8 +84,8 @@ class Receiving(SendingLarge):
                 replies = self._receive(port, port.link.read) if port is self._port else []
             finally:
                 self._reading.release()
-            if self._somebody_waits():  # a thread that found us reading sleeps now: nobody else looks for its reply
-                self._unwatched = False
+            if len(self.pending) > len(self.unhurried):
+                self._unwatched = False  # a thread that found us reading sleeps now: nobody else looks for its reply
             self._rearm(port)
             if replies:
                 self._crew.serve(partial(settle, replies))  # callbacks of the program: not while events wait
@@ -322,9 +320,6 @@ class Receiving(SendingLarge):
         if self.unhurried:
             self.unhurried.discard(call_id)
         return self.pending.pop(call_id, None)
-
-    def _somebody_waits(self) -> bool:
-        return len(self.pending) > len(self.unhurried)
 
     def forget(self, call: Call) -> bool:
         """Nobody waits for this call any more. False if it was answered meanwhile."""

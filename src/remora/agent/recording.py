@@ -7,11 +7,10 @@ recordings, and what a message says of them lets the two ends of a call join the
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -94,17 +93,23 @@ def _steps_without_gradients(coroutine: Coroutine[Any, Any, R]) -> Generator[Any
             step = partial(coroutine.throw, error)
 
 
-@contextmanager
-def recording_for(recording: Recording, grad_enabled: bool) -> Iterator[None]:
-    """Serve a request that belongs to a recording; under no_grad if its caller was."""
-    token = current_recording.set(recording)
-    before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(grad_enabled)
-    try:
-        yield
-    finally:
-        torch._C._set_grad_enabled(before)
-        current_recording.reset(token)
+class recording_for:
+    """`with recording_for(…):` serve a request that belongs to a recording; under no_grad if its caller was."""
+
+    __slots__ = ("_before", "_grad_enabled", "_recording", "_token")
+
+    def __init__(self, recording: Recording, grad_enabled: bool) -> None:
+        self._recording = recording
+        self._grad_enabled = grad_enabled
+
+    def __enter__(self) -> None:
+        self._token = current_recording.set(self._recording)
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self._grad_enabled)
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._set_grad_enabled(self._before)
+        current_recording.reset(self._token)
 
 
 def pack_recorded(
@@ -116,7 +121,7 @@ def pack_recorded(
         if creates is None and not scope.attachments:
             return packed, packed.flags
         return packed, packed.flags | preamble.attach(packed, scope, creates)
-    peer = cast("Peer", scope.peer)
+    peer: Any = scope.peer
     header, scope.links = recording.outgoing(peer)
     scope.detached = scope.links is None
     packed = pack((value, header), scope)

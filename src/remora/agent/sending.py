@@ -104,8 +104,8 @@ class Sending(ABC):
             return
         try:  # what `_write_lazy` does, for a message that is alone, as most are
             session = self.session
-            number = session.number()
-            data = HEADER.pack(len(body), kind, flags, 0, call, number, session.telling(), timeout) + body
+            number, ack = session.stamp()
+            data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
             kept = len(data)
             if flags & SHARED:
                 kept += lent_bytes(body)
@@ -205,7 +205,6 @@ class Sending(ABC):
 
     def _write_lazy(self) -> None:
         lazy, session = self._lazy, self.session
-        ack = session.telling()
         if self._unhurried_at:
             self._followed = time.monotonic() - self._unhurried_at < NO_TIME
             self._unhurried_at = 0.0
@@ -214,11 +213,11 @@ class Sending(ABC):
             lazy.append((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))
         batch: list[bytes] = []
         while self._words:
-            batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, ack, 0.0))
+            batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0))
         size = 0
         while lazy and size < LAZY_LIMIT:
             kind, flags, call, timeout, count, length, rest = lazy.popleft()
-            number = session.number()
+            number, ack = session.stamp()
             data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
             kept = len(data)
             if flags & SHARED:

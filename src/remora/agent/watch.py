@@ -241,7 +241,8 @@ class Watch:
 
     def step(self) -> None:
         """The current thread is about to run something that may block: what else is queued should not wait for it long."""
-        self.keep()
+        if self._standing < 1:
+            self.keep()
         leader = self._leader
         if leader == get_ident():
             self._running = True

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -16,15 +17,21 @@ from remora.autograd.engine import Engine
 from remora.autograd.record import Context
 from remora.errors import NotInitialized
 
-current_engine: Callable[[], Engine] | None = None  # set by the layer above: the one of the current worker
+current_worker: Callable[[], "Differentiating"] | None = None  # set by the layer above
 
 _MAX_WORKER = 2**16 - 1
 
 
+class Differentiating(Protocol):
+    """A worker, as far as it matters here."""
+
+    autograd: Engine
+
+
 def _engine() -> Engine:
-    if current_engine is None:
+    if current_worker is None:
         raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
-    return current_engine()
+    return current_worker().autograd
 
 
 def context() -> ContextManager:
@@ -94,12 +101,13 @@ def _retrieve_context(context_id: int) -> Context:
     return _engine().contexts.get(context_id)
 
 
+def _known_context(context_id: int) -> Context | None:
+    """A context, if this worker has a part of it."""
+    return _engine().contexts.known(context_id)
+
+
 def _is_valid_context(context_id: int) -> bool:
-    try:
-        _engine().contexts.get(context_id)
-    except RuntimeError:
-        return False
-    return True
+    return _known_context(context_id) is not None
 
 
 def _current_context() -> Context:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.autograd.profiler import record_function
@@ -35,9 +35,11 @@ from remora.wire.scopes import PackScope
 
 GRADIENTS, GRADIENTS_DONE = MessageType.BACKWARD_AUTOGRAD_REQ, MessageType.BACKWARD_AUTOGRAD_RESP
 PART, PART_DONE = MessageType.BACKWARD_PART_REQ, MessageType.BACKWARD_PART_RESP
+_GRADIENTS, _GRADIENTS_DONE = int(GRADIENTS), int(GRADIENTS_DONE)
 END, END_DONE = MessageType.BACKWARD_END_REQ, MessageType.BACKWARD_END_RESP
 
-Answer = tuple[Blame | None, Owed]
+Answer = tuple[Blame | None, Owed] | None  # how it failed, and what is waited for; None: there is nothing to say
+_ALL_WELL: tuple[Blame | None, Owed] = (None, {})
 Key = tuple[int, int, int, bool, bool]  # what a message says of its pass
 
 
@@ -90,8 +92,8 @@ class Correspondence:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found everybody who takes part, all have been found."""
         packed = pack((self._key(this), part, parcel), PackScope(peer, route=peer.ways.gradients))
-        answer = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
-        failure, owed = cast(Answer, answer)
+        answer: Answer = self.agent.call(peer, _GRADIENTS, packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
+        failure, owed = answer or _ALL_WELL
         self.learn(this, owed)
         if failure is not None:
             raise failure.error()
@@ -101,7 +103,7 @@ class Correspondence:
 
         def settled(call: Call) -> None:
             try:
-                failure, owed = cast(Answer, call.value())
+                failure, owed = call.value() or _ALL_WELL
             except BaseException as error:
                 failure, owed = blame(error, self.agent.me), {}
             self.learn(this, owed)
@@ -123,7 +125,7 @@ class Correspondence:
 
     def _on_part(self, request: Request) -> None:
         key, part = cast("tuple[Key, Part]", request.unpack())
-        errand: Errand[Blame] = Errand(lambda failure: request.reply(int(PART_DONE), (failure, {})))
+        errand: Errand[Blame] = Errand(lambda failure: request.reply(int(PART_DONE), _answer(failure, {})))
 
         def look() -> None:
             this = self._found(key)
@@ -132,11 +134,12 @@ class Correspondence:
         self._act(errand, look)
 
     def _on_gradients(self, request: Request) -> None:
-        key, part, parcel = cast("tuple[Key, Part | None, Parcel]", request.unpack())
+        content: Any = request.unpack()
+        key, part, parcel = content
         try:
             this = self._found(key)
         except RuntimeError as error:
-            request.reply(int(GRADIENTS_DONE), (blame(error, self.agent.me), {}))
+            request.reply(_GRADIENTS_DONE, _answer(blame(error, self.agent.me), {}))
             return
         this.serve()
         errand: Errand[Blame] = Errand(partial(self._answer, request, this))
@@ -187,7 +190,7 @@ class Correspondence:
         self.learn(this, {})
         if this.served():
             self.close(this)
-        request.reply(int(GRADIENTS_DONE), (failure, this.owed_everywhere))
+        request.reply(_GRADIENTS_DONE, _answer(failure, this.owed_everywhere))
 
     # The end of one that failed.
 
@@ -237,6 +240,10 @@ class Correspondence:
                 if this.id.root == peer.id:
                     error = RemoraError(f"{peer.info}, which began a backward pass, is gone: {peer.reason}")
                     self.end(this, blame(error, self.agent.me))
+
+
+def _answer(failure: Blame | None, owed: Owed) -> Answer:
+    return (failure, owed) if owed or failure is not None else None
 
 
 def shown(names: Iterable[str], run: Callable[..., None], *args: object) -> None:

@@ -18,8 +18,7 @@ from remora.autograd.blame import Blame, blame
 from remora.autograd.contexts import Contexts
 from remora.autograd.correspondence import Correspondence, shown
 from remora.autograd.errands import Errand
-from remora.autograd.graph import Edge, edges_of
-from remora.autograd.nodes import edge_of
+from remora.autograd.graph import Edge
 from remora.autograd.passes import Desk, Parcel, Part, Pass, PassId
 
 QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
@@ -120,6 +119,7 @@ def _checked(roots: Sequence[torch.Tensor]) -> list[Edge]:
     """The edges behind the roots. The words are those programs match on."""
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
+    edges = []
     for root in roots:
         if not root.requires_grad:
             raise RuntimeError("requires_grad not set on root")
@@ -127,4 +127,5 @@ def _checked(roots: Sequence[torch.Tensor]) -> list[Edge]:
             raise RuntimeError(f"{list(root.shape)} is not a scalar, all roots need to be scalar")
         if root.grad_fn is None:
             raise RuntimeError("root does not have a valid gradient function")
-    return edges_of(map(edge_of, roots))
+        edges.append((root.grad_fn, root.output_nr))  # (which whoever began the pass keeps, with the roots)
+    return edges

@@ -66,7 +66,8 @@ class Reach:
             elif kind is RecvNode:
                 self.received.append(node)
             else:
-                _check(kind)
+                if kind.__name__ == REENTRANT:
+                    _refuse()
                 leaves = 0
                 for edge in node.next_functions:
                     if edge[0] is not None:
@@ -77,12 +78,14 @@ class Reach:
         return found
 
 
-def _check(kind: type) -> None:
-    if kind.__name__ == "CheckpointFunctionBackward":
-        raise RuntimeError(
-            "reentrant checkpointing starts a backward pass of its own, whose gradients go to .grad and not to the context: "
-            "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-        )
+REENTRANT = "CheckpointFunctionBackward"
+
+
+def _refuse() -> None:
+    raise RuntimeError(
+        "reentrant checkpointing starts a backward pass of its own, whose gradients go to .grad and not to the context: "
+        "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+    )
 
 
 class Segment:
@@ -140,7 +143,8 @@ def _take_note(segment: Segment, node: Node) -> None:
     elif isinstance(node, RecvNode):
         segment.received.append(node)
     else:
-        _check(type(node))
+        if type(node).__name__ == REENTRANT:
+            _refuse()
         if sum(isinstance(follower, LeafNode) for follower, _ in node.next_functions) > 1:
             segment.sharing.append(node)
 

@@ -51,11 +51,10 @@ class Ledger:
         return self._hand_out()
 
     def _hand_out(self) -> list[int]:
-        ready = [
-            label
-            for label, before in self._after.items()
-            if label not in self.handed_out and not label & ~self.arrived and before <= self.run
-        ]
+        ready = []
+        for label, before in self._after.items():
+            if label not in self.handed_out and not label & ~self.arrived and before <= self.run:
+                ready.append(label)
         self.handed_out.update(ready)
         return ready
 

@@ -153,9 +153,9 @@ class Pass:
             self._segments, self._labels = undivided(self._reach)
         else:
             self._segments, self._labels = divide(sources)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # DistributedDataParallel writes to all its parameters when the last of them has its gradient.
-            self._all_leaves = [leaf for segment in self._segments.values() for leaf in segment.leaves]
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                # DistributedDataParallel writes to all its parameters when the last of them has its gradient.
+                self._all_leaves = [leaf for segment in self._segments.values() for leaf in segment.leaves]
         self._ledger = Ledger(len(sources), {label: each.after for label, each in self._segments.items()})
 
     def _put(self, edge: Edge, gradient: torch.Tensor) -> None:
@@ -165,10 +165,13 @@ class Pass:
 
     def _arrive(self, sources: Iterable[int]) -> list[int]:
         assert self._ledger is not None
-        unknown = [source for source in sources if source not in self._bits]
-        if unknown:
-            raise RuntimeError(f"{self!r}: gradients came for messages {unknown}, which take no part in it")
-        return self._ledger.arrive(self._bits[source] for source in sources)
+        bits = []
+        for source in sources:
+            bit = self._bits.get(source)
+            if bit is None:
+                raise RuntimeError(f"{self!r}: gradients came for message {source}, which takes no part in it")
+            bits.append(bit)
+        return self._ledger.arrive(bits)
 
     def _run(self, ready: list[int], deliver: Callable[[Peer, Parcel], None]) -> None:
         assert self._ledger is not None

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from remora import autograd, rpc
+from remora.agent.recording import current_recording
 from remora.optim.local import LocalOptimizer, Options, options_of
 from remora.optim.shares import Share, groups_of, numbered, shares_of
 from remora.rpc import RRef
@@ -65,6 +66,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the other. A parameter without a gradient stays as it is.
         """
         autograd._retrieve_context(context_id)  # or say that there is none
+        recording = current_recording.set(None)  # a step has no gradients of its own
+        try:
+            self._step(context_id)
+        finally:
+            current_recording.reset(recording)
+
+    def _step(self, context_id: int) -> None:
         options = self._options()
         if options == self._told:
             self._on_owners("step", _step, [(number, context_id, None) for number in self._numbers])
@@ -188,7 +196,8 @@ def _step(number: int, context_id: int, news: list[Options] | None) -> None:
     local = _of_this_process.get(number)
     if local is None:
         raise RuntimeError(f"there is no optimizer of number {number} here: the worker that had it was started again")
-    local.step(autograd.get_gradients(context_id), news)
+    context = autograd._known_context(context_id)  # if nothing of it has come to this worker, there are no gradients
+    local.step({} if context is None else context.ready_gradients(), news)
 
 
 def _state_dict(local: RRef[LocalOptimizer]) -> State:

@@ -44,10 +44,12 @@ class Session(Generic[M]):
 
     # Sending.
 
-    def number(self) -> int:
-        """The number of the message about to be sent."""
+    def stamp(self) -> tuple[int, int]:
+        """Of the message about to be sent: its number, and the acknowledgement to put into its header."""
         self.sent += 1
-        return self.sent
+        self.told = self.received
+        self.owed_bytes = 0
+        return self.sent, self.received
 
     def keep(self, number: int, size: int, message: M) -> None:
         """Remember a message until it is acknowledged."""
@@ -114,7 +116,7 @@ class Session(Generic[M]):
         return self.received - self.told >= OWED_MESSAGES or self.owed_bytes >= OWED_BYTES
 
     def telling(self) -> int:
-        """The acknowledgement to put into a header now."""
+        """The acknowledgement to put into the header of what has no number."""
         self.told = self.received
         self.owed_bytes = 0
         return self.received

@@ -313,7 +313,7 @@ def enable_gil_profiling(flag: bool) -> None:
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 
-autograd.current_engine = lambda: _get_current_rpc_agent().autograd
+autograd.current_worker = _get_current_rpc_agent
 handle.current_references = lambda: _get_current_rpc_agent().references
 proxy.calls.update(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote)
 

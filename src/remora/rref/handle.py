@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import torch
 from torch.autograd.profiler import record_function
@@ -114,14 +114,16 @@ class RRef(Generic[T]):
                 f"For {self._stream_form()}, can't call localValue() on user {self._references.me.info}. "
                 f"Call it on owner {self._owner.info}"
             )
-        return cast(T, self._value.get())
+        value: T = self._value.get()
+        return value
 
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
         """A copy of the value (on the owner, the value itself); waits until it is there."""
         if self._creation_error is not None:
             raise fresh(self._creation_error)
         if self._value is not None:
-            return cast(T, self._value.get())
+            value: T = self._value.get()
+            return value
         self._check_usable("to_here() on it")
         if torch._C._autograd._profiler_enabled():
             with record_function(f"to_here#({self._references.me.name})->({self._owner.name})"):

@@ -89,9 +89,9 @@ class References:
         """Hand a reference to the peer of the scope: make a fork for it."""
         if rref._references is not self:
             raise RemoraError(f"{rref} belongs to another worker of this process, or to one that was shut down")
-        to = rref._owner if scope is None else cast(Peer, scope.peer)
+        to: Any = rref._owner if scope is None else scope.peer
         child = self.table.new_id()
-        parent = self.me.id
+        parent = self.agent.me.id
         undo: Callable[[], None] | None = None
         if rref._creation_error is not None:
             raise fresh(rref._creation_error)
@@ -270,7 +270,8 @@ def _rebuild(data: ForkData) -> RRef[Any]:
     arrival = getattr(scope, "arrival", None)
     if arrival is None:
         raise RemoraError("a reference can only be rebuilt from a call")
-    return cast("RRef[Any]", arrival.handles.pop(GloballyUniqueId(data[3], data[4])))
+    handle: RRef[Any] = arrival.handles.pop(GloballyUniqueId(data[3], data[4]))
+    return handle
 
 
 register_reducer(RRef, _reduce)
