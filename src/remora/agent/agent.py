@@ -256,7 +256,7 @@ class Agent:
             "agent.num_idle_threads": min(watching, self.crew.limit),
             "agent.client_active_calls": self.peers.active_calls(),
             "agent.server_active_calls": self.dispatch.counts(),
-            "agent.server_active_async_calls": max(self.dispatch.counts() - active - self.crew.backlog, 0),
+            "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.crew.backlog), 0),
         }
         if self.gil_profiling:
             found["agent.gil_average_wait_time_us"] = self.measure_gil_wait()

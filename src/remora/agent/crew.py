@@ -37,32 +37,32 @@ class _Here(threading.local):
     crew: Crew | None = None
     in_job = False
     looking: Crew | None = None  # whose events it handles, before it looks at the services itself
-    worker: object = None  # whose thread this is, or for whom it acts
+    worker: Any = None  # whose thread this is, or for whom it acts
 
 
-_here = _Here()
+here = _Here()
 
 
 def acting_worker() -> Any:
     """The worker whose function the current thread runs; None on threads of the program."""
-    return _here.worker
+    return here.worker
 
 
 def clock_here() -> Clock:
     """The clock of the worker for whom the current thread acts; the system's for any other thread."""
-    return getattr(_here.worker, "clock", SYSTEM)
+    return getattr(here.worker, "clock", SYSTEM)
 
 
 def forget_thread() -> None:
     """In a forked child: the thread that lives on was a thread of the parent's worker, perhaps."""
-    _here.crew = _here.looking = None
-    _here.in_job = False
-    _here.worker = None
+    here.crew = here.looking = None
+    here.in_job = False
+    here.worker = None
 
 
 def act_for(worker: object) -> object:
     """Let calls made by the current thread be calls of `worker`. Returns for whom it acted before."""
-    before, _here.worker = _here.worker, worker
+    before, here.worker = here.worker, worker
     return before
 
 
@@ -79,12 +79,12 @@ def waiting() -> Iterator[None]:
 
 def leave_job() -> Crew | None:
     """What `waiting` does at first, for those in a hurry. If this thread runs a job: of whom."""
-    crew = _here.crew
-    if not _here.in_job or crew is None:
+    crew = here.crew
+    if not here.in_job or crew is None:
         if crew is not None:
             crew.about_to_wait()  # in a service: it has no place to give away, but others must see to what comes
         return None
-    _here.in_job = False
+    here.in_job = False
     crew.leave_job()
     return crew
 
@@ -92,7 +92,7 @@ def leave_job() -> Crew | None:
 def resume_job(crew: Crew) -> None:
     """And at last."""
     crew.resume_job()
-    _here.in_job = True
+    here.in_job = True
 
 
 class Crew:
@@ -109,7 +109,7 @@ class Crew:
         self._lock = threading.Lock()  # guards the count and the set of threads below
         self._active = 0
         self._threads: set[threading.Thread] = set()
-        self._backlog: deque[Job] = deque()
+        self.backlog: deque[Job] = deque()  # jobs that wait for a place
         self._services: deque[Job] = deque()
         self._chores: deque[Job] = deque()
         self._leisure: deque[Job] = deque()
@@ -138,8 +138,8 @@ class Crew:
             self._watch.enrol(-1)
 
     def _work(self) -> None:
-        _here.crew = self
-        _here.worker = self.worker
+        here.crew = self
+        here.worker = self.worker
         watch = self._watch
         try:
             events: list[Event] | None = watch.wait()
@@ -159,26 +159,26 @@ class Crew:
 
     def _handle(self, events: list[Event]) -> None:
         """Take in what came, and run it."""
-        _here.looking = self
+        here.looking = self
         self._kicked = False  # from here on it sees what is in the backlog
         for source, writable in events:
             try:
                 source.ready(writable)
             except BaseException:
                 _report()
-        _here.looking = None
+        here.looking = None
         if self._chores:
             self._do_chores()
         while self._services:
             self._serve()
-        while self._backlog and not self._stopped:
+        while self.backlog and not self._stopped:
             if not self._run_one():
                 break
         while self._leisure:
             self._do_one(self._leisure)
 
     def _queued(self) -> int:
-        jobs = len(self._backlog) if self._active < self.limit else 0
+        jobs = len(self.backlog) if self._active < self.limit else 0
         return jobs + len(self._services) + len(self._chores)
 
     # Jobs: user code, limited in number.
@@ -187,7 +187,7 @@ class Crew:
         """Queue a job. A member of the crew that is about to look at the backlog itself passes hurry=False."""
         if self._stopped:
             return
-        self._backlog.append(job)
+        self.backlog.append(job)
         if hurry:
             self._kick()
 
@@ -198,17 +198,17 @@ class Crew:
 
     def _run_one(self) -> bool:
         with self._lock:
-            if self._active >= self.limit or not self._backlog:
+            if self._active >= self.limit or not self.backlog:
                 return False
             self._active += 1
-            job = self._backlog.popleft()
+            job = self.backlog.popleft()
         self._watch.step()  # C1
-        _here.in_job = True
+        here.in_job = True
         try:
             job()
         except BaseException:
             log.exception("a job of %s failed", self.name)
-        _here.in_job = False
+        here.in_job = False
         with self._lock:
             self._active -= 1
         return True
@@ -216,11 +216,6 @@ class Crew:
     def _active_add(self, n: int) -> None:
         with self._lock:
             self._active += n
-
-    @property
-    def backlog(self) -> int:
-        """How many jobs wait for a place."""
-        return len(self._backlog)
 
     def about_to_wait(self) -> None:
         """The current thread is going to wait: others are to do what comes."""
@@ -230,7 +225,7 @@ class Crew:
         """C2: the current thread, which runs a job, is about to wait for something remote."""
         self._active_add(-1)
         self._watch.block()
-        if self._backlog:
+        if self.backlog:
             self._kick()
 
     def resume_job(self) -> None:
@@ -244,7 +239,7 @@ class Crew:
         if self._stopped:
             return
         self._services.append(service)
-        if _here.looking is not self:
+        if here.looking is not self:
             self._watch.wake()
 
     def serve_quickly(self, service: Job) -> None:
@@ -252,13 +247,13 @@ class Crew:
         if self._stopped:
             return
         self._chores.append(service)
-        if _here.looking is not self:
+        if here.looking is not self:
             self._watch.wake()
 
     def at_leisure(self, work: Job) -> None:
         """Do what takes no time, and what nobody waits for, when the current thread has nothing else to do: now, if it is
         none of the crew."""
-        if _here.crew is self:
+        if here.crew is self:
             self._leisure.append(work)
         else:
             _shielded(work)
@@ -296,7 +291,7 @@ class Crew:
         """For tests: how much is being done or is to be done, not counting what is done by threads that sleep."""
         with self._lock:
             at_work = len(self._threads - asleep) - self._watch.standing
-            return at_work + len(self._backlog) + len(self._services) + len(self._chores) + len(self._leisure)
+            return at_work + len(self.backlog) + len(self._services) + len(self._chores) + len(self._leisure)
 
     def abandon(self) -> None:
         """In a forked child: there are no threads, and nothing is to be done."""
@@ -307,7 +302,7 @@ class Crew:
         with self._lock:
             self._stopped = True
             threads = self._threads - {threading.current_thread()}
-        self._backlog.clear()  # their callers have lost us
+        self.backlog.clear()  # their callers have lost us
         end = time.monotonic() + patience
         for thread in threads:
             while thread.is_alive() and time.monotonic() < end:

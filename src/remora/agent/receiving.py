@@ -18,6 +18,7 @@ from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
 from remora.agent.large import SendingLarge
 from remora.errors import ProtocolError
+from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import RESPONSE, MessageType
@@ -170,7 +171,7 @@ class Receiving(SendingLarge):
                 self._requested(frame)
             else:
                 self._said(frame)
-        if session.owes:
+        if session.received - session.told >= OWED_MESSAGES or session.owed_bytes >= OWED_BYTES:  # (`owes`)
             self._crew.serve_quickly(self._acknowledge)
         pacing = self.pacing
         if requests:

@@ -110,7 +110,8 @@ class Sending(ABC):
             if flags & SHARED:
                 kept += lent_bytes(body)
                 self._lent.append((number, kept))
-            session.keep(number, kept, data)
+            session.kept.append((number, kept, data))  # (`keep`)
+            session.kept_total += kept
             self._put((data,))
         finally:
             self._writing.release()

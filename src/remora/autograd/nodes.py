@@ -137,7 +137,7 @@ class _Receiving:
 
 
 def _forward(ctx: Any, anchor: torch.Tensor, receiving: _Receiving) -> tuple[torch.Tensor, ...]:
-    ctx.set_materialize_grads(False)
+    ctx.materialize_grads = False
     ctx.recv = receiving.recv
     return tuple(receiving.tensors)
 
@@ -155,11 +155,18 @@ _RecvRpc: Any = _function_type(
     {"forward": staticmethod(_forward), "backward": staticmethod(_backward), "__module__": __name__},
 )
 RecvNode: type = _RecvRpc._backward_cls
+# What `apply` comes down to when no transform of `torch.func` is active; to find out about arguments takes it longer.
+_apply: Any = super(torch.autograd.Function, _RecvRpc).apply
 _anchor = torch.empty(0, requires_grad=True)  # torch makes a node only if some argument needs a gradient
 
 
 def receive(recv: Recv, tensors: list[torch.Tensor]) -> Any:
     """Put a node behind tensors that were received; the tensors stay the objects they are. Returns the node."""
-    with torch.enable_grad():
-        outputs = _RecvRpc.apply(_anchor, _Receiving(recv, tensors))
+    apply = _RecvRpc.apply if torch._C._are_functorch_transforms_active() else _apply
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    try:
+        outputs = apply(_anchor, _Receiving(recv, tensors))
+    finally:
+        torch._C._set_grad_enabled(before)
     return outputs[0].grad_fn

@@ -142,21 +142,25 @@ class Pass:
             return
         if not self.smart:
             self._part = {message: set(range(len(send.edges))) for message, send in self.context.sends.items()}
-        sources = [self._roots] if self._roots else []
-        self._bits = {ROOTS: 0} if self._roots else {}
-        for message, numbers in self._part.items():
-            self._bits[message] = len(sources)
-            edges = self._send(message).edges
-            sources.append(edges_of(edges[number] for number in sorted(numbers)))
-        if len(sources) == 1:
-            self._reach.follow(sources[0])  # (a FAST pass has not done so)
+        names = [ROOTS, *self._part] if self._roots else list(self._part)
+        self._bits = {name: bit for bit, name in enumerate(names)}
+        if len(names) == 1:
+            if not self._reach.nodes:  # a FAST pass has not looked yet
+                self._reach.follow(self._source(names[0]))
             self._segments, self._labels = undivided(self._reach)
         else:
-            self._segments, self._labels = divide(sources)
+            self._segments, self._labels = divide([self._source(name) for name in names])
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 # DistributedDataParallel writes to all its parameters when the last of them has its gradient.
                 self._all_leaves = [leaf for segment in self._segments.values() for leaf in segment.leaves]
-        self._ledger = Ledger(len(sources), {label: each.after for label, each in self._segments.items()})
+        self._ledger = Ledger(len(names), {label: each.after for label, each in self._segments.items()})
+
+    def _source(self, name: int) -> list[Edge]:
+        """Where the gradients of the roots, or of a message, come in."""
+        if name == ROOTS:
+            return self._roots
+        edges = self._send(name).edges
+        return edges_of(edges[number] for number in sorted(self._part[name]))
 
     def _put(self, edge: Edge, gradient: torch.Tensor) -> None:
         label = self._labels.get(edge[0])
@@ -209,7 +213,8 @@ class Pass:
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure
-        self.context.check()
+        if self.context.released:
+            self.context.check()
 
     def _rest(self) -> None:
         with self._lock:

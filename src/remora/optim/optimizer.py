@@ -126,10 +126,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         begun = [_attempt(rpc.rpc_async, share.owner, function, each) for share, each in others]
         # This thread can read one reply itself, which is faster than to be woken by another; and often it is the only one.
         done = _attempt(rpc.rpc_sync, last[0].owner, function, last[1])
-        outcomes = [each if isinstance(each, _Failed) else _attempt(each.wait) for each in begun] + [done]
-        failed = [(share, each) for share, each in zip(self._shares, outcomes, strict=True) if isinstance(each, _Failed)]
-        if not failed:
+        outcomes = [done]
+        if begun:
+            outcomes[:0] = [each if isinstance(each, _Failed) else _attempt(each.wait) for each in begun]
+        if _Failed not in map(type, outcomes):
             return outcomes
+        failed = [(share, each) for share, each in zip(self._shares, outcomes, strict=True) if isinstance(each, _Failed)]
         try:
             raise self._explained(doing, failed)
         finally:

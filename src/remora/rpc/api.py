@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from remora import autograd
-from remora.agent.crew import acting_worker
+from remora.agent.crew import here
 from remora.agent.futures import Future
 from remora.errors import NotInitialized
 from remora.rpc import gathering, outgoing, profiling
@@ -62,7 +62,7 @@ def _is_current_rpc_agent_set() -> bool:
 
 
 def _get_current_rpc_agent() -> Worker:
-    worker = acting_worker() or _current
+    worker: Worker | None = here.worker or _current
     if worker is None:
         raise NotInitialized("Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?")
     return worker
@@ -75,7 +75,7 @@ def _reset_current_rpc_agent() -> None:
 
 def _worker() -> Worker:
     """Who makes a call: inside a function that a worker runs it is that worker, else the current one of the process."""
-    worker = acting_worker() or _current
+    worker: Worker | None = here.worker or _current
     if worker is None:
         raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
     return worker

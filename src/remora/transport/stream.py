@@ -89,7 +89,7 @@ class StreamLink:
         while budget > 0:
             space = reader.space()
             try:
-                n = self._receive(space)
+                n = self.sock.recv_into(space, 0, _DONTWAIT) if _DONTWAIT else self._receive(space)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
