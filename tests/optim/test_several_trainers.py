@@ -144,7 +144,8 @@ def test_optimizers_of_one_common_parameter_wait_for_each_other() -> None:
 
 def test_optimizers_that_name_their_parameters_in_another_order_never_wait_in_a_circle() -> None:
     one, other = shared()
-    assert local(optim.SGD, one, other, lr=1.0)._locks == local(optim.SGD, other, one, other, lr=1.0)._locks
+    first, second = local(optim.SGD, one, other, lr=1.0), local(optim.SGD, other, one, other, lr=1.0)
+    assert first._exclusively._locks == second._exclusively._locks
 
 
 # A step between the forward and the backward pass of somebody else.

@@ -144,6 +144,13 @@ class Request:
             self.grad_enabled = header[2]
         return value
 
+    def conclude(self, kind: int, value: object, error: BaseException | None) -> None:
+        """Answer with what a function returned or raised."""
+        if error is None:
+            self.reply(kind, value)
+        else:
+            self.fail(error)
+
     def reply(self, kind: int, value: object) -> None:
         """Answer with a value; if it cannot be packed, with that error."""
         if self.channel.closed:

@@ -46,22 +46,11 @@ class Execution:
 
     def python_call(self, request: Request) -> None:
         """Run a Python function and answer with what it returns."""
-        self._serve(request, PYTHON_RET, self.run_function)
+        self.run_function(request, request.unpack(), partial(request.conclude, PYTHON_RET))
 
     def script_call(self, request: Request) -> None:
         """Run a torch operator or a TorchScript function."""
-        self._serve(request, SCRIPT_RET, self.run_script)
-
-    def _serve(self, request: Request, kind: int, run: Callable[[Request, Any, Finish], None]) -> None:
-        target = request.unpack()
-
-        def finish(value: object, error: BaseException | None) -> None:
-            if error is None:
-                request.reply(kind, value)
-            else:
-                request.fail(error)
-
-        run(request, target, finish)
+        self.run_script(request, request.unpack(), partial(request.conclude, SCRIPT_RET))
 
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 from weakref import finalize
 
@@ -50,7 +49,8 @@ class LocalOptimizer:
         self._optimizer = optimizer_class(self._shadows if plain else shadowed, *args, **kwargs)
         self._claims = _claims_on(self._parameters, self)
         # The same order for all, or they could wait for each other in a circle.
-        self._locks = [claim.lock for claim in sorted(set(self._claims), key=lambda claim: claim.number)]
+        locks = [claim.lock for claim in sorted(set(self._claims), key=lambda claim: claim.number)]
+        self._exclusively = _All(locks)  # nobody else steps on any of our parameters
 
     @property
     def defaults(self) -> Options:
@@ -64,7 +64,7 @@ class LocalOptimizer:
     def step(self, gradients: Mapping[torch.Tensor, torch.Tensor], news: Sequence[Options] | None) -> None:
         """Update the parameters, after taking note of options that have changed."""
         found = [gradients.get(parameter) for parameter in self._parameters]
-        with self._exclusively():
+        with self._exclusively:
             if news is not None:
                 self._learn(news)
             try:
@@ -74,12 +74,12 @@ class LocalOptimizer:
                 self._hand_over(found)
 
     def state_dict(self) -> dict[str, Any]:
-        with self._exclusively():
+        with self._exclusively:
             state: dict[str, Any] = self._optimizer.state_dict()
             return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with self._exclusively():
+        with self._exclusively:
             self._optimizer.load_state_dict(state)
 
     def _learn(self, news: Sequence[Options]) -> None:
@@ -105,16 +105,22 @@ class LocalOptimizer:
                 changed.append(parameter)
         _announce(changed)
 
-    @contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        """Nobody else steps on any of our parameters."""
+
+class _All:
+    """`with _All(locks):` holds them all."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, locks: Sequence[threading.Lock]) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
         for lock in self._locks:
             lock.acquire()
-        try:
-            yield
-        finally:
-            for lock in self._locks:
-                lock.release()
+
+    def __exit__(self, *error: object) -> None:
+        for lock in self._locks:
+            lock.release()
 
 
 class _Claim:
