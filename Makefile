@@ -1,7 +1,8 @@
 # Needs Python 3.11 or newer with venv, pip, and make; the rest is installed into .venv on first use.
 #
 #   make demo     four workers calling each other, with a table at the end; then three that learn something
-#   make test     lint, types, tests, branch coverage      (ARGS="tests/wire -k tensor" narrows the tests)
+#   make test     lint, types, tests                       (ARGS="tests/wire -k tensor" narrows the tests)
+#   make coverage the tests, and which branches of the package they take; takes half as long again
 #   make lint     ruff and mypy --strict
 #   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
@@ -21,7 +22,7 @@ LINTED := src tests benchmarks examples
 PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/gradients
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint paths chaos gpu-test bench clean distclean
+.PHONY: help demo test coverage lint paths chaos gpu-test bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -30,8 +31,11 @@ demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(ARGS)
 	@$(BIN)/python examples/pipeline.py --steps 40
 
-# The exit code is pytest's, whatever the coverage report says.
 test: lint
+	@$(BIN)/python -m pytest $(ARGS)
+
+# The exit code is pytest's, whatever the report says.
+coverage: $(INSTALLED)
 	@$(BIN)/coverage erase
 	@status=0; $(BIN)/coverage run -m pytest $(ARGS) || status=$$?; \
 	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
