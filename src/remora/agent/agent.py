@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent import injection
-from remora.agent.calls import NEVER, Call
+from remora.agent.calls import NEVER, Call, next_call_id
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.coroutines import Coroutines
@@ -213,6 +213,14 @@ class Agent:
             self.company.expect(channel)
         if peer.state != "alive" or channel.closed:
             self._recheck(peer, call)
+
+    def tell(self, peer: Peer, kind: int, packed: Packed) -> None:
+        """Send a control message that nobody answers. It is numbered and kept like any other, so it arrives: with the next
+        message, or in a moment."""
+        if self.running and peer.state == "alive":
+            channel = peer.outgoing
+            if channel.send_unhurried(kind, next_call_id(), packed.body):
+                self.company.expect(channel)
 
     def _check(self, peer: Peer, call: Call) -> None:
         if not self.running:

@@ -58,7 +58,8 @@ class Retries:
     def send(
         self, peer: Peer, kind: int, packed: Packed, what: str, done: Done | None = None, urgent: bool = True
     ) -> None:
-        """Send a control message, and call `done` once: with None when the peer has answered, else with the error.
+        """Send a control message, and call `done` once: with None when the peer has answered, else with the error. Without
+        `done` it is not answered.
 
         `done` runs on a thread of the crew; or before this returns, if the peer is known to be gone. If it is not urgent,
         the answer is looked at within half a second.
@@ -69,12 +70,14 @@ class Retries:
             self._send_with_care(_Letter(peer, kind, packed, what, done, urgent))
 
     def _start(self, peer: Peer, kind: int, packed: Packed, what: str, done: Done | None, urgent: bool) -> None:
-        call = Call(peer, what, lambda call: done(call.error()) if done is not None else None)
+        if done is None:
+            self._agent.tell(peer, kind, packed)
+            return
+        call = Call(peer, what, lambda call: done(call.error()))
         try:
             self._agent.start_call(peer, call, kind, packed, 0, 0.0, control=True, urgent=urgent, asked=True)
         except RemoraError as error:  # the peer is gone, or we are
-            if done is not None:
-                done(error)
+            done(error)
 
     # Under a fault plan.
 

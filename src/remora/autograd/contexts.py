@@ -21,7 +21,6 @@ from remora.wire.pickling import pack
 log = logging.getLogger("remora")
 
 CLEANUP_REQ = int(MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ)
-CLEANUP_RESP = int(MessageType.CLEANUP_AUTOGRAD_CONTEXT_RESP)
 HELD_REQ = int(MessageType.AUTOGRAD_CONTEXT_HELD_REQ)
 HELD_RESP = int(MessageType.AUTOGRAD_CONTEXT_HELD_RESP)
 REMEMBERED = 1 << 14  # contexts released lately: a message of theirs that comes late must not bring them back
@@ -121,11 +120,11 @@ class Contexts:
         except RemoraError as error:  # it is gone, and its part of the context with it
             log.debug("context %d could not be released on worker %d: %s", context_id, worker, error)
         else:
-            self._agent.retries.send(peer, CLEANUP_REQ, pack(context_id), "CLEANUP_AUTOGRAD_CONTEXT_REQ", urgent=False)
+            self._agent.retries.send(peer, CLEANUP_REQ, pack(context_id), "CLEANUP_AUTOGRAD_CONTEXT_REQ")
 
     def _clean_up(self, request: Request) -> None:
         self._release(int(request.unpack()), request.caller)  # type: ignore[call-overload]
-        request.acknowledge(CLEANUP_RESP)
+        request.drop()
 
     def bury(self, peer: Peer) -> None:
         """A worker is gone: nobody else will release its contexts, or tell us that one is released which we have of it."""
