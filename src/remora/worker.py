@@ -14,8 +14,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from remora.agent.agent import Agent
 from remora.agent.bulk import credentials
+from remora.agent.collecting import teach_torch
 from remora.agent.crew import forget_thread
-from remora.agent.futures import teach_torch
 from remora.agent.introduction import Introduction
 from remora.agent.membership import Membership
 from remora.agent.peers import Peer

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from remora import rpc
 from remora.agent.channel import Channel
@@ -174,3 +175,86 @@ def call_back(name: str) -> str:
     return rpc.rpc_async(name, quick).wait()
 
 
+
+
+# Many at once.
+
+
+def test_the_thread_that_waits_for_all_reads_their_replies(me: str) -> None:
+    channel = outgoing(me)
+    futures = [rpc.rpc_async(me, late_witness) for _ in range(5)]
+    threading.Thread(target=lambda: (wait_until(lambda: reader(channel)), gate.set())).start()
+    assert [each.state for each in torch.futures.wait_all(futures)] == [1] * 5
+    assert unpickled_on == [threading.get_ident()] * 5
+
+
+def test_of_all_replies_only_those_that_are_waited_for_are_read_by_who_waits(me: str) -> None:
+    channel = outgoing(me)
+    other, mine = rpc.rpc_async(me, late_witness), rpc.rpc_async(me, wait_at_gate)
+    threading.Thread(target=lambda: (wait_until(lambda: reader(channel)), gate.set())).start()
+    assert torch.futures.wait_all([mine]) == ["passed"]
+    wait_until(other.done)
+    assert unpickled_on != [threading.get_ident()]
+
+
+def test_one_that_fails_elsewhere_ends_the_waiting_for_all(me: str) -> None:
+    """Of another kind, or on another connection: nothing of it is seen by reading this one."""
+    channel = outgoing(me)
+    elsewhere: torch.futures.Future[int] = torch.futures.Future()
+    every = torch.futures.collect_all([rpc.rpc_async(me, wait_at_gate), elsewhere])
+
+    def fail() -> None:
+        wait_until(lambda: reader(channel))
+        elsewhere.set_exception(ValueError("elsewhere"))
+
+    threading.Thread(target=fail).start()
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="elsewhere"):
+        every.wait()
+    assert time.monotonic() - began < 0.8  # a read that nothing ends takes a second
+    gate.set()
+
+
+def test_a_member_that_is_cancelled_or_too_late_ends_the_waiting_for_all(me: str) -> None:
+    channel = outgoing(me)
+    futures = [rpc.rpc_async(me, wait_at_gate) for _ in range(3)]
+    threading.Thread(target=lambda: (wait_until(lambda: reader(channel)), futures[1].cancel())).start()
+    began = time.monotonic()
+    with pytest.raises(CallCancelled):
+        torch.futures.wait_all(futures)
+    with pytest.raises(CallTimeout):
+        torch.futures.wait_all([futures[0], rpc.rpc_async(me, wait_at_gate, timeout=0.1)])
+    assert time.monotonic() - began < 0.9
+    with pytest.raises(TimeoutError):
+        torch.futures.collect_all([futures[0], futures[2]]).wait(0.1)  # type: ignore[call-arg]
+    gate.set()
+    assert torch.futures.wait_all([futures[0], futures[2]]) == ["passed"] * 2
+
+
+def test_waiting_for_all_runs_no_callbacks(me: str) -> None:
+    ran_on: list[int] = []
+    channel = outgoing(me)
+    futures = [rpc.rpc_async(me, wait_at_gate) for _ in range(3)]
+    futures[1].add_done_callback(lambda _: ran_on.append(threading.get_ident()))
+    threading.Thread(target=lambda: (wait_until(lambda: reader(channel)), gate.set())).start()
+    assert torch.futures.wait_all(futures) == ["passed"] * 3
+    wait_until(lambda: len(ran_on) == 1)
+    assert ran_on != [threading.get_ident()]
+
+
+def test_many_threads_wait_for_all_of_many(me: str) -> None:
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(40):
+            found = torch.futures.wait_all([rpc.rpc_async(me, quick) for _ in range(20)])
+            wrong.extend(value for value in found if value != "quick")
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    assert len(torch.futures.wait_all([rpc.rpc_async(me, quick) for _ in range(5000)])) == 5000

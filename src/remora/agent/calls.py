@@ -18,6 +18,7 @@ from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import UnpackScope
 
 if TYPE_CHECKING:
+    from remora.agent.channel import Channel
     from remora.agent.peers import Peer
     from remora.agent.recording import Recording
 
@@ -158,10 +159,17 @@ class Call:
         channel.look_up()
         return True
 
-    def attend(self, timeout: float | None) -> None:
+    def attend(self, future: Future[Any], timeout: float | None) -> None:
         """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after that."""
-        if self.peer.clock is SYSTEM:
-            self.peer.outgoing.attend(self, NEVER if timeout is None else self.peer.now() + timeout)
+        lane = self.lane
+        if lane is not None:
+            deadline = self.deadline if timeout is None else min(self.deadline, self.peer.now() + timeout)
+            lane.attend((self,), deadline, lambda: self.id not in lane.pending)
+
+    @property
+    def lane(self) -> Channel | None:
+        """Where a thread may read the reply; None if clocks are a test's, and waiting is not a matter of reading."""
+        return self.peer.outgoing if self.peer.clock is SYSTEM else None
 
     @property
     def quiet(self) -> bool:

@@ -1,8 +1,4 @@
-"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to account.
-
-torch's own `collect_all` and `wait_all` look at C++ state that Python cannot set (an error does not end them early), so
-`teach_torch` puts a version under them that knows our futures and leaves all others to the original.
-"""
+"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to account."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -166,10 +162,10 @@ class Future(torch.futures.Future[T]):
     def _await_outcome(self, timeout: float | None) -> None:
         clock: Clock = getattr(self._of, "clock", None) or clock_here()
         began = clock.now()
-        attend = getattr(self._of, "attend", None)  # a call can be waited for in a better way
+        attend = getattr(self._of, "attend", None)  # calls can be waited for in a better way
         if attend is not None:
             with waiting():
-                attend(timeout)
+                attend(self, timeout)
         if not self._settled:
             block_until(self._when_settled, timeout, self.what, clock, began)
 
@@ -301,49 +297,6 @@ def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
-
-
-_collect_all = torch._C._collect_all
-
-
-class _Collection:
-    """Many futures on their way into one."""
-
-    def __init__(self, futures: list[torch.futures.Future[Any]]) -> None:
-        self.futures = futures
-        self.missing = len(futures)
-        self.everything: Future[list[torch.futures.Future[Any]]] = Future("a collection of futures")
-        self.deciding = threading.Lock()
-
-    def one_is_done(self, future: torch.futures.Future[Any]) -> None:
-        error = failure_of(future)
-        with self.deciding:
-            self.missing -= 1
-            decided = self.missing < 0 or (error is None and self.missing > 0)
-            if error is not None:
-                self.missing = -1  # decided for good
-        if decided:
-            return
-        if error is not None:
-            self.everything._fail(error)
-        else:
-            self.everything._succeed(self.futures)
-
-
-def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
-    """A future of all of them; it fails as soon as one of them does."""
-    collection = _Collection(list(futures))
-    if not any(isinstance(future, Future) for future in collection.futures):
-        return cast("torch.futures.Future[Any]", _collect_all(cast("list[Any]", collection.futures)))
-    watcher = collection.one_is_done
-    for future in collection.futures:
-        when_done(future, watcher)
-    return collection.everything
-
-
-def teach_torch() -> None:
-    """Make `torch.futures.collect_all` and `wait_all` do right by our futures: both rest on this one function."""
-    torch._C._collect_all = cast(Any, collect_all)
 
 
 def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM, pause: float = 0.005) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from remora.agent.bulk import lent_bytes
@@ -247,32 +248,44 @@ class Receiving(SendingLarge):
                 self.forget(call)
                 raise call.timed_out()
 
-    def attend(self, call: Call, deadline: float) -> None:
-        """A thread waits for the future of a call. It reads the link itself, as it would for a call that is not
-        asynchronous, and need not be woken. Returns when there is something to see, or if somebody else reads."""
+    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool]) -> None:
+        """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
+        asynchronous, and need not be woken. Returns when it is over, or if somebody else reads."""
         self.flush()
-        while call.id in self.pending and call.peer.now() < deadline:
+        while not over() and monotonic() < deadline:
             port = self._port
             if port is None or not self._reading.acquire(False):
                 return
             try:
                 self._rearm(port)  # the poller does not look meanwhile
-                answered = self._read_until_settled(port, call, deadline)
+                answered = self._read_until(port, deadline, over)
             finally:
                 self._reading.release()
                 self._rearm(port)
-            mine = [each for each in answered if each is call and call.quiet]
-            if others := [each for each in answered if each not in mine]:
+            mine: list[Call] = []
+            others: list[Call] = []
+            for each in answered:
+                (mine if each in calls and each.quiet else others).append(each)
+            if others:
                 self._crew.serve(partial(settle, others))
             settle(mine)
 
-    def _read_until_settled(self, port: Port, call: Call, deadline: float = NEVER) -> list[Call]:
+    def _read_until(self, port: Port, deadline: float, over: Callable[[], bool]) -> list[Call]:
+        """What is answered until it is over, or as soon as something is."""
+        answered: list[Call] = []
+        read = port.link.read_waiting
+        while not answered and not over() and port is self._port:
+            left = None if deadline == NEVER else deadline - monotonic()
+            if left is not None and left <= 0:
+                break
+            answered = self._receive(port, read, left)
+        return answered
+
+    def _read_until_settled(self, port: Port, call: Call) -> list[Call]:
         answered: list[Call] = []
         link = port.link
         while call.id in self.pending and port is self._port:
             left = None if call.deadline == NEVER else call.remaining()
-            if deadline != NEVER:
-                left = min(deadline - call.peer.now(), NEVER if left is None else left)
             answered += self._receive(port, link.read_waiting, left)
             if answered or (left is not None and left <= 0):
                 break  # calls of others were answered: let the crew have them now

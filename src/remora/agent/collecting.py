@@ -1,0 +1,121 @@
+"""Many futures in one: what `torch.futures.collect_all` and `wait_all` rest on.
+
+torch's own look at C++ state that Python cannot set (an error does not end them early), so `teach_torch` puts a version
+under them that knows our futures and leaves all others to the original.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from threading import get_ident
+from typing import Any, Protocol, cast
+
+import torch
+
+from remora.agent.futures import Future, failure_of, when_done
+from remora.clock import NEVER
+
+_collect_all = torch._C._collect_all
+
+
+class Lane(Protocol):
+    """Where replies come in: a channel."""
+
+    def attend(self, calls: Collection[Any], deadline: float, over: Callable[[], bool]) -> None:
+        """Read them, until it is over."""
+
+    def look_up(self) -> None:
+        """Have whoever reads see whether it is."""
+
+
+class _Members:
+    """What a collection is a future of."""
+
+    what = "a collection of futures"
+
+    def __init__(self, futures: Sequence[torch.futures.Future[Any]]) -> None:
+        self._futures = futures
+        self._reader = 0  # the thread that reads, to wait for all of them,
+        self._lane: Lane | None = None  # and what
+
+    def cancel(self) -> bool:
+        """There is nothing to give up: the members are others'."""
+        return False
+
+    def attend(self, everything: Future[Any], timeout: float | None) -> None:
+        """Read the replies of members, on one lane after the other: the crew does so on the rest. One that fails on another
+        lane, or without a reply, ends it."""
+        deadline = NEVER if timeout is None else time.monotonic() + timeout
+        lanes = self._by_lane()
+        if not lanes:
+            return
+        self._reader = get_ident()
+        everything._when_settled(self._look_up)
+        for lane, calls in lanes.items():
+            self._lane = lane
+            lane.attend(calls, deadline, partial(_is_over, everything, list(calls)))
+        self._lane = None
+
+    def _by_lane(self) -> dict[Lane, set[Any]]:
+        lanes: dict[Lane, set[Any]] = {}
+        for future in self._futures:
+            if isinstance(future, Future) and not future.done():
+                lane: Lane | None = getattr(future._of, "lane", None)
+                if lane is not None:
+                    lanes.setdefault(lane, set()).add(future._of)
+        return lanes
+
+    def _look_up(self, _: object) -> None:
+        lane = self._lane
+        if lane is not None and get_ident() != self._reader:
+            lane.look_up()
+
+
+def _is_over(everything: Future[Any], calls: list[Any]) -> bool:
+    """Whether none of these calls is waited for any more. Those that are settled are taken off the list."""
+    while calls and calls[-1].settled:
+        calls.pop()
+    return not calls or everything.done()
+
+
+class _Collection:
+    """Many futures on their way into one."""
+
+    def __init__(self, futures: list[torch.futures.Future[Any]]) -> None:
+        self.futures = futures
+        self.missing = len(futures)
+        self.everything: Future[list[torch.futures.Future[Any]]] = Future(_Members(futures))
+        self.deciding = threading.Lock()
+
+    def one_is_done(self, future: torch.futures.Future[Any]) -> None:
+        error = failure_of(future)
+        with self.deciding:
+            self.missing -= 1
+            decided = self.missing < 0 or (error is None and self.missing > 0)
+            if error is not None:
+                self.missing = -1  # decided for good
+        if decided:
+            return
+        if error is not None:
+            self.everything._fail(error)
+        else:
+            self.everything._succeed(self.futures)
+
+
+def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+    """A future of all of them; it fails as soon as one of them does."""
+    collection = _Collection(list(futures))
+    if not any(isinstance(future, Future) for future in collection.futures):
+        return cast("torch.futures.Future[Any]", _collect_all(cast("list[Any]", collection.futures)))
+    watcher = collection.one_is_done
+    for future in collection.futures:
+        when_done(future, watcher)
+    return collection.everything
+
+
+def teach_torch() -> None:
+    """Make `torch.futures.collect_all` and `wait_all` do right by our futures: both rest on this one function."""
+    torch._C._collect_all = cast(Any, collect_all)
