@@ -98,7 +98,7 @@ class Call:
             raise self.failure
         frame = self.reply
         assert frame is not None
-        if frame.body == _NONE and not frame.flags:
+        if frame.body == _NONE and not frame.flags:  # (`has_nothing`)
             return None
         if frame.flags & FAILED:
             raise failures.load(bytes(frame.body))
@@ -175,6 +175,12 @@ class Call:
     def quiet(self) -> bool:
         """Whether nothing of the program runs when the outcome is passed on."""
         return self.future is not None and not self.future.followed
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether the reply says that nothing was returned: there is nothing to unpickle, then."""
+        frame = self.reply
+        return frame is not None and frame.body == _NONE and not frame.flags
 
     @property
     def clock(self) -> Clock:

@@ -265,7 +265,7 @@ class Receiving(SendingLarge):
             mine: list[Call] = []
             others: list[Call] = []
             for each in answered:
-                (mine if each in calls and each.quiet else others).append(each)
+                (mine if each.quiet and (each in calls or each.has_nothing) else others).append(each)
             if others:
                 self._crew.serve(partial(settle, others))
             settle(mine)
