@@ -145,3 +145,27 @@ def test_a_try_comes_no_earlier_than_the_schedule_says(world: World) -> None:
     post.send(1)
     assert post.wait(1) == {1: None}
     assert time.monotonic() - started >= 0.2
+
+
+def test_what_wants_no_answer_arrives_too_and_nobody_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived: list[object] = []
+
+    def take(request: Request) -> None:
+        arrived.append(request.unpack())
+        request.drop()
+
+    with World(2) as world:
+        world[1].agent.dispatch.on(KIND, take, service=True)
+        agent, awaited = world[0].agent, []
+        peer = agent.peers.find("worker1")
+        expect = agent.company.expect
+        monkeypatch.setattr(agent.company, "expect", lambda channel: (awaited.append(channel), expect(channel)))
+        agent.retries.send(peer, int(KIND), pack(1), "letter 1")
+        world.wait_until(lambda: arrived == [1])
+        assert not peer.outgoing.pending
+        peer.outgoing._followed = True  # so the next one is held back, to go with another message,
+        awaited.clear()
+        agent.retries.send(peer, int(KIND), pack(2), "letter 2")
+        assert awaited == [peer.outgoing], "and somebody sees to it if there is none"
+        world.wait_until(lambda: arrived == [1, 2])
+        assert world[1].agent.dispatch.counts() == 0
