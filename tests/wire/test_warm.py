@@ -14,6 +14,7 @@ from remora.wire.warm import IDLE, SMALLEST, Warm
 
 pytestmark = pytest.mark.skipif(warming._holders is None, reason="this torch does not say who holds a storage")
 SIZE = 2 * SMALLEST
+ENOUGH = 64 * SIZE  # whatever REMORA_WARM_MEMORY says
 
 
 def tensor_in(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -21,7 +22,7 @@ def tensor_in(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def test_what_nobody_uses_is_used_again() -> None:
-    warm = Warm()
+    warm = Warm(ENOUGH)
     first = warm.take(SIZE)
     address = first.data_ptr()
     del first
@@ -46,7 +47,7 @@ def test_what_nobody_uses_is_used_again() -> None:
     ids=["storage", "tensor", "view", "numpy", "its-storage", "dlpack", "other-type", "buffer", "saved-for-backward"],
 )
 def test_what_somebody_uses_is_not(hold: Callable[[torch.UntypedStorage], object]) -> None:
-    warm = Warm()
+    warm = Warm(ENOUGH)
     storage = warm.take(SIZE)
     address = storage.data_ptr()
     held = hold(storage)
@@ -58,14 +59,14 @@ def test_what_somebody_uses_is_not(hold: Callable[[torch.UntypedStorage], object
 
 
 def test_another_size_gets_other_memory() -> None:
-    warm = Warm()
+    warm = Warm(ENOUGH)
     warm.take(SIZE)
     assert warm.take(SIZE + 64).nbytes() == SIZE + 64
     assert warm.kept_bytes == 2 * SIZE + 64
 
 
 def test_a_storage_that_the_program_resized_is_not_used_again() -> None:
-    warm = Warm()
+    warm = Warm(ENOUGH)
     storage = warm.take(SIZE)
     assert storage.resizable()
     storage.resize_(2 * SIZE)
@@ -91,7 +92,7 @@ def test_what_is_kept_is_bounded_and_tensors_outlive_it() -> None:
 def test_what_is_not_used_for_a_while_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(warming.time, "monotonic", lambda: clock[0])
-    warm = Warm()
+    warm = Warm(ENOUGH)
     storage = warm.take(SIZE)
     clock[0] += 2
     warm.take(2 * SIZE)
@@ -108,7 +109,7 @@ def test_what_is_not_used_for_a_while_is_let_go(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_two_threads_get_the_same() -> None:
-    warm = Warm()
+    warm = Warm(ENOUGH)
     start = threading.Barrier(4)
     mixed: list[int] = []
 
