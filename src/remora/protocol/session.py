@@ -23,7 +23,7 @@ from remora.errors import ProtocolError
 M = TypeVar("M")
 
 OWED_MESSAGES = 256
-OWED_BYTES = 1 << 20
+OWED_BYTES = 8 << 20  # less goes with the next message that is sent anyway, a reply most often
 
 
 class Session(Generic[M]):
