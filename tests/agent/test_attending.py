@@ -222,9 +222,9 @@ def test_a_member_that_is_cancelled_or_too_late_ends_the_waiting_for_all(me: str
     began = time.monotonic()
     with pytest.raises(CallCancelled):
         torch.futures.wait_all(futures)
+    assert time.monotonic() - began < 0.8  # a read that nothing ends takes a second
     with pytest.raises(CallTimeout):
         torch.futures.wait_all([futures[0], rpc.rpc_async(me, wait_at_gate, timeout=0.1)])
-    assert time.monotonic() - began < 0.9
     with pytest.raises(TimeoutError):
         torch.futures.collect_all([futures[0], futures[2]]).wait(0.1)  # type: ignore[call-arg]
     gate.set()
