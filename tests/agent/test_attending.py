@@ -185,7 +185,9 @@ def test_the_thread_that_waits_for_all_reads_their_replies(me: str) -> None:
     futures = [rpc.rpc_async(me, late_witness) for _ in range(5)]
     threading.Thread(target=lambda: (wait_until(lambda: reader(channel)), gate.set())).start()
     assert [each.state for each in torch.futures.wait_all(futures)] == [1] * 5
-    assert unpickled_on == [threading.get_ident()] * 5
+    # The first at least: while it deals with that, what comes next may be read by the crew.
+    assert threading.get_ident() in unpickled_on
+    assert len(unpickled_on) == 5
 
 
 def test_of_all_replies_only_those_that_are_waited_for_are_read_by_who_waits(me: str) -> None:
