@@ -34,9 +34,9 @@ class Peer:
     def fileno(self) -> int:
         return self.ours.fileno()
 
-    def ready(self, writable: bool) -> None:
+    def ready(self, events: int) -> None:
         for number in self.ours.recv(100):
-            self.crew.submit(lambda number=number: self._run(number), hurry=False)  # type: ignore[misc]
+            self.crew.backlog.append(lambda number=number: self._run(number))  # type: ignore[misc]
         self.crew._poller.arm(self)
 
     def _run(self, number: int) -> None:

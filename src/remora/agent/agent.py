@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent import injection
-from remora.agent.calls import NEVER, Call, next_call_id
+from remora.agent.calls import Call, next_call_id
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.coroutines import Coroutines
@@ -108,18 +108,19 @@ class Agent:
             peer.sharing.handover.fence(packed.lent)
 
     def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
-        call.limit(timeout, self.timeout)
+        left = call.limit(timeout, self.timeout)
         channel = peer.outgoing
-        self._check(peer, call)
+        if not self.running or peer.state != "alive":
+            self._check(peer, call)
         if self.faults is not None and self.faults.refuses(peer.name, kind, packed.body):
             raise _refused(call)
         crew = leave_job()
         try:
             if channel.full:
                 channel.wait_for_room(call)
+                left = call.left()
             channel.unwatch()
             channel.pending[call.id] = call
-            left = 0.0 if call.deadline == NEVER else max(call.deadline - peer.now(), 1e-9)
             if packed.buffers:
                 self._send_large(channel, call, kind, packed, flags, left)
             else:
@@ -181,8 +182,9 @@ class Agent:
         plan, if there is one, has had its say."""
         call.undo = packed.undo
         call.recording = packed.recording
-        self._check(peer, call)
-        call.limit(timeout, self.timeout)
+        if not self.running or peer.state != "alive":
+            self._check(peer, call)
+        left = call.limit(timeout, self.timeout)
         if self.faults is not None and not asked and self.faults.refuses(peer.name, kind, packed.body):
             call.fail(_refused(call))
             call.settle(_at_once)
@@ -191,13 +193,10 @@ class Agent:
         if channel.full and not control:
             with waiting():
                 channel.wait_for_room(call)
-        if call.deadline == NEVER:
-            left = 0.0
-        else:
-            left = max(call.deadline - peer.now(), 1e-9)
-            if left < 2 * TICK:
-                self._expire_at(channel, call)
-                urgent = True  # the tick could come too late
+            left = call.left()
+        if 0.0 < left < 2 * TICK:
+            self._expire_at(channel, call)
+            urgent = True  # the tick could come too late
         channel.pending[call.id] = call
         if urgent:
             channel.watch()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
+A_LITTLE = 1e-9  # seconds, for who has no time left: none at all would be for ever
 CANCEL = int(MessageType.CANCEL)
 NOTHING = pack(None)  # what functions return that return nothing
 _NONE = NOTHING.body
@@ -191,10 +192,6 @@ class Call:
     def settled(self) -> bool:
         return self.reply is not None or self.failure is not None
 
-    def remaining(self) -> float | None:
-        """Seconds left; None if it may take for ever."""
-        return None if self.deadline == NEVER else self.deadline - self.peer.now()
-
     def settle(self, run: Callable[[Callable[[], None]], None]) -> None:
         """Tell whoever waits that a reply or a failure is there: wake its thread, or have `run` pass it on."""
         if self.asynchronous:
@@ -225,19 +222,27 @@ class Call:
         assert self.signal is not None
         return self.signal.acquire(timeout=-1 if seconds is None else seconds)
 
-    def limit(self, timeout: float, default: float) -> None:
-        """Start the clock. Unset: what is left to the call we serve, else the default; 0: never."""
+    def limit(self, timeout: float, default: float) -> float:
+        """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as the
+        callee is told."""
         if timeout == UNSET_TIMEOUT:
             inherited = current_deadline.get()
             if inherited is not None and inherited != NEVER:
                 self.deadline = inherited
                 self.timeout = max(inherited - self.peer.now(), 0.0)
-                return
+                return self.timeout or A_LITTLE
             timeout = default
         if timeout != timeout:
             raise ValueError(f"the timeout of the {self.what} is not a number")
         self.timeout = timeout
-        self.deadline = self.peer.now() + timeout if timeout != 0 and timeout < LIFETIME else NEVER
+        if timeout == 0 or timeout >= LIFETIME:
+            return 0.0
+        self.deadline = self.peer.now() + timeout
+        return max(timeout, A_LITTLE)
+
+    def left(self) -> float:
+        """How long it has now, as the callee is told."""
+        return 0.0 if self.deadline == NEVER else max(self.deadline - self.peer.now(), A_LITTLE)
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed. The words are those programs match on."""

@@ -35,7 +35,7 @@ class Owner(Protocol):
     """Who is told what happens on a channel (`agent.peers`)."""
 
     def arrive(self, channel: Channel, frame: Frame) -> Any: ...
-    def request(self, channel: Channel, frame: Frame) -> None: ...
+    def requests_on(self, channel: Channel) -> Callable[[Frame], None]: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
     def lost(self, channel: Channel, error: BaseException) -> None: ...
     def connect(self, channel: Channel) -> None: ...
@@ -52,7 +52,7 @@ class Channel(Receiving):
         self.lost_at = 0.0  # when the last link broke
         self._owner = owner
         self._arrived = partial(owner.arrive, self)
-        self._requested = partial(owner.request, self)
+        self._requested = owner.requests_on(self)
         self._said = partial(owner.word, self)
 
     # What the sending half needs to know.
@@ -164,6 +164,7 @@ class Channel(Receiving):
     def _close_link(self, link: StreamLink) -> None:
         with self._reading, self._writing:
             link.close()
+        self.reconsider_reading()  # something may have come on the new link while we were in the way
         self.flush()
 
     def _retire(self, port: Port | None) -> None:

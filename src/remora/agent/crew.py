@@ -161,9 +161,9 @@ class Crew:
         """Take in what came, and run it."""
         here.looking = self
         self._kicked = False  # from here on it sees what is in the backlog
-        for source, writable in events:
+        for source, what in events:
             try:
-                source.ready(writable)
+                source.ready(what)
             except BaseException:
                 _report()
         here.looking = None
@@ -183,12 +183,10 @@ class Crew:
 
     # Jobs: user code, limited in number.
 
-    def submit(self, job: Job, hurry: bool = True) -> None:
-        """Queue a job. A member of the crew that is about to look at the backlog itself passes hurry=False."""
-        if self._stopped:
-            return
-        self.backlog.append(job)
-        if hurry:
+    def submit(self, job: Job) -> None:
+        """Queue a job. (Whoever handles an event looks at the backlog itself next, and need not do more than append.)"""
+        if not self._stopped:
+            self.backlog.append(job)
             self._kick()
 
     def _kick(self) -> None:

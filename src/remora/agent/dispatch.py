@@ -10,6 +10,7 @@ from remora.agent.calls import NEVER, NOTHING
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.crew import Crew
+from remora.agent.pacing import OUTBOX_LIMIT
 from remora.agent.recording import Header, Recorder, Recording, pack_recorded
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
@@ -71,9 +72,9 @@ class Request:
         if self.cancelled:
             self.drop()
             return
-        pacing = self.channel.pacing
         if self.parkable:
-            if not pacing.room_for(self._submit):
+            channel, pacing = self.channel, self.channel.pacing
+            if (pacing.parked or channel.unsent_bytes() > OUTBOX_LIMIT) and not pacing.room_for(self._submit):
                 return
             if self.frame.flags & ASYNC and not self._may_run_asynchronously(self):
                 return
@@ -144,15 +145,11 @@ class Request:
             self.grad_enabled = header[2]
         return value
 
-    def conclude(self, kind: int, value: object, error: BaseException | None) -> None:
-        """Answer with what a function returned or raised."""
-        if error is None:
-            self.reply(kind, value)
-        else:
+    def reply(self, kind: int, value: object, error: BaseException | None = None) -> None:
+        """Answer with a value; with an error, if there is one, or if the value cannot be packed."""
+        if error is not None:
             self.fail(error)
-
-    def reply(self, kind: int, value: object) -> None:
-        """Answer with a value; if it cannot be packed, with that error."""
+            return
         if self.channel.closed:
             self.drop()  # nobody hears it: do not hand out references in it
             return
@@ -163,8 +160,8 @@ class Request:
             scope = PackScope(self.caller, route=self.caller.ways.replies)
             scope.detached = not self.grad_enabled
             packed, flags = pack_recorded(value, scope, self.recording if self.grad_enabled else None)
-        except BaseException as error:
-            self.fail(error)
+        except BaseException as failure:
+            self.fail(failure)
             return
         self._send(kind, packed, flags)
         if scope.links and packed.recording is not None:
@@ -276,7 +273,7 @@ class Dispatch:
         elif service:
             self.crew.serve_quickly(request)
         else:
-            self.crew.submit(request, hurry=False)
+            self.crew.backlog.append(request)
 
     def cancel(self, channel: Channel, call: int) -> None:
         """A caller gave a call up."""

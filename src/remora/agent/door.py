@@ -132,7 +132,7 @@ class _Bell:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def ready(self, writable: bool) -> None:
+    def ready(self, events: int) -> None:
         try:
             while True:
                 sock, _ = self.sock.accept()
@@ -165,7 +165,7 @@ class _Stranger:
     def _admit(self, hello: Hello) -> int | str:
         return self.door.peers.admit(_record(hello.peer, hello.home), hello.session)
 
-    def ready(self, writable: bool) -> None:
+    def ready(self, events: int) -> None:
         with self._turn:
             if self.machine.result is None:
                 self._listen()

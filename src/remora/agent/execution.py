@@ -46,11 +46,11 @@ class Execution:
 
     def python_call(self, request: Request) -> None:
         """Run a Python function and answer with what it returns."""
-        self.run_function(request, request.unpack(), partial(request.conclude, PYTHON_RET))
+        self.run_function(request, request.unpack(), partial(request.reply, PYTHON_RET))
 
     def script_call(self, request: Request) -> None:
         """Run a torch operator or a TorchScript function."""
-        self.run_script(request, request.unpack(), partial(request.conclude, SCRIPT_RET))
+        self.run_script(request, request.unpack(), partial(request.reply, SCRIPT_RET))
 
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from remora.agent.bulk import Sharing
@@ -92,9 +94,9 @@ class Peer:
         """References came with a message."""
         return self._keeper.arrive(self, frame)
 
-    def request(self, channel: Channel, frame: Frame) -> None:
-        """It asks for something."""
-        self._dispatch.request(self, channel, frame)
+    def requests_on(self, channel: Channel) -> Callable[[Frame], None]:
+        """Who is to be told what it asks for."""
+        return partial(self._dispatch.request, self, channel)
 
     def word(self, channel: Channel, frame: Frame) -> None:
         """It says something that wants no answer."""

@@ -39,15 +39,14 @@ class LinkDamaged(OSError):
 class Port:
     """A link in the poller."""
 
-    __slots__ = ("channel", "fileno", "link")
+    __slots__ = ("again", "armed", "fileno", "link", "ready")
 
     def __init__(self, channel: Receiving, link: StreamLink) -> None:
-        self.channel = channel
         self.link = link
         self.fileno = link.fileno
-
-    def ready(self, writable: bool) -> None:
-        self.channel.ready(self, writable)
+        self.ready: Callable[[int], None] = partial(channel.ready, self)
+        self.armed = 0  # what the poller was asked to watch for (-1: that is being decided)
+        self.again = False  # it has to be asked again in any case: what it said was its last word, or nobody listened
 
 
 class Receiving(SendingLarge):
@@ -75,24 +74,36 @@ class Receiving(SendingLarge):
     def _broken(self, port: Port, error: BaseException) -> None:
         """A link is of no use any more."""
 
-    def ready(self, port: Port, writable: bool) -> None:
+    def ready(self, port: Port, events: int) -> None:
         """The poller says that the link can be read or written. Runs on a thread of the crew."""
         if port is not self._port:
             return
-        if port.link.outbox_bytes:
+        link = port.link
+        if events != READ or port.armed != READ or not self._poller.lasts:
+            port.again = True
+        if link.outbox_bytes:
             self._drain(port)
-        if not writable and self._reading.acquire(False):
-            try:
-                replies = self._receive(port, port.link.read) if port is self._port else []
-            finally:
-                self._reading.release()
-            if len(self.pending) > len(self.unhurried):
-                self._unwatched = False  # a thread that found us reading sleeps now: nobody else looks for its reply
+        if events == WRITE or not self._take_turn(port):
             self._rearm(port)
-            if replies:
-                self._crew.serve(partial(settle, replies))  # callbacks of the program: not while events wait
-        else:
-            self._rearm(port)  # a waiting thread reads, and arms for reading when it leaves
+            return
+        try:
+            replies = self._receive(port, link.read) if port is self._port else []
+        finally:
+            self._reading.release()
+        if len(self.pending) > len(self.unhurried):
+            self._unwatched = False  # a thread that found us reading sleeps now: nobody else looks for its reply
+        if port.armed != READ or port.again or link.unread or link.outbox_bytes or self._unwatched or self.pacing.paused:
+            self._rearm(port)
+        if replies:
+            self._crew.serve(partial(settle, replies))  # callbacks of the program: not while events wait
+
+    def _take_turn(self, port: Port) -> bool:
+        """Have `_reading`, unless somebody else has: then that one knows, before it goes, that something came."""
+        while not self._reading.acquire(False):
+            port.again = True
+            if self._reading.locked():
+                return False
+        return True
 
     def _receive(self, port: Port, read: Callable[..., list[Frame]], *how: Any) -> list[Call]:
         """Read and sort what came in; the asynchronous calls that were answered. The caller holds `_reading`."""
@@ -226,11 +237,17 @@ class Receiving(SendingLarge):
 
     def await_reply(self, call: Call) -> None:
         """Wait until a synchronous call is settled, reading the link if nobody else does."""
+        deadline, now = call.deadline, call.peer.now
         while True:
             port = self._port
             if port is not None and self._reading.acquire(False):
+                answered: list[Call] = []  # calls of others: the crew is to have them at once
                 try:
-                    answered = self._read_until_settled(port, call)
+                    while call.id in self.pending and port is self._port and not answered:
+                        left = None if deadline == NEVER else deadline - now()
+                        answered = self._receive(port, port.link.read_waiting, left)
+                        if left is not None and left <= 0:
+                            break
                 finally:
                     self._reading.release()
                     if len(self.pending) > len(self.unhurried):
@@ -238,13 +255,12 @@ class Receiving(SendingLarge):
                     if not self._unwatched:
                         self._rearm(port)
                 if answered:
-                    self._crew.serve(lambda calls=answered: settle(calls))  # type: ignore[misc]
+                    self._crew.serve(partial(settle, answered))
             else:
                 call.sleep()
             if call.reply is not None or call.failure is not None:
                 return
-            left = call.remaining()
-            if left is not None and left <= 0:
+            if deadline != NEVER and deadline <= now():
                 self.forget(call)
                 raise call.timed_out()
 
@@ -281,16 +297,6 @@ class Receiving(SendingLarge):
             answered = self._receive(port, read, left)
         return answered
 
-    def _read_until_settled(self, port: Port, call: Call) -> list[Call]:
-        answered: list[Call] = []
-        link = port.link
-        while call.id in self.pending and port is self._port:
-            left = None if call.deadline == NEVER else call.remaining()
-            answered += self._receive(port, link.read_waiting, left)
-            if answered or (left is not None and left <= 0):
-                break  # calls of others were answered: let the crew have them now
-        return answered
-
     def unwatch(self) -> None:
         """A thread is going to send and read the reply itself: the poller should not wake another one for it. Undone by
         `watch` when somebody else's reply is due, and by the next tick, so that the end of an idle link is noticed."""
@@ -308,12 +314,20 @@ class Receiving(SendingLarge):
                 self._rearm(port)
 
     def _rearm(self, port: Port) -> None:
+        """Have the poller watch for what there is to watch for now. Whoever has read calls this when it has left, unless
+        the port is armed for reading; which it is not, from before we look whether somebody reads."""
         with self._arming:
+            armed, port.armed = port.armed, -1
             events = WRITE if port.link.outbox_bytes else 0
             if not self._unwatched and not self.pacing.paused and not self._reading.locked():
                 events |= READ  # (whoever reads arms it afterwards)
-            if port is self._port:
-                self._poller.arm(port, events)
+            if port is self._port and (events != armed or port.again or port.link.unread):
+                port.again = False
+                if events == READ and self._poller.lasts:
+                    self._poller.arm_to_last(port)
+                else:
+                    self._poller.arm(port, events)
+            port.armed = events
 
     def _drain(self, port: Port) -> None:
         with self._writing:

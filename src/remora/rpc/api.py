@@ -127,7 +127,7 @@ def rpc_sync(
     `to` is a name, an id or a WorkerInfo. `timeout` is in seconds; 0 waits for ever. What the function raises is raised
     here, with its own type and the remote traceback as its cause.
     """
-    worker = _worker()
+    worker = here.worker or _current or _worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
@@ -145,7 +145,7 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[R]:
     """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
-    worker = _worker()
+    worker = here.worker or _current or _worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     caller = sys._getframe(1)

@@ -34,8 +34,8 @@ def pack_call(
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
-    ways = peer.ways
-    scope, recording = PackScope(peer, True, ways.awaited if awaited else ways.requests), current_recording.get()
+    ways, recording = peer.ways, current_recording.get()
+    scope = PackScope(peer, True, ways.awaited if awaited else ways.requests)
     if script is not None:
         packed, more = pack_recorded((*script, args, kwargs), scope, recording)
         return SCRIPT_CALL, packed, flags | more

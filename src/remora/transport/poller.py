@@ -1,8 +1,8 @@
 """Tells threads which sources have something to read or room to write; each event goes to one thread only.
 
-Any number of threads may sit in `wait` at once. An armed source fires once and must be armed again by whoever handled it.
-On Linux the kernel wakes the thread that came last, which is the one whose caches are warm, and threads can be kept from
-the poller until they are needed (`gate`). Elsewhere one thread at a time waits in `select`.
+Any number of threads may sit in `wait` at once. An armed source fires once and must be armed again by whoever handled it,
+unless it was armed to last. On Linux the kernel wakes the thread that came last, which is the one whose caches are warm,
+and threads can be kept from the poller until they are needed (`gate`). Elsewhere one thread at a time waits in `select`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class Source(Protocol):
     def fileno(self) -> int:
         """The descriptor to watch."""
 
-    def ready(self, writable: bool) -> None:
-        """Something came in (or, if `writable`, there is room to write)."""
+    def ready(self, events: int) -> None:
+        """Something came in (READ), there is room to write (WRITE), or the other end is gone (END)."""
 
 
-Event = tuple[Source, bool]  # which source, and whether for writing alone
+Event = tuple[Source, int]  # which source, and what is the matter with it
 Seen = list[tuple[int, int]]  # descriptors and what is the matter with them
 
 READ = 1
 WRITE = 2
+END = 4
 
 
 class Poller(ABC):
@@ -44,9 +45,16 @@ class Poller(ABC):
     def add(self, source: Source) -> None:
         """Know a source, not armed yet."""
 
+    lasts: bool  # whether it has what `arm_to_last` promises
+
     @abstractmethod
     def arm(self, source: Source, events: int = READ) -> None:
         """Fire once when `source` is ready for any of `events`. Replaces what was armed before; 0 disarms."""
+
+    @abstractmethod
+    def arm_to_last(self, source: Source) -> None:
+        """Fire when there is something to read, and again whenever more has come, but for END. What was there before and
+        has not been read is not told again. Two threads may be told of one source at the same time."""
 
     @abstractmethod
     def remove(self, source: Source, descriptor: int) -> None:
@@ -54,14 +62,11 @@ class Poller(ABC):
 
     @abstractmethod
     def wait(self) -> list[Event]:
-        """Block until something fires or somebody calls `wake`; which sources, and whether for writing alone."""
+        """Block until something fires or somebody calls `wake`; which sources, and why."""
 
     gate: Gate | None = None  # where threads wait that are kept from it, where there is such a thing
-
-    @property
-    @abstractmethod
-    def glance(self) -> Callable[[], Seen]:
-        """Look, without waiting, whether something fired; `fired` must be told of it then. For pollers with a gate."""
+    # Look, without waiting, whether something fired; `fired` must be told of it then. For pollers with a gate.
+    glance: Callable[[], Seen]
 
     @abstractmethod
     def fired(self, seen: Seen) -> list[Event]:
@@ -138,10 +143,21 @@ if hasattr(select, "epoll"):
         WRITE: select.EPOLLOUT | select.EPOLLONESHOT,
         READ | WRITE: select.EPOLLIN | select.EPOLLOUT | select.EPOLLONESHOT,
     }
+    _LASTING = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+    _IN = int(select.EPOLLIN)
+
+
+def _meaning(mask: int) -> int:
+    events = WRITE if mask & select.EPOLLOUT else 0
+    if mask & (select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+        events |= READ  # which tells what happened, if it did
+    return events if mask & ~(select.EPOLLIN | select.EPOLLOUT) == 0 else events | END
 
 
 class EpollPoller(Poller):
     """Linux: many threads wait on one epoll descriptor."""
+
+    lasts = True
 
     def __init__(self) -> None:
         self._changing = threading.Lock()  # a descriptor's number means the same source throughout a change
@@ -151,6 +167,7 @@ class EpollPoller(Poller):
         self._wake_fd = self._wake.fileno()
         self._epoll.register(self._wake_fd, _ONESHOT_READ)
         self.gate = make_gate(self._epoll)
+        self.glance = partial(self._epoll.poll, 0, 64)
 
     def add(self, source: Source) -> None:
         descriptor = source.fileno()
@@ -159,11 +176,17 @@ class EpollPoller(Poller):
             self._epoll.register(descriptor, _EVENTS[0])
 
     def arm(self, source: Source, events: int = READ) -> None:
+        self._modify(source, _EVENTS[events])
+
+    def arm_to_last(self, source: Source) -> None:
+        self._modify(source, _LASTING)
+
+    def _modify(self, source: Source, mask: int) -> None:
         descriptor = source.fileno()
         with self._changing:
             if self._sources.get(descriptor) is source:  # else it was removed meanwhile
                 try:
-                    self._epoll.modify(descriptor, _EVENTS[events])
+                    self._epoll.modify(descriptor, mask)
                 except (OSError, ValueError):  # the poller was closed
                     pass
 
@@ -183,10 +206,6 @@ class EpollPoller(Poller):
             return []
         return self.fired(seen)
 
-    @property
-    def glance(self) -> Callable[[], Seen]:
-        return partial(self._epoll.poll, 0, 64)
-
     def fired(self, seen: Seen) -> list[Event]:
         fired: list[Event] = []
         for descriptor, mask in seen:
@@ -196,7 +215,7 @@ class EpollPoller(Poller):
                 continue
             source = self._sources.get(descriptor)
             if source is not None:
-                fired.append((source, mask == select.EPOLLOUT))
+                fired.append((source, READ if mask == _IN else _meaning(mask)))
         return fired
 
     def wake(self) -> None:
@@ -214,6 +233,8 @@ class EpollPoller(Poller):
 
 class SelectPoller(Poller):
     """Anywhere: one thread at a time waits in `selectors`, the others wait for their turn."""
+
+    lasts = False
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -258,10 +279,6 @@ class SelectPoller(Poller):
                 ready = selector.select()
             return self.fired([(key.fd, mask) for key, mask in ready])
 
-    @property
-    def glance(self) -> Callable[[], Seen]:
-        raise NotImplementedError
-
     def fired(self, seen: Seen) -> list[Event]:
         fired: list[Event] = []
         for descriptor, mask in seen:
@@ -271,8 +288,11 @@ class SelectPoller(Poller):
             with self._changes:
                 entry = self._armed.pop(descriptor, None)
             if entry is not None:
-                fired.append((entry[0], mask == WRITE))
+                fired.append((entry[0], mask))
         return fired
+
+    def arm_to_last(self, source: Source) -> None:
+        raise NotImplementedError
 
     def wake(self) -> None:
         self._wake.set()

@@ -42,7 +42,7 @@ class StreamLink:
 
     __slots__ = (
         "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "clock", "failed", "last_heard", "now",
-        "outbox_bytes", "sock", "where",
+        "outbox_bytes", "sock", "unread", "where",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class StreamLink:
         self._eagerness = eagerness.for_reading(self._fd)
         self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
         self._gathering = False  # whoever reads is woken when enough has come
+        self.unread = False  # there may be more to read than was read
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
         self.failed = False  # writing failed: nothing more is written to it
@@ -86,11 +87,15 @@ class StreamLink:
         frames: list[Frame] = []
         n = 0
         budget = 1 << 22  # give others a turn after 4 MiB
+        self.unread = True
         while budget > 0:
             space = reader.space()
             try:
                 n = self.sock.recv_into(space, 0, _DONTWAIT) if _DONTWAIT else self._receive(space)
-            except (BlockingIOError, InterruptedError):
+            except BlockingIOError:
+                self.unread = False
+                break
+            except InterruptedError:
                 break
             except OSError:
                 if frames:
@@ -107,6 +112,7 @@ class StreamLink:
                 raise
             budget -= n
             if n < len(space):
+                self.unread = False
                 break
         self.last_heard = self.now()
         if self._gathering or (self._gathers and reader.missing):
