@@ -188,10 +188,10 @@ def test_a_frozen_worker_is_silent_and_then_goes_on(world: World) -> None:
 
 
 def test_a_killed_worker_dies(world: World) -> None:
-    world.faults.set("kill worker1 after 3")
-    assert call(world, 1) == 1
+    world.faults.set("kill worker1 after 4")
+    assert call(world, 1) == 1  # the name of the function, the request, the answer
     with pytest.raises(WorkerLost, match="worker1"):
-        call(world, 2)  # the third message is its request
+        call(world, 2)  # the fourth message is its request
     assert [str(record).split()[2:] for record in world.faults.report().records] == [["kill", "worker1"]]
 
 
@@ -221,7 +221,8 @@ def test_a_plan_that_makes_no_sense_changes_nothing(world: World) -> None:
 def test_the_messages_of_a_program_are_counted(world: World) -> None:
     call(world, 1)
     call(world, 2)
-    assert world.faults.messages() == {("worker0", "worker1", CALL): 2, ("worker1", "worker0", RET): 2}
+    names = ("worker0", "worker1", MessageType.FUNCTION)
+    assert world.faults.messages() == {names: 1, ("worker0", "worker1", CALL): 2, ("worker1", "worker0", RET): 2}
 
 
 def test_the_environment_sets_the_plan_of_a_world(monkeypatch: pytest.MonkeyPatch) -> None:

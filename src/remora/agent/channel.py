@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from remora.agent.calls import Call
 from remora.agent.crew import Crew
+from remora.agent.functions import Announced, Heard
 from remora.agent.injection import interposed
 from remora.agent.receiving import Port, Receiving, settle
 from remora.agent.sending import Kept, Large
@@ -50,6 +51,8 @@ class Channel(Receiving):
         self.dialled = dialled
         self.ever_connected = False
         self.lost_at = 0.0  # when the last link broke
+        self.announced = Announced(self)  # functions of calls that go out
+        self.heard = Heard()  # and of those that come in
         self._owner = owner
         self._arrived = partial(owner.arrive, self)
         self._requested = owner.requests_on(self)

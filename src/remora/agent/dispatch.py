@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remora.agent.calls import NEVER, NOTHING
 from remora.agent.channel import Channel
@@ -134,6 +134,11 @@ class Request:
         scope = UnpackScope(self.caller, self.frame.arrival, self.frame.landing)
         value = unpack(self.frame.body, self.frame.buffers, scope)
         return self._joined(value, scope) if self.frame.flags & RECORDED else value
+
+    def target(self) -> Any:
+        """What is to be run: the body as a value, with the function that it means in the place of a number."""
+        value: Any = self.unpack()
+        return (self.channel.heard.find(value[0]), *value[1:]) if type(value[0]) is int else value
 
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
         """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""

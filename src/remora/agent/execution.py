@@ -46,7 +46,7 @@ class Execution:
 
     def python_call(self, request: Request) -> None:
         """Run a Python function and answer with what it returns."""
-        self.run_function(request, request.unpack(), partial(request.reply, PYTHON_RET))
+        self.run_function(request, request.target(), partial(request.reply, PYTHON_RET))
 
     def script_call(self, request: Request) -> None:
         """Run a torch operator or a TorchScript function."""

@@ -120,6 +120,8 @@ class Peers(Roll):
             self.dispatch.cancel(channel, frame.call)
         elif frame.kind == MessageType.GIVE_BACK and peer.sharing is not None:
             peer.sharing.take_back(frame.body)
+        elif frame.kind == MessageType.FUNCTION:
+            channel.heard.listen(frame.call, bytes(frame.body))
         elif frame.kind == MessageType.GOODBYE:
             # It says so on both channels. Only on the one we dialled do its last replies come before.
             peer.leaving = True

@@ -120,7 +120,7 @@ class Sending(ABC):
             self.flush()
 
     def put_aside(self, kind: int, call: int, body: bytes, flags: int = 0) -> None:
-        """Leave a message to be written with the next one. Whoever does this calls `flush` soon, in any case."""
+        """Leave a message to be written with the next one. Whoever needs it to arrive calls `flush` soon, in any case."""
         if self.closed:
             return
         self._lazy.append((kind, flags, call, 0.0, 0, len(body), body))

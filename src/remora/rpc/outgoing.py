@@ -42,7 +42,7 @@ def pack_call(
     if pickler is not _internal_rpc_pickler:
         binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
         func, args, kwargs = run_serialized, (binary, tensors), {}
-    packed, more = pack_recorded((func, args, kwargs), scope, recording)
+    packed, more = pack_recorded((peer.outgoing.announced.target(func), args, kwargs), scope, recording)
     return PYTHON_CALL, packed, flags | more
 
 
@@ -57,7 +57,7 @@ def remote_target(
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
     if script is None:
-        return MessageType.PYTHON_REMOTE_CALL, (func, args, kwargs), flags
+        return MessageType.PYTHON_REMOTE_CALL, (peer.outgoing.announced.target(func), args, kwargs), flags
     return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
 
 

@@ -180,7 +180,7 @@ class References:
             request.acknowledge(REMOTE_RET, value.settle, result, error)  # who waits for the value is often the caller
 
         try:
-            target = request.unpack()
+            target = request.target()
         except BaseException as error:
             value.fail(error)
             raise

@@ -1,0 +1,84 @@
+"""Functions by number: a callee is told the name of a function once, and calls of it say no more than its number.
+
+The name goes ahead of the first call, as a word of the same session (FUNCTION), which keeps the order and loses nothing. So
+it is known when a call is run. The callee looks the name up for each call, as pickle would: what a program puts in the
+place of a function counts from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Protocol
+
+from remora.errors import ProtocolError
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickling import unpack
+
+FUNCTION = int(MessageType.FUNCTION)
+MOST = 1024  # whoever has more functions than this makes them as it goes
+
+Target = Callable[..., Any] | int  # a function, or its number
+
+
+class Talker(Protocol):
+    """What carries the names: a channel."""
+
+    def put_aside(self, kind: int, call: int, body: bytes) -> None:
+        """Send this with the next message."""
+
+
+class Announced:
+    """What the callee of a channel was told."""
+
+    __slots__ = ("_channel", "_known")
+
+    def __init__(self, channel: Talker) -> None:
+        self._channel = channel
+        self._known: dict[FunctionType, tuple[dict[str, Any], str, int]] = {}  # where it is, under which name, its number
+
+    def target(self, function: Callable[..., Any]) -> Target:
+        """What a call says that is about to be sent: the number of a function, if it has one, or the function."""
+        if type(function) is not FunctionType:
+            return function
+        known = self._known.get(function)
+        if known is None:
+            return self._announce(function)
+        namespace, name, number = known
+        return number if namespace.get(name) is function else function
+
+    def _announce(self, function: FunctionType) -> Target:
+        module, name = function.__module__, function.__qualname__
+        namespace = vars(sys.modules[module]) if module in sys.modules else {}
+        if namespace.get(name) is not function or len(self._known) >= MOST:
+            return function
+        number = len(self._known) + 1
+        self._channel.put_aside(FUNCTION, number, f"{module}\n{name}".encode())
+        self._known[function] = namespace, name, number  # last: who sees it sends behind the name
+        return number
+
+
+class Heard:
+    """What the caller of a channel said."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[str, str]] = {}
+
+    def listen(self, number: int, name: bytes) -> None:
+        """The caller gave a function a number."""
+        module, _, function = name.decode().partition("\n")
+        self._names[number] = module, function
+
+    def find(self, number: int) -> Any:
+        """The function that a call means."""
+        try:
+            module, name = self._names[number]
+        except KeyError:
+            raise ProtocolError(f"a call of function {number} came, and nobody said which one that is") from None
+        try:
+            return getattr(sys.modules[module], name)
+        except (KeyError, AttributeError):
+            return unpack(b"\x80\5c" + f"{module}\n{name}\n.".encode())  # what pickle does, and says if it cannot
