@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent import injection
+from remora.agent.attendance import Attendance
 from remora.agent.calls import Call, next_call_id
 from remora.agent.channel import Channel
 from remora.agent.company import Company
@@ -63,6 +64,7 @@ class Agent:
         self.crew = Crew(me.name, threads, self.poller, self.clock)
         self.timers = Timers(me.name, self.clock)
         self.company = Company(self.timers)
+        self.attendance = Attendance(self.timers)
         self.dispatch = Dispatch(me, self.crew, self.company, self.clock.now)
         self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
@@ -194,14 +196,18 @@ class Agent:
             with waiting():
                 channel.wait_for_room(call)
             left = call.left()
-        if 0.0 < left < 2 * TICK:
+        hurry = 0.0 < left < 2 * TICK  # the tick could come too late
+        if hurry:
             self._expire_at(channel, call)
-            urgent = True  # the tick could come too late
         channel.pending[call.id] = call
-        if urgent:
-            channel.watch()
-        else:
+        urgent = urgent or hurry
+        if not urgent:
             channel.unhurried.add(call.id)
+        elif hurry or call.future is None:
+            channel.ours.add(call.id)
+            channel.watch()
+        elif not channel.attended:
+            self.attendance.expect(channel)
         if packed.buffers:
             self._send_large(channel, call, kind, packed, flags, left)
         elif urgent and len(channel.pending) == 1:  # whoever makes one call at a time waits for it

@@ -167,6 +167,10 @@ class Call:
             deadline = self.deadline if timeout is None else min(self.deadline, self.peer.now() + timeout)
             lane.attend((self,), deadline, lambda: self.id not in lane.pending)
 
+    def heed(self) -> None:
+        """Somebody wants to hear of the outcome without waiting for it."""
+        self.peer.outgoing.heed()
+
     @property
     def lane(self) -> Channel | None:
         """Where a thread may read the reply; None if clocks are a test's, and waiting is not a matter of reading."""

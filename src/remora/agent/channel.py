@@ -17,11 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from remora.agent.attending import Attending
 from remora.agent.calls import Call
 from remora.agent.crew import Crew
 from remora.agent.functions import Announced, Heard
 from remora.agent.injection import interposed
-from remora.agent.receiving import Port, Receiving, settle
+from remora.agent.receiving import Port, settle
 from remora.agent.sending import Kept, Large
 from remora.errors import CallNotSent
 from remora.transport.poller import Poller
@@ -42,7 +43,7 @@ class Owner(Protocol):
     def connect(self, channel: Channel) -> None: ...
 
 
-class Channel(Receiving):
+class Channel(Attending):
     """See the head of this file."""
 
     def __init__(self, peer: str, session_id: str, dialled: bool, owner: Owner, crew: Crew, poller: Poller) -> None:
@@ -90,12 +91,14 @@ class Channel(Receiving):
 
     def fail_pending(self, make_error: Callable[[Call], BaseException]) -> None:
         """Settle every call that waits on this channel with an error of its own."""
+        self.pass_on(at_once=True)
         while self.pending:
             try:
                 _, call = self.pending.popitem()
             except KeyError:
                 break
             self.unhurried.discard(call.id)
+            self.ours.discard(call.id)
             call.fail(make_error(call))
             call.settle(self._crew.serve)
 

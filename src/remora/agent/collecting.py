@@ -59,10 +59,16 @@ class _Members:
             lane.attend(calls, deadline, partial(_is_over, everything, list(calls)))
         self._lane = None
 
+    def heed(self) -> None:
+        """Somebody wants to hear of it without waiting for it."""
+        for future in self._futures:
+            if isinstance(future, Future):
+                future.heed()
+
     def _by_lane(self) -> dict[Lane, set[Any]]:
         lanes: dict[Lane, set[Any]] = {}
         for future in self._futures:
-            if isinstance(future, Future) and not future.done():
+            if isinstance(future, Future) and not future._settled:
                 lane: Lane | None = getattr(future._of, "lane", None)
                 if lane is not None:
                     lanes.setdefault(lane, set()).add(future._of)
@@ -78,7 +84,7 @@ def _is_over(everything: Future[Any], calls: list[Any]) -> bool:
     """Whether none of these calls is waited for any more. Those that are settled are taken off the list."""
     while calls and calls[-1].settled:
         calls.pop()
-    return not calls or everything.done()
+    return not calls or everything._settled
 
 
 class _Collection:

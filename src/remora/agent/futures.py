@@ -147,7 +147,15 @@ class Future(torch.futures.Future[T]):
 
     def done(self) -> bool:
         """Whether there is a value or an error."""
+        if not self._settled:
+            self.heed()
         return self._settled
+
+    def heed(self) -> None:
+        """Somebody wants to hear of the outcome without waiting for it: see to it that it is noticed."""
+        heed = None if self._settled else getattr(self._of, "heed", None)
+        if heed is not None:
+            heed()
 
     def wait(self, timeout: float | None = None) -> T:
         """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
@@ -202,6 +210,7 @@ class Future(torch.futures.Future[T]):
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Call `callback(self)` when the future is settled; calls it makes belong to what is recorded now."""
         self.followed = True
+        self.heed()
         super().add_done_callback(recorded(callback))
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -219,6 +228,7 @@ class Future(torch.futures.Future[T]):
                 pass  # the loop is closed: nobody waits
 
         self._when_settled(from_any_thread)
+        self.heed()
         try:
             yield from arrived
         except asyncio.CancelledError:

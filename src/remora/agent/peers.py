@@ -309,6 +309,7 @@ class Peers(Roll):
     def watch_all(self) -> None:
         """Look for every reply that is due, also for those nobody was in a hurry for."""
         for peer in self.all():
+            peer.outgoing.heed()
             peer.outgoing.watch()
 
     def active_calls(self) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from remora.agent.bulk import lent_bytes
@@ -69,6 +68,8 @@ class Receiving(SendingLarge):
         self._reading = threading.Lock()
         self._arming = threading.Lock()  # guards what is armed in the poller
         self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
+        self._queue = False  # a thread waits for a reply, and found another one reading
+        self.ours: set[int] = set()  # calls of our own, that no thread will come for
 
     @abstractmethod
     def _broken(self, port: Port, error: BaseException) -> None:
@@ -162,8 +163,11 @@ class Receiving(SendingLarge):
                 self._arrive(frame)
             if frame.kind & RESPONSE:
                 arriving = frame.arrival is not None and frame.arrival.pending
-                if self.unhurried and not arriving:
-                    self.unhurried.discard(frame.call)
+                if not arriving:
+                    if self.unhurried:
+                        self.unhurried.discard(frame.call)
+                    if self.ours:
+                        self.ours.discard(frame.call)
                 call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
                 if call is None:
                     continue  # it was given up: the reply is late
@@ -256,7 +260,7 @@ class Receiving(SendingLarge):
                         self._rearm(port)
                 if answered:
                     self._crew.serve(partial(settle, answered))
-            else:
+            elif port is None or self._queue_up():
                 call.sleep()
             if call.reply is not None or call.failure is not None:
                 return
@@ -264,38 +268,10 @@ class Receiving(SendingLarge):
                 self.forget(call)
                 raise call.timed_out()
 
-    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool]) -> None:
-        """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
-        asynchronous, and need not be woken. Returns when it is over, or if somebody else reads."""
-        self.flush()
-        while not over() and monotonic() < deadline:
-            port = self._port
-            if port is None or not self._reading.acquire(False):
-                return
-            try:
-                self._rearm(port)  # the poller does not look meanwhile
-                answered = self._read_until(port, deadline, over)
-            finally:
-                self._reading.release()
-                self._rearm(port)
-            mine: list[Call] = []
-            others: list[Call] = []
-            for each in answered:
-                (mine if each.quiet and (each in calls or each.has_nothing) else others).append(each)
-            if others:
-                self._crew.serve(partial(settle, others))
-            settle(mine)
-
-    def _read_until(self, port: Port, deadline: float, over: Callable[[], bool]) -> list[Call]:
-        """What is answered until it is over, or as soon as something is."""
-        answered: list[Call] = []
-        read = port.link.read_waiting
-        while not answered and not over() and port is self._port:
-            left = None if deadline == NEVER else deadline - monotonic()
-            if left is not None and left <= 0:
-                break
-            answered = self._receive(port, read, left)
-        return answered
+    def _queue_up(self) -> bool:
+        """Somebody else reads: have it know that we wait, too. False if it has left: it may not have noticed."""
+        self._queue = True
+        return self._reading.locked()
 
     def unwatch(self) -> None:
         """A thread is going to send and read the reply itself: the poller should not wake another one for it. Undone by
@@ -347,6 +323,8 @@ class Receiving(SendingLarge):
         """Take a call off the list: whoever gets it settles it."""
         if self.unhurried:
             self.unhurried.discard(call_id)
+        if self.ours:
+            self.ours.discard(call_id)
         return self.pending.pop(call_id, None)
 
     def forget(self, call: Call) -> bool:

@@ -27,6 +27,7 @@ from remora.wire.packed import Packed
 
 PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
+BURST = 200e-6  # … but not later than this after the first of them
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 LAZY_LIMIT = 1 << 17
 STALL = 0.25  # how long a large message may make no progress before the rest of it is copied aside
@@ -68,7 +69,9 @@ class Sending(ABC):
         self._lazy_bytes = 0
         self._words: deque[int] = deque()  # to be said to whoever is at the other end of the link
         self._flush_due = False  # somebody was asked to flush and has not begun
+        self.attended = False  # threads that wait for replies come by all the time, and flush (`remora.agent.attendance`)
         self._last_send = 0.0
+        self._held_since = 0.0  # when the first of those that wait for company came
         self._unhurried_at = 0.0  # when a message was sent that nobody waits for, if it was the last
         self._followed = False  # the last time another one came soon after
         self._room = threading.Condition(threading.Lock())
@@ -137,16 +140,18 @@ class Sending(ABC):
         now = time.monotonic()
         burst = now - self._last_send < BURST_GAP
         self._last_send = now
+        if not self._lazy:
+            self._held_since = now
         self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
-        if not burst:
+        if not burst or now - self._held_since > BURST:
             self.flush()
             return
         self._lazy_bytes += len(body)
-        if not self._flush_due:
+        if self._lazy_bytes > LAZY_LIMIT:
+            self.flush()
+        elif not self._flush_due and not self.attended:
             self._flush_due = True
             self._want_flush()
-        elif self._lazy_bytes > LAZY_LIMIT:
-            self.flush()
 
     def send_unhurried(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> bool:
         """Like `send`, for what nobody waits for, yet. If the last such message was followed by another one in no time (as

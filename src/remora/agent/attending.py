@@ -1,0 +1,109 @@
+"""How threads that wait for futures read the replies themselves: on one channel, and nobody is woken for it.
+
+A thread that waits runs nothing of the program but what it waits for (it may hold locks that the rest needs). Replies of
+other calls that it comes across are left to the crew, or, while the channel is attended (`remora.agent.attendance`), put
+aside for whoever comes for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from time import monotonic
+
+from remora.agent.calls import NEVER, Call
+from remora.agent.crew import Crew
+from remora.agent.receiving import Port, Receiving, settle
+from remora.transport.poller import Poller
+
+
+class Attending(Receiving):
+    """See the head of this file."""
+
+    def __init__(self, peer: str, crew: Crew, poller: Poller) -> None:
+        super().__init__(peer, crew, poller)
+        self.visited = 0.0  # when a thread last came to read
+        self._aside: dict[int, Call] = {}  # answered, and not passed on yet
+        self._long_aside: dict[int, Call] = {}  # … for one look of `Attendance`, at least
+
+    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool]) -> None:
+        """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
+        asynchronous, and need not be woken. Returns when it is over, or if somebody else reads."""
+        self.flush()
+        self.visited = monotonic()
+        if self._aside or self._long_aside:
+            self._come_for(calls)
+        while not over() and monotonic() < deadline:
+            port = self._port
+            if port is None:
+                return
+            if not self._reading.acquire(False):
+                if self._queue_up():
+                    return
+                continue
+            try:
+                self._rearm(port)  # the poller does not look meanwhile
+                answered = self._read_until(port, deadline, over)
+            finally:
+                self._reading.release()
+                self._leave(port)
+            self._share_out(answered, calls)
+
+    def _read_until(self, port: Port, deadline: float, over: Callable[[], bool]) -> list[Call]:
+        """What is answered until it is over, or as soon as something is."""
+        answered: list[Call] = []
+        read = port.link.read_waiting
+        while not answered and not over() and port is self._port:
+            left = None if deadline == NEVER else deadline - monotonic()
+            if left is not None and left <= 0:
+                break
+            answered = self._receive(port, read, left)
+        return answered
+
+    def _leave(self, port: Port) -> None:
+        """The thread has read. The poller looks from now on, unless the channel is attended and nobody else waits."""
+        self._unwatched = True
+        if not self.attended or self._queue or self.ours:
+            self._queue = self._unwatched = False
+            self._rearm(port)
+        elif port.link.outbox_bytes:
+            self._rearm(port)
+
+    def _share_out(self, answered: list[Call], calls: Collection[Call]) -> None:
+        """What was answered goes to the thread, if it came for that, or there is nothing to unpickle; or to others."""
+        mine: list[Call] = []
+        others: list[Call] = []
+        for each in answered:
+            if not each.quiet:
+                others.append(each)
+            elif each in calls or each.has_nothing:
+                mine.append(each)
+            elif self.attended:
+                self._aside[each.id] = each
+            else:
+                others.append(each)
+        if others:
+            self._crew.serve(partial(settle, others))
+        settle(mine)
+        if self._aside and not self.attended:
+            self.pass_on(at_once=True)  # nobody would have looked at them
+
+    def _come_for(self, calls: Iterable[Call]) -> None:
+        settle([each for each in calls if self._aside.pop(each.id, None) or self._long_aside.pop(each.id, None)])
+
+    def pass_on(self, at_once: bool = False) -> None:
+        """Let the crew have what nobody came for since the last time, or `at_once` all that was put aside."""
+        for aside in (self._long_aside, self._aside) if at_once else (self._long_aside,):
+            left = [call for call_id in list(aside) if (call := aside.pop(call_id, None)) is not None]
+            if left:
+                self._crew.serve(partial(settle, left))
+        if not at_once:
+            self._aside, self._long_aside = self._long_aside, self._aside
+
+    def heed(self) -> None:
+        """Somebody wants to hear of a reply without waiting for it: do not leave that to threads that wait."""
+        if self.attended:
+            self.attended = False  # first: who leaves the link, or puts something aside, sees to it itself now
+            self.flush()
+            self.watch(again=True)
+            self.pass_on(at_once=True)
