@@ -7,42 +7,47 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from remora.autograd import segments
-from remora.autograd.graph import Edge, LeafNode, divide
-from remora.autograd.ledger import Ledger
+from remora.autograd.books import Divided, Whole
+from remora.autograd.graph import Reach, divide
+from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Recv, receive
 
 
-def edge(tensor: torch.Tensor) -> Edge:
-    found: Any = get_gradient_edge(tensor)
-    return found.node, found.output_nr
+def edge(tensor: torch.Tensor) -> GradientEdge:
+    found: GradientEdge = get_gradient_edge(tensor)
+    return found
 
 
 def run_in_order(
     sources: list[torch.Tensor], gradients: list[torch.Tensor], order: tuple[int, ...]
 ) -> tuple[dict[torch.Tensor, torch.Tensor], list[tuple[Recv, dict[int, torch.Tensor]]]]:
     """Feed the gradients of `sources` one after the other; the gradients of leaves and of received tensors."""
-    parts, labels = divide([[edge(source)] for source in sources])
-    ledger = Ledger(len(sources), {label: part.after for label, part in parts.items()})
-    waiting: dict[int, segments.Incoming] = {}
-    gathered: dict[torch.Tensor, torch.Tensor] = {}
+    starts = [edge(source) for source in sources]
+    book = Divided({number: [start] for number, start in enumerate(starts)})
+    received = feed(book, [(number, starts[number], gradients[number]) for number in order], gathered := {})
+    return dict(gathered.values()), received
+
+
+def feed(
+    book: Whole | Divided, sources: list[tuple[int, GradientEdge, torch.Tensor]], gathered: Gathered
+) -> list[tuple[Recv, dict[int, torch.Tensor]]]:
+    """Have the sources come one after the other, and run what can be run."""
     received: list[tuple[Recv, dict[int, torch.Tensor]]] = []
-    for number in order:
-        start = edge(sources[number])
-        waiting.setdefault(labels[start[0]], []).append((start, gradients[number]))
-        ready = ledger.arrive([number])
+    for come, (number, start, gradient) in enumerate(sources):
+        assert (book.arrived, book.done) == (come, False)
+        assert set(book.owed) == {number for number, _, _ in sources[come:]}
+        ready = book.arrive([number], [(start, gradient)])
         while ready:
-            label = ready.pop()
-            leaving, came = segments.run(parts[label], waiting.pop(label, []), gathered, False)
+            label, segment, incoming = ready.pop()
+            leaving, came = segments.run(segment, incoming, gathered, False)
             received += came
-            for target, gradient in leaving:
-                waiting.setdefault(labels[target[0]], []).append((target, gradient))
-            ready += ledger.ran(label)
-    assert ledger.done
-    assert not waiting
-    return gathered, received
+            ready += book.ran(label, leaving)
+    assert book.done
+    assert not book.owed
+    return received
 
 
 class Doubled(torch.autograd.Function):
@@ -100,7 +105,38 @@ def test_one_source_is_one_segment() -> None:
     parts, _ = divide([[edge((x * 2).sum())]])
     assert list(parts) == [1]
     assert not parts[1].crossings
-    assert [type(leaf) for leaf in parts[1].leaves] == [LeafNode]
+    assert parts[1].leaves[0] is x
+
+
+def test_what_one_source_reaches_needs_no_dividing() -> None:
+    """A pass with one source uses the reach itself: it gives what the one segment of the divided graph gives."""
+
+    def graph() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Recv]:
+        x, y = torch.ones(2, requires_grad=True), torch.full((2,), 3.0)
+        recv = Recv(7, None)  # type: ignore[arg-type]
+        receive(recv, [y])
+        shared = (x + y).exp()
+        return (shared * x).sum(), x, y, recv
+
+    end, x, _, recv = graph()
+    found, expected = run_in_order([end], [torch.tensor(2.0)], (0,))
+    end_again, x_again, y_again, recv_again = graph()
+    reach = Reach()
+    assert reach.follow([edge(end_again)]) == [(y_again.grad_fn, 0)]
+    gathered: Gathered = {}
+    received = feed(Whole(0, reach), [(0, edge(end_again), torch.tensor(2.0))], gathered)
+    assert [leaf for leaf, _ in gathered.values()] == [x_again]
+    torch.testing.assert_close(gathered[id(x_again)][1], found[x])
+    [(ours, gradients)], [(theirs, wanted)] = received, expected
+    assert (ours, theirs) == (recv_again, recv)
+    torch.testing.assert_close(gradients, wanted)
+
+
+def test_a_source_comes_once() -> None:
+    book = Whole(3, Reach())
+    book.arrive([3], [])
+    with pytest.raises(ValueError, match="source 3 is not expected"):
+        book.arrive([3], [])
 
 
 def test_received_tensors_end_the_graph_and_give_their_gradients() -> None:

@@ -119,9 +119,11 @@ def test_a_gradient_is_put_where_its_tensor_is() -> None:
 
     leaf = torch.ones(2, device="meta", requires_grad=True)
     send = Send(1, None, [leaf])  # type: ignore[arg-type]
-    assert send.placed(0, torch.ones(2)).is_meta
+    [(_, placed)] = send.incoming({0: torch.ones(2)}, {0})
+    assert placed.is_meta
     gradient = torch.ones(2)
-    assert Send(1, None, [torch.ones(2, requires_grad=True)]).placed(0, gradient) is gradient  # type: ignore[arg-type]
+    [(_, placed)] = Send(1, None, [torch.ones(2, requires_grad=True)]).incoming({0: gradient}, {0})  # type: ignore[arg-type]
+    assert placed is gradient
 
 
 @pytest.mark.parametrize(

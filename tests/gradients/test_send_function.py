@@ -50,9 +50,9 @@ def test_a_send_function_takes_no_undefined_gradient(world: World) -> None:
         rpc.rpc_sync("worker1", weigh, args=(x,))
         (sent,) = autograd._retrieve_context(context_id)._send_functions().values()
         with pytest.raises(RuntimeError, match="undefined"):
-            sent.check({0: None})
+            sent.incoming({0: None}, {0})
         with pytest.raises(RuntimeError, match="none of number 1"):
-            sent.check({1: torch.ones(3, 3)})
+            sent.incoming({1: torch.ones(3, 3)}, {0})
 
 
 def test_nothing_is_left_of_a_local_pass(world: World) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, optim
 
 from remora import autograd, rpc
+from remora.autograd.leaves import Gathered
 from remora.optim import DistributedOptimizer
 from remora.optim.local import LocalOptimizer
 from remora.rpc import RRef
@@ -112,8 +113,8 @@ def local(cls: Any, *parameters: Tensor, **options: Any) -> LocalOptimizer:
     return LocalOptimizer(cls, [({}, list(parameters))], (), options)
 
 
-def ones_for(*parameters: Tensor) -> dict[Tensor, Tensor]:
-    return {each: torch.ones_like(each) for each in parameters}
+def ones_for(*parameters: Tensor) -> Gathered:
+    return {id(each): (each, torch.ones_like(each)) for each in parameters}
 
 
 def test_optimizers_of_different_parameters_do_not_wait_for_each_other() -> None:
@@ -196,7 +197,7 @@ def test_gradients_are_neither_kept_nor_put_where_the_program_has_its_own(kind: 
     one = shared()[0] if kind is torch.Tensor else torch.nn.Parameter(torch.zeros(3, 2))
     one.grad = mine = torch.full((3, 2), 7.0)
     gradients = ones_for(one)
-    kept = weakref.ref(gradients[one])
+    kept = weakref.ref(gradients[id(one)][1])
     optimizer = local(optim.SGD, one, lr=1.0)
     optimizer.step(gradients, None)
     gradients.clear()

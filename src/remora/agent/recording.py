@@ -118,14 +118,16 @@ def pack_recorded(
     """Pack a message, with what the recording says of it. The flags tell what it has beside the value."""
     if recording is None:
         packed = pack(value, scope)
-        if creates is None and not scope.attachments:
-            return packed, packed.flags
-        return packed, packed.flags | preamble.attach(packed, scope, creates)
-    peer: Any = scope.peer
-    header, scope.links = recording.outgoing(peer)
-    scope.detached = scope.links is None
-    packed = pack((value, header), scope)
-    if scope.links:
-        recording.sent(peer, header, scope.links)
-    packed.recording = recording
-    return packed, RECORDED | packed.flags | preamble.attach(packed, scope, creates)
+        flags = packed.flags
+    else:
+        peer: Any = scope.peer
+        header, scope.links = recording.outgoing(peer)
+        scope.detached = scope.links is None
+        packed = pack((value, header), scope)
+        if scope.links:
+            recording.sent(peer, header, scope.links)
+        packed.recording = recording
+        flags = RECORDED | packed.flags
+    if creates is not None or scope.attachments:
+        flags |= preamble.attach(packed, scope, creates)
+    return packed, flags

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from remora.agent.recording import current_recording
-from remora.autograd.contexts import ContextManager, enter
+from remora.autograd.contexts import ContextManager
 from remora.autograd.engine import Engine
 from remora.autograd.record import Context
 from remora.errors import NotInitialized
@@ -71,7 +71,8 @@ def _backward(context_id: int, roots: list[torch.Tensor], retain_graph: bool, mo
 @torch.jit.ignore  # type: ignore[untyped-decorator]
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     """The gradients gathered in a context on this worker, by the leaf they belong to."""
-    return _engine().contexts.get(context_id).ready_gradients()
+    gathered = _engine().contexts.get(context_id).ready_gradients()
+    return dict(gathered.values())
 
 
 # What PyTorch's tests and some programs use.
@@ -85,7 +86,7 @@ def _init(worker_id: int) -> None:
 
 def _new_context() -> Context:
     """A context that is current from now on, until `_release_context`."""
-    return enter(_engine().contexts)
+    return _engine().contexts.enter()
 
 
 def _release_context(context_id: int) -> None:

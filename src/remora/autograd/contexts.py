@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from remora.agent.agent import Agent
@@ -37,17 +38,25 @@ class Contexts:
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()  # guards the two above
+        self.known: Callable[[int], Context | None] = self._table.get  # a context, if it is there (one look needs no lock)
         agent.dispatch.recorder = self
         agent.dispatch.on(MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._clean_up, service=True)
         agent.dispatch.on(MessageType.AUTOGRAD_CONTEXT_HELD_REQ, self._held, service=True)
 
     # Finding them.
 
-    def new(self) -> Context:
-        """A new context of this worker."""
+    def enter(self) -> Context:
+        """Make a new context of this worker the current one."""
+        current = current_recording.get()
+        if current is not None and not getattr(current, "released", False):
+            raise RuntimeError(
+                f"Already have an autograd context id for this thread: {getattr(current, 'id', current)}. Contexts cannot "
+                f"be nested; leave the first one, or use another thread."
+            )
         context = Context(self._next_context(), self._next_message)
         with self._lock:
             self._table[context.id] = context
+        current_recording.set(context)
         return context
 
     def get(self, context_id: int) -> Context:
@@ -56,10 +65,6 @@ class Contexts:
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         return context
-
-    def known(self, context_id: int) -> Context | None:
-        """A context, if it is there."""
-        return self._table.get(context_id)
 
     def find(self, header: Header) -> Recording:
         """The context that an arrived request belongs to. If it was released meanwhile: one that is released already, so
@@ -164,7 +169,7 @@ class ContextManager:
         self._context: Context | None = None
 
     def __enter__(self) -> int:
-        self._context = enter(self._contexts)
+        self._context = self._contexts.enter()
         return self._context.id
 
     def __exit__(self, *error: Any) -> None:
@@ -172,16 +177,3 @@ class ContextManager:
         current_recording.set(None)  # what was before, if anything, was released
         if not self._context.released:
             self._contexts.release(self._context.id)
-
-
-def enter(contexts: Contexts) -> Context:
-    """Make a new context the current one."""
-    current = current_recording.get()
-    if current is not None and not getattr(current, "released", False):
-        raise RuntimeError(
-            f"Already have an autograd context id for this thread: {getattr(current, 'id', current)}. Contexts cannot be "
-            f"nested; leave the first one, or use another thread."
-        )
-    context = contexts.new()
-    current_recording.set(context)
-    return context

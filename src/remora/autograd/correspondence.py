@@ -8,7 +8,7 @@ so in its answer, and the failure travels back to the worker that began, which e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -25,7 +25,7 @@ from remora.autograd.blame import Blame, blame
 from remora.autograd.contexts import Contexts
 from remora.autograd.errands import Errand
 from remora.autograd.nodes import SEND_NAME
-from remora.autograd.passes import Owed, Parcel, Part, Pass, PassId
+from remora.autograd.passes import Key, Owed, Parcel, Part, Pass
 from remora.autograd.record import Context
 from remora.devices import streams
 from remora.errors import RemoraError
@@ -40,7 +40,6 @@ END, END_DONE = MessageType.BACKWARD_END_REQ, MessageType.BACKWARD_END_RESP
 
 Answer = tuple[Blame | None, Owed] | None  # how it failed, and what is waited for; None: there is nothing to say
 _ALL_WELL: tuple[Blame | None, Owed] = (None, {})
-Key = tuple[int, int, int, bool, bool]  # what a message says of its pass
 
 
 class Correspondence:
@@ -56,45 +55,51 @@ class Correspondence:
 
     # Passes of this worker.
 
-    def open(self, context: Context, id: PassId, smart: bool, retain_graph: bool) -> Pass:
-        """The pass of that name, made if it is new here."""
+    def open(self, context: Context, key: Key, serve: bool) -> Pass:
+        """The pass of that name, made if it is new here. It is kept until it is closed, or, if this is to `serve` a request
+        that belongs to it, until `_served` finds that nothing is left to do."""
         with context.lock:
             if context.released:
                 context.check()
-            if id in context.ended:
-                raise RuntimeError(f"the backward pass {id.number} of worker {id.root} is over")
-            found = context.passes.get(id)
+            if key in context.ended:
+                raise RuntimeError(f"the backward pass {key[2]} of worker {key[1]} is over")
+            found = context.passes.get(key)
             if found is None:
-                found = context.passes[id] = Pass(id, context, smart, retain_graph)
+                found = context.passes[key] = Pass(key, context)
+            found.serving += serve
             return found
 
-    def _found(self, key: Key) -> Pass:
-        context_id, root, number, smart, retain_graph = key
-        return self.open(self.contexts.get(context_id), PassId(root, number), smart, retain_graph)
+    def _served(self, this: Pass) -> None:
+        """A request that belongs to the pass is about to be answered."""
+        context = this.context
+        with context.lock:
+            this.serving -= 1
+            if not this.serving and this.done and context.passes.pop(this.key, None) is not None:
+                context.ended[this.key] = this.told
 
     def close(self, this: Pass) -> None:
+        """Nothing is left to do here, whatever was being served."""
         with this.context.lock:
-            if this.context.passes.pop(this.id, None) is not None:
-                this.context.ended[this.id] = this.told
-
-    def _key(self, this: Pass) -> Key:
-        return this.context.id, this.id.root, this.id.number, this.smart, this.retain_graph
+            if this.context.passes.pop(this.key, None) is not None:
+                this.context.ended[this.key] = this.told
 
     # Telling others.
 
     def ask_all(self, this: Pass, parts: dict[Peer, Part], errand: Errand[Blame]) -> None:
         for peer, part in parts.items():
-            self._call(this, errand, peer, PART, (self._key(this), part))
+            self._call(this, errand, peer, PART, (this.key, part))
 
     def deliver(self, this: Pass, errand: Errand[Blame], peer: Peer, parcel: Parcel) -> None:
-        self._call(this, errand, peer, GRADIENTS, (self._key(this), None, parcel))
+        self._call(this, errand, peer, GRADIENTS, (this.key, None, parcel))
 
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: Parcel) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found everybody who takes part, all have been found."""
-        packed = pack((self._key(this), part, parcel), PackScope(peer, route=peer.ways.gradients))
+        packed = pack((this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
         answer: Answer = self.agent.call(peer, _GRADIENTS, packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
-        failure, owed = answer or _ALL_WELL
+        if answer is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
+            return
+        failure, owed = answer
         self.learn(this, owed)
         if failure is not None:
             raise failure.error()
@@ -126,10 +131,12 @@ class Correspondence:
 
     def _on_part(self, request: Request) -> None:
         key, part = cast("tuple[Key, Part]", request.unpack())
-        errand: Errand[Blame] = Errand(lambda failure: request.reply(int(PART_DONE), _answer(failure, {})))
+        errand: Errand[Blame] = Errand(
+            lambda failure: request.reply(int(PART_DONE), None if failure is None else (failure, {}))
+        )
 
         def look() -> None:
-            this = self._found(key)
+            this = self.open(self.contexts.get(key[0]), key, serve=False)
             self.ask_all(this, this.take_part(part), errand)
 
         self._act(errand, look)
@@ -138,26 +145,31 @@ class Correspondence:
         content: Any = request.unpack()
         key, part, parcel = content
         try:
-            this = self._found(key)
+            this = self.open(self.contexts.get(key[0]), key, serve=True)
         except RuntimeError as error:
-            request.reply(_GRADIENTS_DONE, _answer(blame(error, self.agent.me), {}))
+            request.reply(_GRADIENTS_DONE, (blame(error, self.agent.me), {}))
             return
-        this.serve()
         errand: Errand[Blame] = Errand(partial(self._answer, request, this))
         moment = streams.moment() if streams.watched else None
-
-        def feed() -> None:
-            if moment is not None:
-                moment.join(parcel)
-            shown((SEND_NAME for _ in parcel), this.feed, parcel, partial(self.deliver, this, errand))
-
-        job = partial(self._act, errand, feed)
+        job = partial(self._act, errand, partial(self._feed, this, parcel, moment, errand))
         if part is not None:
             self._search_first(this, part, errand, job)
         elif this.desk is not None:
             this.desk.put(job)
         else:
             job()
+
+    def _feed(self, this: Pass, parcel: Parcel, moment: streams.Moment | None, errand: Errand[Blame]) -> None:
+        if moment is not None:
+            moment.join(parcel)
+        deliver = partial(self.deliver, this, errand)
+        if torch._C._autograd._profiler_enabled():
+            with ExitStack() as stack:
+                for _ in parcel:
+                    stack.enter_context(record_function(SEND_NAME))
+                this.feed(parcel, deliver)
+        else:
+            this.feed(parcel, deliver)
 
     def _search_first(self, this: Pass, part: Part, errand: Errand[Blame], job: Callable[[], None]) -> None:
         """The first round before the second: see `deliver_with_part`."""
@@ -188,10 +200,12 @@ class Correspondence:
             errand.finish()
 
     def _answer(self, request: Request, this: Pass, failure: Blame | None) -> None:
-        self.learn(this, {})
-        if this.served():
-            self.close(this)
-        request.reply(_GRADIENTS_DONE, _answer(failure, this.owed_everywhere))
+        if not this.smart:
+            self.learn(this, {})
+        self._served(this)
+        owed = this.owed_everywhere
+        answer: Answer = (failure, owed) if owed or failure is not None else None
+        request.reply(_GRADIENTS_DONE, answer)
 
     # The end of one that failed.
 
@@ -199,18 +213,16 @@ class Correspondence:
         """Have everybody forget the pass. The future is done when nobody works on it any more."""
         quiet: Future[Blame | None] = Future(f"the end of {this!r}")
         errand: Errand[Blame] = Errand(quiet._succeed)
-        self._end_here(this.context, this.id, why, self._key(this), None, errand)
+        self._end_here(this.context, this.key, why, None, errand)
         errand.finish()
         return quiet
 
-    def _end_here(
-        self, context: Context, id: PassId, why: Blame, key: Key, told_by: Peer | None, errand: Errand[Blame]
-    ) -> None:
+    def _end_here(self, context: Context, key: Key, why: Blame, told_by: Peer | None, errand: Errand[Blame]) -> None:
         """End a pass on this worker, and on those that we gave a part in it."""
         with context.lock:
-            this = context.passes.pop(id, None)
-            told = this.told if this is not None else context.ended.get(id, set())
-            context.ended[id] = set()
+            this = context.passes.pop(key, None)
+            told = this.told if this is not None else context.ended.get(key, set())
+            context.ended[key] = set()
         if this is not None:
             errand.begin()
             this.abort(why.error(), errand.finish)
@@ -230,7 +242,7 @@ class Correspondence:
         errand: Errand[Blame] = Errand(lambda _: request.reply(int(END_DONE), None))
         context = self.contexts.known(key[0])
         if context is not None:
-            self._end_here(context, PassId(key[1], key[2]), why, key, request.caller, errand)
+            self._end_here(context, key, why, request.caller, errand)
         errand.finish()
 
     def _bury(self, peer: Peer) -> None:
@@ -238,21 +250,6 @@ class Correspondence:
         self.contexts.bury(peer)
         for context in self.contexts.all():
             for this in list(context.passes.values()):
-                if this.id.root == peer.id:
+                if this.root == peer.id:
                     error = RemoraError(f"{peer.info}, which began a backward pass, is gone: {peer.reason}")
                     self.end(this, blame(error, self.agent.me))
-
-
-def _answer(failure: Blame | None, owed: Owed) -> Answer:
-    return (failure, owed) if owed or failure is not None else None
-
-
-def shown(names: Iterable[str], run: Callable[..., None], *args: object) -> None:
-    """Call `run(*args)`, under these names in a profile if one is being made."""
-    if not torch._C._autograd._profiler_enabled():
-        run(*args)
-        return
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(record_function(name))
-        run(*args)

@@ -9,6 +9,8 @@ from functools import partial
 from queue import SimpleQueue
 
 import torch
+from torch.autograd.graph import GradientEdge
+from torch.autograd.profiler import record_function
 
 from remora.agent.agent import Agent
 from remora.agent.crew import waiting
@@ -16,10 +18,9 @@ from remora.agent.futures import Future
 from remora.agent.peers import Peer
 from remora.autograd.blame import Blame, blame
 from remora.autograd.contexts import Contexts
-from remora.autograd.correspondence import Correspondence, shown
+from remora.autograd.correspondence import Correspondence
 from remora.autograd.errands import Errand
-from remora.autograd.graph import Edge
-from remora.autograd.passes import Desk, Parcel, Part, Pass, PassId
+from remora.autograd.passes import Desk, Parcel, Part, Pass
 
 QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
 
@@ -37,16 +38,19 @@ class Engine:
         """Backpropagate from roots on this worker; the gradients are in the contexts of all workers when it returns."""
         context = self.contexts.get(context_id)
         edges = _checked(roots)
-        this = self._others.open(context, PassId(self._me.id, self._next_pass()), smart, retain_graph)
-        this.serve()  # until `_drive` closes it
+        key = (context.id, self._me.id, self._next_pass(), smart, retain_graph)
+        this = self._others.open(context, key, serve=True)  # until `_drive` closes it
         if torch._C._autograd._profiler_enabled():
             this.desk = SimpleQueue()
-        shown(("torch::distributed::autograd::backward",), self._drive, this, edges, roots)
+            with record_function("torch::distributed::autograd::backward"):
+                self._drive(this, edges, roots)
+        else:
+            self._drive(this, edges, roots)
 
-    def _drive(self, this: Pass, edges: list[Edge], roots: Sequence[torch.Tensor]) -> None:
+    def _drive(self, this: Pass, edges: Sequence[GradientEdge], roots: Sequence[torch.Tensor]) -> None:
         try:
             parts = this.start_at(edges)
-            seeds = [torch.ones_like(root) for root in roots]
+            seeds = list(map(torch.ones_like, roots))
             if this.smart and len(parts) == 1 and not this.context.sends and this.desk is None:
                 self._go_one_way(this, parts, seeds)
                 return
@@ -115,7 +119,7 @@ class Engine:
         }
 
 
-def _checked(roots: Sequence[torch.Tensor]) -> list[Edge]:
+def _checked(roots: Sequence[torch.Tensor]) -> list[GradientEdge]:
     """The edges behind the roots. The words are those programs match on."""
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
@@ -127,5 +131,5 @@ def _checked(roots: Sequence[torch.Tensor]) -> list[Edge]:
             raise RuntimeError(f"{list(root.shape)} is not a scalar, all roots need to be scalar")
         if root.grad_fn is None:
             raise RuntimeError("root does not have a valid gradient function")
-        edges.append((root.grad_fn, root.output_nr))  # (which whoever began the pass keeps, with the roots)
+        edges.append(GradientEdge(root.grad_fn, root.output_nr))  # (whoever began the pass keeps the nodes, with the roots)
     return edges

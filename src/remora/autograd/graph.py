@@ -8,8 +8,8 @@ segments before it have been run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -22,11 +22,6 @@ Edge = tuple[Node, int]
 LeafNode: type = type(get_gradient_edge(torch.empty(0, requires_grad=True)).node)
 
 
-def edges_of(edges: Iterable[GradientEdge]) -> list[Edge]:
-    """Edges as plain pairs."""
-    return [(edge.node, edge.output_nr) for edge in edges]
-
-
 def behind(node: Node) -> Sequence[Edge]:
     """The edges that leave a node within this worker."""
     if isinstance(node, RecvNode):
@@ -35,22 +30,26 @@ def behind(node: Node) -> Sequence[Edge]:
 
 
 class Reach:
-    """What was reached from the edges looked at so far. One walk finds everything a pass has to know."""
+    """What was reached from the edges looked at so far. One walk finds everything a pass has to know. If those edges are
+    one source, it is a segment as it stands."""
 
     __slots__ = ("leaves", "nodes", "outputs", "received", "sharing")
 
+    crossings: ClassVar[Mapping[Node, list[int]]] = {}  # (see `Segment`) Nothing leaves what was reached,
+    exits: ClassVar[Sequence[Node]] = ()  # so that it needs no end
+
     def __init__(self) -> None:
-        self.nodes: dict[Node, int] = {}  # keeps them: torch makes the object of a node anew when nobody holds it
-        self.leaves: list[Node] = []
+        self.nodes: set[Node] = set()  # keeps them: torch makes the object of a node anew when nobody holds it
+        self.leaves: list[torch.Tensor] = []
         self.received: list[Node] = []
         self.outputs: set[Edge] = set()  # of received tensors: those that were reached
         self.sharing: list[Node] = []  # nodes right before several leaves, which might get one gradient together
 
-    def follow(self, edges: Iterable[Edge]) -> list[Edge]:
+    def follow(self, edges: Iterable[GradientEdge]) -> list[Edge]:
         """Go on from these edges; the received tensors that were reached for the first time, as edges to their nodes."""
         nodes = self.nodes
         found: list[Edge] = []
-        stack = list(edges)
+        stack: list[Edge] = [edge[:2] for edge in edges]
         while stack:
             edge = stack.pop()
             node = edge[0]
@@ -60,9 +59,9 @@ class Reach:
                 found.append(edge)
             if node in nodes:
                 continue
-            nodes[node] = 1
+            nodes.add(node)
             if kind is LeafNode:
-                self.leaves.append(node)
+                self.leaves.append(node.variable)
             elif kind is RecvNode:
                 self.received.append(node)
             else:
@@ -98,24 +97,17 @@ class Segment:
         self.after: set[int] = set()  # labels of the segments that have an edge into this one
         self.crossings: dict[Node, list[int]] = {}  # nodes with edges that leave the segment: which ones
         self.exits: list[Node] = []  # the nodes at its end: together, all of it leads to them
-        self.leaves: list[Node] = []
+        self.leaves: list[torch.Tensor] = []
         self.received: list[Node] = []
         self.sharing: list[Node] = []  # (see `Reach`)
 
 
-def undivided(reach: Reach) -> tuple[dict[int, Segment], dict[Node, int]]:
-    """The one segment of one source, from which this was reached."""
-    segment = Segment(1)
-    segment.leaves, segment.received, segment.sharing = reach.leaves, reach.received, reach.sharing
-    return {1: segment}, reach.nodes
-
-
-def divide(sources: Sequence[Sequence[Edge]]) -> tuple[dict[int, Segment], dict[Node, int]]:
+def divide(sources: Iterable[Iterable[GradientEdge]]) -> tuple[dict[int, Segment], dict[Node, int]]:
     """The segments of the graph by label, and the label of each node. The i-th source has bit i."""
     labels: dict[Node, int] = {}
     for bit, edges in enumerate(sources):
-        for node, _ in edges:
-            labels[node] = labels.get(node, 0) | 1 << bit
+        for edge in edges:
+            labels[edge.node] = labels.get(edge.node, 0) | 1 << bit
     order = _in_order(labels)
     for node in order:
         label = labels[node]
@@ -138,12 +130,13 @@ def divide(sources: Sequence[Sequence[Edge]]) -> tuple[dict[int, Segment], dict[
 
 def _take_note(segment: Segment, node: Node) -> None:
     """What has to be known of a node when its segment is run."""
-    if isinstance(node, LeafNode):
-        segment.leaves.append(node)
-    elif isinstance(node, RecvNode):
+    kind = type(node)
+    if kind is LeafNode:
+        segment.leaves.append(node.variable)
+    elif kind is RecvNode:
         segment.received.append(node)
     else:
-        if type(node).__name__ == REENTRANT:
+        if kind.__name__ == REENTRANT:
             _refuse()
         if sum(isinstance(follower, LeafNode) for follower, _ in node.next_functions) > 1:
             segment.sharing.append(node)

@@ -7,11 +7,15 @@ that belong there, and an optimizer finds it. Afterwards `.grad` is what it was.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from remora.agent.crew import waiting
+
+# The gradients of a context: by the id of the leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in
+# Python; and while the leaf is in there, nothing else has its id.
+Gathered = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 _lock = threading.Lock()  # guards the next two
 _claims: dict[int, int] = {}  # what is being worked on, by whom (a thread)
@@ -20,48 +24,46 @@ _changed = threading.Condition(_lock)
 
 
 class Lent:
-    """`with Lent(leaves, gradients):` `.grad` of the leaves is what `gradients` has for them; what it is in the end goes
+    """`with Lent(leaves, gathered):` `.grad` of the leaves is what `gathered` has for them; what it is in the end goes
     there. `also`: what else nobody else may work on meanwhile."""
 
-    __slots__ = ("_gradients", "_leaves", "_mine", "_own", "_things")
+    __slots__ = ("_gathered", "_leaves", "_mine", "_own", "_things")
 
-    def __init__(
-        self,
-        leaves: Sequence[torch.Tensor],
-        gradients: MutableMapping[torch.Tensor, torch.Tensor],
-        also: Iterable[object] = (),
-    ) -> None:
+    def __init__(self, leaves: Sequence[torch.Tensor], gathered: Gathered, also: Iterable[object] = ()) -> None:
         self._leaves = leaves
-        self._gradients = gradients
+        self._gathered = gathered
         self._things = {*map(id, leaves), *map(id, also)}
+        self._own: list[torch.Tensor | None] = []
 
     def __enter__(self) -> None:
-        gradients = self._gradients
+        gathered = self._gathered
         self._mine = _claim(self._things)
         try:
-            self._own = [leaf.grad for leaf in self._leaves]
-            for leaf, own in zip(self._leaves, self._own, strict=True):
-                gathered = gradients.get(leaf) if gradients else None
-                if gathered is not own:
-                    leaf.grad = gathered
+            for leaf in self._leaves:
+                own = leaf.grad
+                self._own.append(own)
+                known = gathered.get(id(leaf))
+                gradient = None if known is None else known[1]
+                if gradient is not own:
+                    leaf.grad = gradient
         except BaseException:
             _give_back(self._mine)
             raise
 
     def __exit__(self, *error: object) -> None:
-        gradients = self._gradients
+        gathered = self._gathered
         for leaf, own in zip(self._leaves, self._own, strict=True):
-            gathered = leaf.grad
-            if gathered is not None:
-                gradients[leaf] = gathered
-            elif gradients:
-                gradients.pop(leaf, None)  # a hook that has used the gradient may drop it
-            if gathered is not own:
+            gradient = leaf.grad
+            if gradient is not None:
+                gathered[id(leaf)] = leaf, gradient
+            else:
+                gathered.pop(id(leaf), None)  # a hook that has used the gradient may drop it
+            if gradient is not own:
                 leaf.grad = own
         _give_back(self._mine)
 
 
-def _claim(things: set[int]) -> list[int]:
+def _claim(things: set[int]) -> set[int]:
     """Have these for this thread alone. They are taken all at once, so nobody waits for somebody who waits."""
     global _sleepers
     me = threading.get_ident()
@@ -73,9 +75,8 @@ def _claim(things: set[int]) -> list[int]:
                     _changed.wait_for(lambda: _free(things, me))
             finally:
                 _sleepers -= 1
-        mine = [key for key in things if key not in _claims]  # the rest this thread has already, further out
-        for key in mine:
-            _claims[key] = me
+        mine = things - _claims.keys()  # the rest this thread has already, further out
+        _claims.update(dict.fromkeys(mine, me))
         return mine
 
 
@@ -83,7 +84,7 @@ def _free(things: set[int], me: int) -> bool:
     return all(_claims.get(key, me) == me for key in things)
 
 
-def _give_back(things: list[int]) -> None:
+def _give_back(things: set[int]) -> None:
     with _lock:
         for key in things:
             del _claims[key]

@@ -7,7 +7,7 @@ The two belong together by the number of the message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remora.autograd.graph import Reach
 
 Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
+Incoming = list[tuple[GradientEdge, torch.Tensor]]  # gradients, and where they come into the local graph
 _PREFIX = "torch::distributed::autograd::"  # the names are those that programs see in PyTorch's graphs
 
 SEND_NAME = f"{_PREFIX}SendRpcBackward"
@@ -35,6 +36,9 @@ class _Look(torch.autograd.Function):
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge:
     """The edge that leads to a tensor's history, or to the node that gathers the gradient of a leaf."""
+    node: Any = tensor.grad_fn
+    if node is not None and not isinstance(node, torch._C._FunctionBase):
+        return GradientEdge(node, tensor.output_nr)  # a node written in Python needs something that keeps what is behind it
     if tensor.layout is torch.strided:
         return get_gradient_edge(tensor)
     with torch.enable_grad():
@@ -45,23 +49,17 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
 class Send:
     """Tensors that were sent: where their gradients, which come back, go on."""
 
-    __slots__ = ("_ahead", "_devices", "edges", "message", "peer")
+    __slots__ = ("_devices", "ahead", "edges", "message", "peer")
 
     def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.peer = peer
-        self._devices = [tensor.device for tensor in tensors]
-        self.edges: list[GradientEdge] = [edge_of(tensor) for tensor in tensors]
-        self._ahead: Reach | None = None
-
-    def see(self, reach: Reach) -> None:
-        """This is what a pass will come to behind all its tensors."""
-        self._ahead = reach
-
-    def seen_ahead(self) -> Reach | None:
-        """What was seen, for one pass to use."""
-        ahead, self._ahead = self._ahead, None
-        return ahead
+        self.ahead: Reach | None = None  # what a pass will come to behind all its tensors, for one pass to take
+        self.edges: list[GradientEdge] = []
+        self._devices: list[torch.device] = []
+        for tensor in tensors:
+            self.edges.append(edge_of(tensor))
+            self._devices.append(tensor.device)
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
@@ -77,18 +75,20 @@ class Send:
             f"{self.peer.name} in a backward pass"
         )
 
-    def check(self, gradients: Gradients) -> None:
-        """Raise if these cannot be the gradients of what was sent."""
+    def incoming(self, gradients: Gradients, part: Container[int]) -> Incoming:
+        """Gradients of what was sent, where they go on: those of the tensors that take part, each on the device of its
+        tensor. If the maps led it there, nothing is copied."""
+        incoming: Incoming = []
         for number, gradient in gradients.items():
             if not 0 <= number < len(self.edges):
                 raise RuntimeError(f"{self!r} sent {len(self.edges)} tensors; there is none of number {number}")
             if not isinstance(gradient, torch.Tensor):
                 raise RuntimeError(f"{self!r} got an undefined gradient for its tensor {number}")
-
-    def placed(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient on the device of its tensor. If the maps led it there, nothing is copied."""
-        device = self._devices[number]
-        return gradient if gradient.device == device or gradient.is_meta else gradient.to(device)
+            if number in part:
+                device = self._devices[number]
+                there = gradient.device == device or gradient.is_meta
+                incoming.append((self.edges[number], gradient if there else gradient.to(device)))
+        return incoming
 
     def __repr__(self) -> str:
         return f"<SendRpcBackward of message {self.message} to {self.peer.name}>"
@@ -97,54 +97,38 @@ class Send:
 class Recv:
     """Tensors that were received: where their gradients have to be sent."""
 
-    __slots__ = ("_open", "gradients", "message", "moment", "peer")
+    __slots__ = ("gradients", "message", "moment", "peer")
 
     def __init__(self, message: int, peer: Peer) -> None:
         self.message = message
         self.peer = peer
-        self.gradients: Gradients = {}
-        self._open = False  # a pass collects gradients here
+        self.gradients: Gradients | None = None  # there while a pass collects them here
         self.moment: streams.Moment | None = None  # when they are there, on devices
-
-    def expect(self, gradients: bool) -> None:
-        """Whether a pass is about to collect gradients here."""
-        self._open = gradients
-        self.gradients = {}
-
-    def collect(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """The graph has come to the received tensors."""
-        if not self._open:
-            raise RuntimeError(
-                f"a backward pass of this process alone came to tensors that were received from {self.peer.name}: only a "
-                f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
-            )
-        if streams.watched:
-            self.moment = streams.moment()
-        self.gradients = {number: gradient for number, gradient in enumerate(gradients) if gradient is not None}
 
     def __repr__(self) -> str:
         return f"<RecvRpcBackward of message {self.message} from {self.peer.name}>"
 
 
-class _Receiving:
-    """The one argument of the function below: not a tensor, so that torch takes what comes out for new."""
-
-    __slots__ = ("recv", "tensors")
-
-    def __init__(self, recv: Recv, tensors: list[torch.Tensor]) -> None:
-        self.recv = recv
-        self.tensors = tensors
-
-
-def _forward(ctx: Any, anchor: torch.Tensor, receiving: _Receiving) -> tuple[torch.Tensor, ...]:
+def _forward(ctx: Any, anchor: torch.Tensor, recv: Recv, tensors: Iterator[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     ctx.materialize_grads = False
-    ctx.recv = receiving.recv
-    return tuple(receiving.tensors)
+    ctx.recv = recv
+    return tuple(tensors)
 
 
-def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None]:
-    ctx.recv.collect(gradients)
-    return None, None
+def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
+    """The graph has come to the received tensors."""
+    recv: Recv = ctx.recv
+    if recv.gradients is None:
+        raise RuntimeError(
+            f"a backward pass of this process alone came to tensors that were received from {recv.peer.name}: only a "
+            f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
+        )
+    if streams.watched:
+        recv.moment = streams.moment()
+    for number, gradient in enumerate(gradients):
+        if gradient is not None:
+            recv.gradients[number] = gradient
+    return None, None, None
 
 
 # Made by hand for its name: torch calls the node what the function is called, with "Backward" behind it.
@@ -160,13 +144,13 @@ _apply: Any = super(torch.autograd.Function, _RecvRpc).apply
 _anchor = torch.empty(0, requires_grad=True)  # torch makes a node only if some argument needs a gradient
 
 
-def receive(recv: Recv, tensors: list[torch.Tensor]) -> Any:
+def receive(recv: Recv, tensors: Iterable[torch.Tensor]) -> Any:
     """Put a node behind tensors that were received; the tensors stay the objects they are. Returns the node."""
     apply = _RecvRpc.apply if torch._C._are_functorch_transforms_active() else _apply
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(True)
     try:
-        outputs = apply(_anchor, _Receiving(recv, tensors))
+        outputs = apply(_anchor, recv, iter(tensors))  # not the tensors themselves: torch takes what comes out for new
     finally:
         torch._C._set_grad_enabled(before)
     return outputs[0].grad_fn

@@ -9,90 +9,86 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from remora.autograd import segments
-from remora.autograd.graph import Edge, Node, Reach, Segment, divide, edges_of, undivided
-from remora.autograd.ledger import Ledger
-from remora.autograd.nodes import Gradients, Recv, Send
+from remora.autograd.books import Divided, Ready, Whole
+from remora.autograd.graph import Edge, Reach
+from remora.autograd.nodes import Gradients, Incoming, Recv, Send
+from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
     from remora.autograd.record import Context
 
 ROOTS = -1  # the source that stands for the roots, among the numbers of messages
+Key = tuple[int, int, int, bool, bool]  # the name of a pass: see `Pass.__init__`
 Part = dict[int, list[int]]  # of what was sent: by message, the tensors whose gradients will come
 Owed = dict[int, tuple[int, list[str]]]  # by worker: how many gradients had come to it, and what it waited for then
 Desk = SimpleQueue[Callable[[], None] | None]  # work for a thread
 Parcel = dict[int, Gradients]  # gradients for what was sent: by message
 
 
-class PassId(NamedTuple):
-    """The `number`-th pass that worker `root` began."""
-
-    root: int
-    number: int
-
-
 class Pass:
     """See the head of this file."""
 
-    def __init__(self, id: PassId, context: Context, smart: bool, retain_graph: bool) -> None:
-        self.id = id
+    def __init__(self, key: Key, context: Context) -> None:
+        self.key = key
+        _, self.root, self.number, self.smart, self.retain_graph = key  # the `number`-th pass that worker `root` began
         self.context = context
-        self.smart = smart
-        self.retain_graph = retain_graph
         self.told: set[Peer] = set()  # whom we gave a part in this pass
         self.failure: BaseException | None = None
         self.owed_everywhere: Owed = {}  # FAST: what others said they wait for
         self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
         self.desk: Desk | None = None
+        self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of the context
         self._lock = threading.Lock()
-        self._serving = 0  # requests that belong to it and are not answered
         self._running = 0  # segments
         self._when_idle: list[Callable[[], None]] = []
-        self._reach = Reach()
-        self._roots: list[Edge] = []
+        self._reach: Reach | None = None  # what was found so far
+        self._roots: Sequence[GradientEdge] = ()
         self._part: dict[int, set[int]] = {}  # of our messages, the tensors whose gradients will come
-        self._bits: dict[int, int] = {}
-        self._segments: dict[int, Segment] = {}
-        self._labels: dict[Node, int] = {}
-        self._waiting: dict[int, segments.Incoming] = {}  # gradients that came in, by the label of their segment
-        self._all_leaves: list[Node] | None = None
-        self._ledger: Ledger | None = None
+        self._book: Whole | Divided | None = None
 
     # Finding out who takes part.
 
-    def start_at(self, roots: Sequence[Edge]) -> dict[Peer, Part]:
+    def start_at(self, roots: Sequence[GradientEdge]) -> dict[Peer, Part]:
         """The pass begins here. What it comes to, by the worker that sent it."""
-        self._roots = list(roots)
+        self._roots = roots
+        self._reach = Reach()
         with self._lock:
             return self._parts_of(self._reach.follow(roots))
 
     def take_part(self, part: Part) -> dict[Peer, Part]:
         """Gradients will come for these. What the pass comes to because of it, by the worker that sent it."""
         with self._lock:
-            self._check()
-            if self._ledger is not None:
+            if self.failure is not None or self.context.released:
+                self._refuse()
+            if self._book is not None:
                 raise RuntimeError(f"{self!r} has begun: nobody can take part any more")
-            found: Iterable[Edge] = ()
+            found: list[Edge] = []
             for message, numbers in part.items():
+                send = self.context.sends.get(message)
+                if send is None:
+                    raise self._not_sent(message)
                 known = self._part.setdefault(message, set())
-                new = [number for number in numbers if number not in known]
+                new = sorted(set(numbers) - known)
                 known.update(new)
-                found = [*found, *self._follow_sent(self._send(message), new)]
-            return self._parts_of(found)
+                found += self._follow_sent(send, new)
+            return self._parts_of(found) if found else {}
 
     def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
-        if not self._reach.nodes and len(numbers) == len(send.edges):
-            ahead = send.seen_ahead()
-            if ahead is not None:
-                self._reach = ahead
-                return ahead.outputs
-        return self._reach.follow(edges_of(send.edges[number] for number in numbers))
+        if self._reach is None and len(numbers) == len(send.edges):
+            self._reach, send.ahead = send.ahead, None
+            if self._reach is not None:
+                return self._reach.outputs
+        if self._reach is None:
+            self._reach = Reach()
+        return self._reach.follow([send.edges[number] for number in numbers])
 
     def _parts_of(self, received: Iterable[Edge]) -> dict[Peer, Part]:
         parts: dict[Peer, Part] = {}
@@ -102,102 +98,76 @@ class Pass:
         self.told.update(parts)
         return parts
 
-    def _send(self, message: int) -> Send:
-        send = self.context.sends.get(message)
-        if send is None:
-            raise RuntimeError(
-                f"Could not find send function for autograd message id {message} in the context {self.context.id}"
-            )
-        return send
-
     # Gradients come.
 
     def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Callable[[Peer, Parcel], None]) -> None:
         """The gradients of the roots: where every pass begins."""
         with self._lock:
-            self._begin()
-            for edge, gradient in zip(self._roots, gradients, strict=True):
-                self._put(edge, gradient)
-            ready = self._arrive([ROOTS])
-        self._run(ready, deliver)
+            book = self._book or self._begin()
+            ready = book.arrive((ROOTS,), list(zip(self._roots, gradients, strict=True)))
+        self._run(book, ready, deliver)
 
     def feed(self, parcel: Parcel, deliver: Callable[[Peer, Parcel], None]) -> None:
         """Gradients for what was sent. Runs what can be run with them, and has the gradients of what was received
         delivered."""
         with self._lock:
-            self._check()
-            self._begin()
+            if self.failure is not None or self.context.released:
+                self._refuse()
+            book = self._book or self._begin()
+            incoming: Incoming = []
             for message, gradients in parcel.items():
-                send = self._send(message)
-                send.check(gradients)
-                for number, gradient in gradients.items():
-                    edge = send.edges[number].node, send.edges[number].output_nr
-                    self._put(edge, send.placed(number, gradient))
-            ready = self._arrive(parcel)
-        self._run(ready, deliver)
+                send = self.context.sends.get(message)
+                if send is None:
+                    raise self._not_sent(message)
+                part = self._part.get(message)
+                if part is None:
+                    raise RuntimeError(f"{self!r}: gradients came for message {message}, which takes no part in it")
+                incoming += send.incoming(gradients, part)
+            ready = book.arrive(parcel, incoming)
+        self._run(book, ready, deliver)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Whole | Divided:
         """Gradients flow only when it is known who takes part: from here on nothing of it changes."""
-        if self._ledger is not None:
-            return
         if not self.smart:
             self._part = {message: set(range(len(send.edges))) for message, send in self.context.sends.items()}
-        names = [ROOTS, *self._part] if self._roots else list(self._part)
-        self._bits = {name: bit for bit, name in enumerate(names)}
-        if len(names) == 1:
-            if not self._reach.nodes:  # a FAST pass has not looked yet
-                self._reach.follow(self._source(names[0]))
-            self._segments, self._labels = undivided(self._reach)
-        else:
-            self._segments, self._labels = divide([self._source(name) for name in names])
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                # DistributedDataParallel writes to all its parameters when the last of them has its gradient.
-                self._all_leaves = [leaf for segment in self._segments.values() for leaf in segment.leaves]
-        self._ledger = Ledger(len(names), {label: each.after for label, each in self._segments.items()})
+        if len(self._part) + bool(self._roots) != 1:
+            names = [ROOTS, *self._part] if self._roots else list(self._part)
+            self._book = Divided({name: self._source(name) for name in names})
+            return self._book
+        [name] = self._part or [ROOTS]
+        if self._reach is None:  # a FAST pass has not looked yet
+            self._reach = Reach()
+            self._reach.follow(self._source(name))
+        self._book = Whole(name, self._reach)
+        return self._book
 
-    def _source(self, name: int) -> list[Edge]:
+    def _source(self, name: int) -> Sequence[GradientEdge]:
         """Where the gradients of the roots, or of a message, come in."""
         if name == ROOTS:
             return self._roots
-        edges = self._send(name).edges
-        return edges_of(edges[number] for number in sorted(self._part[name]))
+        send = self.context.sends.get(name)
+        if send is None:
+            raise self._not_sent(name)
+        return [send.edges[number] for number in sorted(self._part[name])]
 
-    def _put(self, edge: Edge, gradient: torch.Tensor) -> None:
-        label = self._labels.get(edge[0])
-        if label is not None:
-            self._waiting.setdefault(label, []).append((edge, gradient))
-
-    def _arrive(self, sources: Iterable[int]) -> list[int]:
-        assert self._ledger is not None
-        bits = []
-        for source in sources:
-            bit = self._bits.get(source)
-            if bit is None:
-                raise RuntimeError(f"{self!r}: gradients came for message {source}, which takes no part in it")
-            bits.append(bit)
-        return self._ledger.arrive(bits)
-
-    def _run(self, ready: list[int], deliver: Callable[[Peer, Parcel], None]) -> None:
-        assert self._ledger is not None
+    def _run(self, book: Whole | Divided, ready: Ready, deliver: Callable[[Peer, Parcel], None]) -> None:
         while ready:
-            label = ready.pop()
-            segment = self._segments[label]
+            label, segment, incoming = ready.pop()
             with self._lock:
-                self._check()
-                incoming = self._waiting.pop(label, [])
+                if self.failure is not None or self.context.released:
+                    self._refuse()
                 self._running += 1
             try:
                 leaving, received = segments.run(
-                    segment, incoming, self.context.gradients, self.retain_graph, self._all_leaves
+                    segment, incoming, self.context.gradients, self.retain_graph, book.leaves
                 )
             finally:
-                self.context.touch()
+                if streams.watched:
+                    self.context.touch()
                 self._rest()
-            parcels = self._parcels(received)
+            parcels = self._parcels(received) if received else {}
             with self._lock:
-                for edge, gradient in leaving:
-                    self._put(edge, gradient)
-                ready += self._ledger.ran(label)
+                ready += book.ran(label, leaving)
             for peer, parcel in parcels.items():
                 deliver(peer, parcel)
 
@@ -210,11 +180,16 @@ class Pass:
 
     # The end.
 
-    def _check(self) -> None:
+    def _refuse(self) -> None:
+        """It failed, or its context is gone."""
         if self.failure is not None:
             raise self.failure
-        if self.context.released:
-            self.context.check()
+        self.context.check()
+
+    def _not_sent(self, message: int) -> RuntimeError:
+        return RuntimeError(
+            f"Could not find send function for autograd message id {message} in the context {self.context.id}"
+        )
 
     def _rest(self) -> None:
         with self._lock:
@@ -236,17 +211,6 @@ class Pass:
         if idle is not None:
             idle()
 
-    def serve(self) -> None:
-        """A request that belongs to the pass is being served."""
-        with self._lock:
-            self._serving += 1
-
-    def served(self) -> bool:
-        """It is answered. Whether nothing is left to do here."""
-        with self._lock:
-            self._serving -= 1
-            return self.done and not self._serving
-
     def learn(self, owed: Owed) -> None:
         """Take note of what workers wait for; later news are better."""
         with self._lock:
@@ -258,20 +222,19 @@ class Pass:
     @property
     def arrived(self) -> int:
         """How many sources have come."""
-        return 0 if self._ledger is None else self._ledger.arrived.bit_count()
+        return 0 if self._book is None else self._book.arrived
 
     @property
     def done(self) -> bool:
         """Whether all gradients came and went."""
-        return self._ledger is not None and self._ledger.done
+        return self._book is not None and self._book.done
 
     @property
     def owed(self) -> list[str]:
         """What has not come, in words."""
-        if self._ledger is None:
+        if self._book is None:
             return []
-        sources = {bit: message for message, bit in self._bits.items()}
-        return [repr(self.context.sends.get(sources[bit], sources[bit])) for bit in self._ledger.owed]
+        return [repr(self.context.sends.get(source, source)) for source in self._book.owed]
 
     def __repr__(self) -> str:
-        return f"<Pass {self.id.number} of worker {self.id.root} in context {self.context.id}>"
+        return f"<Pass {self.number} of worker {self.root} in context {self.context.id}>"

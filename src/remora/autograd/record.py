@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from remora.autograd.graph import Reach, edges_of
+from remora.autograd.graph import Reach
+from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Recv, Send, receive
 from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
     from remora.agent.recording import Header
-    from remora.autograd.passes import Pass, PassId
+    from remora.autograd.passes import Key, Pass
 
 LOCAL_BITS = 48  # an id has the worker that made it above these bits
 
@@ -31,10 +31,10 @@ class Context:
         self.received_nodes: dict[int, Any] = {}
         self.known_workers: set[int] = set()  # who has a part of this context because of us
         self.heard_from: set[int] = set()  # of whom we have our part of it
-        self.gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self.gradients: Gathered = {}
         self._touched: dict[object, streams.Moment] = {}  # when they are there, on devices: by the streams that work on them
-        self.passes: dict[PassId, Pass] = {}
-        self.ended: dict[PassId, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
+        self.passes: dict[Key, Pass] = {}
+        self.ended: dict[Key, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
         self.released = False
         self.lock = threading.Lock()  # guards passes and ended
         self._next_message = next_message
@@ -63,9 +63,11 @@ class Context:
         latest, self._latest = self._latest, None
         if latest is not None and not self.released:
             reach = Reach()
-            with suppress(RuntimeError):  # what a pass would refuse
-                reach.follow(edges_of(latest.edges))
-                latest.see(reach)
+            try:
+                reach.follow(latest.edges)
+            except RuntimeError:  # what a pass would refuse
+                return
+            latest.ahead = reach
 
     def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
         """See `Recording`."""
@@ -75,7 +77,7 @@ class Context:
         if self.released:
             self.check()
         recv = Recv(header[1], peer)
-        self.received_nodes[header[1]] = receive(recv, [links[number] for number in range(len(links))])
+        self.received_nodes[header[1]] = receive(recv, map(links.__getitem__, range(len(links))))
 
     def touch(self) -> None:
         """This thread has had gradients computed."""
@@ -83,11 +85,12 @@ class Context:
         if moment is not None:
             self._touched[moment.key] = moment
 
-    def ready_gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+    def ready_gradients(self) -> Gathered:
         """The gradients, ready to be used on the current streams."""
-        gradients = dict(self.gradients)
-        for moment in list(self._touched.values()):
-            moment.join(list(gradients.values()))
+        gradients = self.gradients.copy()
+        if self._touched:
+            for moment in list(self._touched.values()):
+                moment.join([gradient for _, gradient in gradients.values()])
         return gradients
 
     def check(self) -> None:

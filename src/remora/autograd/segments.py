@@ -8,46 +8,45 @@ the nodes outside instead would run the hooks there, on a part of the gradient.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
-from remora.autograd.graph import Edge, LeafNode, Node, Segment
-from remora.autograd.leaves import Lent
-from remora.autograd.nodes import Gradients, Recv
+from remora.autograd.graph import LeafNode, Node, Reach, Segment
+from remora.autograd.leaves import Gathered, Lent
+from remora.autograd.nodes import Gradients, Incoming, Recv
 from remora.devices import streams
 
-Incoming = list[tuple[Edge, torch.Tensor]]
 Received = list[tuple[Recv, Gradients]]
 
 
 def run(
-    segment: Segment,
+    segment: Segment | Reach,
     incoming: Incoming,
-    gradients: MutableMapping[torch.Tensor, torch.Tensor],
+    gathered: Gathered,
     retain_graph: bool,
-    leaves: Sequence[Node] | None = None,
+    leaves: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Incoming, Received]:
-    """Run a segment with the gradients that came into it. Those of leaves are added to `gradients`. Returned are those
+    """Run a segment with the gradients that came into it. Those of leaves are added to `gathered`. Returned are those
     that leave the segment, and those of received tensors. `leaves`: all that the run may touch, if they are more than
     those of the segment."""
     if not incoming:
         return [], [(node.recv, {}) for node in segment.received]
-    touched = [leaf.variable for leaf in (segment.leaves if leaves is None else leaves)]
-    with Lent(touched, gradients, (*segment.crossings, *segment.received)):
+    touched = segment.leaves if leaves is None else leaves
+    with Lent(touched, gathered, (*segment.crossings, *segment.received)):
         for node in segment.received:
-            node.recv.expect(True)
+            node.recv.gradients = {}
         try:
             return _run(segment, incoming, retain_graph)
         finally:
             for node in segment.received:
-                node.recv.expect(False)
+                node.recv.gradients = None
 
 
-def _run(segment: Segment, incoming: Incoming, retain_graph: bool) -> tuple[Incoming, Received]:
+def _run(segment: Segment | Reach, incoming: Incoming, retain_graph: bool) -> tuple[Incoming, Received]:
     outgoing: Incoming = []
     moments: list[streams.Moment | None] = []  # when what leaves the segment is there, on devices
     if segment.crossings or segment.sharing:
@@ -60,7 +59,9 @@ def _run(segment: Segment, incoming: Incoming, retain_graph: bool) -> tuple[Inco
             _backpropagate(segment, incoming, retain_graph)
     else:
         _backpropagate(segment, incoming, retain_graph)
-    received = [(node.recv, node.recv.gradients) for node in segment.received]
+    received: Received = []
+    for node in segment.received:
+        received.append((node.recv, node.recv.gradients))
     if streams.watched:  # the engine joins the streams of leaves, and not those of what leaves the segment
         for moment in (*moments, *(node.recv.moment for node in segment.received)):
             if moment is not None:
@@ -68,14 +69,13 @@ def _run(segment: Segment, incoming: Incoming, retain_graph: bool) -> tuple[Inco
     return outgoing, received
 
 
-def _backpropagate(segment: Segment, incoming: Incoming, retain_graph: bool) -> None:
+def _backpropagate(segment: Segment | Reach, incoming: Incoming, retain_graph: bool) -> None:
     """What `torch.autograd.backward` calls in the end. It would first look at symbolic shapes, and import half a second of
     other packages for that in the first pass of a process."""
-    edges = tuple([GradientEdge(*edge) for edge, _ in incoming])
+    edges, gradients = zip(*incoming, strict=True)
     exits = tuple(GradientEdge(node, 0) for node in segment.exits) if segment.crossings else ()
     _engine.run_backward(
-        edges, tuple([gradient for _, gradient in incoming]), retain_graph, False, exits,
-        allow_unreachable=True, accumulate_grad=True,
+        edges, gradients, retain_graph, False, exits, allow_unreachable=True, accumulate_grad=True
     )  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def _tap(
             complete = _as_tuple(hook(complete, came_in), complete)
         for number in numbers:
             if complete[number] is not None:
-                outgoing.append((node.next_functions[number], complete[number]))
+                outgoing.append((GradientEdge(*node.next_functions[number]), complete[number]))
         if streams.watched:
             moments.append(streams.moment())
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from weakref import finalize
 
@@ -26,8 +26,11 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from remora.autograd.leaves import Gathered
+
 Options = dict[str, Any]
 Group = tuple[Options, list[torch.Tensor]]  # what is special about these parameters, and the parameters
+Found = Sequence[tuple[torch.Tensor, torch.Tensor] | None]  # for each parameter: itself and its gradient, if it has one
 
 
 class LocalOptimizer:
@@ -42,11 +45,13 @@ class LocalOptimizer:
         self._parameters = [parameter for _, parameters in groups for parameter in parameters]
         for parameter in self._parameters:
             _check_parameter(parameter)
+        self._ids = [id(parameter) for parameter in self._parameters]
         self._shadows = [_shadow(parameter) for parameter in self._parameters]
         shadows = iter(self._shadows)
         shadowed = [{**options, "params": [next(shadows) for _ in parameters]} for options, parameters in groups]
         plain = len(groups) == 1 and not groups[0][0]
         self._optimizer = optimizer_class(self._shadows if plain else shadowed, *args, **kwargs)
+        self._memory = [shadow.data_ptr() for shadow in self._shadows]  # (nothing else can be there while they use it)
         self._claims = _claims_on(self._parameters, self)
         # The same order for all, or they could wait for each other in a circle.
         locks = [claim.lock for claim in sorted(set(self._claims), key=lambda claim: claim.number)]
@@ -61,9 +66,9 @@ class LocalOptimizer:
         """The options of each group."""
         return [options_of(group) for group in self._optimizer.param_groups]
 
-    def step(self, gradients: Mapping[torch.Tensor, torch.Tensor], news: Sequence[Options] | None) -> None:
+    def step(self, gathered: Gathered, news: Sequence[Options] | None) -> None:
         """Update the parameters, after taking note of options that have changed."""
-        found = [gradients.get(parameter) for parameter in self._parameters]
+        found = list(map(gathered.get, self._ids))
         with self._exclusively:
             if news is not None:
                 self._learn(news)
@@ -86,24 +91,27 @@ class LocalOptimizer:
         for group, options in zip(self._optimizer.param_groups, news, strict=True):
             group.update(options)
 
-    def _take(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for parameter, shadow, gradient in zip(self._parameters, self._shadows, gradients, strict=True):
-            if shadow.data_ptr() != parameter.data_ptr():
+    def _take(self, found: Found) -> None:
+        for i, (parameter, shadow, gathered) in enumerate(zip(self._parameters, self._shadows, found, strict=True)):
+            memory = parameter.data_ptr()
+            if memory != self._memory[i]:
                 shadow.data = parameter.data  # the program gave it other memory: `module.to(device)`
-            shadow.grad = gradient
+                self._memory[i] = memory
+            shadow.grad = None if gathered is None else gathered[1]
 
-    def _hand_over(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _hand_over(self, found: Found) -> None:
         """Let the parameters have what the shadows have become; see "Stale graphs" above."""
         changed = []
-        for parameter, shadow, claim, gradient in zip(
-            self._parameters, self._shadows, self._claims, gradients, strict=True
-        ):
+        for i, (parameter, shadow, gathered) in enumerate(zip(self._parameters, self._shadows, found, strict=True)):
             shadow.grad = None
-            if shadow.data_ptr() != parameter.data_ptr():
+            memory = shadow.data_ptr()
+            if memory != self._memory[i]:
                 parameter.data = shadow.data  # the optimizer gave it other memory
-            if gradient is not None and len(claim.optimizers) == 1:
+                self._memory[i] = memory
+            if gathered is not None and len(self._claims[i].optimizers) == 1:
                 changed.append(parameter)
-        _announce(changed)
+        if changed:
+            _announce(changed)
 
 
 class _All:
@@ -156,13 +164,9 @@ def _claims_on(parameters: Sequence[torch.Tensor], optimizer: LocalOptimizer) ->
         return claims
 
 
-def _announce(changed: list[torch.Tensor]) -> None:
-    """Have autograd know that these have been changed in place."""
-    if _TAKES_MANY and changed:
-        increment_version(changed)
-    else:
-        for tensor in changed:
-            increment_version(tensor)
+def _announce_each(changed: list[torch.Tensor]) -> None:
+    for tensor in changed:
+        increment_version(tensor)
 
 
 def _takes_many() -> bool:
@@ -173,7 +177,8 @@ def _takes_many() -> bool:
     return True
 
 
-_TAKES_MANY = _takes_many()
+# Have autograd know that these have been changed in place.
+_announce: Callable[[list[torch.Tensor]], None] = increment_version if _takes_many() else _announce_each
 
 
 def _check_parameter(parameter: object) -> None:

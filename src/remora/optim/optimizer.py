@@ -66,20 +66,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the other. A parameter without a gradient stays as it is.
         """
         autograd._retrieve_context(context_id)  # or say that there is none
+        news = None if self._know_options() else self._options()
         recording = current_recording.set(None)  # a step has no gradients of its own
         try:
-            self._step(context_id)
+            if news is not None:
+                self._told = None
+            self._on_owners("step", _step, [(number, context_id, news) for number in self._numbers])
+            if news is not None:
+                self._told = copy.deepcopy(news)
         finally:
             current_recording.reset(recording)
 
-    def _step(self, context_id: int) -> None:
-        options = self._options()
-        if options == self._told:
-            self._on_owners("step", _step, [(number, context_id, None) for number in self._numbers])
-        else:
-            self._told = None
-            self._on_owners("step", _step, [(number, context_id, options) for number in self._numbers])
-            self._told = copy.deepcopy(options)
+    def _know_options(self) -> bool:
+        """Whether all owners know the options as they are now. Every step asks, so nothing is copied for it."""
+        if self._told is None or len(self._told) != len(self.param_groups):
+            return False
+        for group, told in zip(self.param_groups, self._told, strict=True):
+            if len(group) != len(told) + 1 or not told.items() <= group.items():  # a group has its parameters, too
+                return False
+        return True
 
     def state_dict(self) -> State:
         """The state of all owners, as one torch optimizer would give it that had all the parameters, in this order."""
@@ -123,7 +128,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _on_owners(self, doing: str, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call the function on every owner, all at once. When all have answered, raise the first error."""
         *others, last = zip(self._shares, args, strict=True)
-        begun = [_attempt(rpc.rpc_async, share.owner, function, each) for share, each in others]
+        begun = [_attempt(rpc.rpc_async, share.owner, function, each) for share, each in others] if others else []
         # This thread can read one reply itself, which is faster than to be woken by another; and often it is the only one.
         done = _attempt(rpc.rpc_sync, last[0].owner, function, last[1])
         outcomes = [done]

@@ -51,7 +51,7 @@ class Arrival:
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self.handles: dict[ForkId, RRef[Any]] = {}
+        self.handles: dict[tuple[int, int], RRef[Any]] = {}  # by the id of the fork
         self.pending: list[ForkId] = []  # the owner has yet to count these
         self.created: Value | None = None  # what the call in this message makes
 
@@ -65,6 +65,7 @@ class References:
 
     def __init__(self, agent: Agent, first_id: int = 0, dynamic: bool = False) -> None:
         self.agent = agent
+        self.me: Peer = agent.peers.me
         self.dynamic = dynamic  # workers come and go: who sends a reference says who its owner is
         self.table = Table(agent, first_id)
         self.differentiate: Callable[[RRef[Any], int, bool], None] | None = None  # set by distributed autograd
@@ -78,10 +79,6 @@ class References:
         on(MessageType.RREF_FORK_REQUEST, self._fork_request, inline=True)
         on(MessageType.RREF_USER_DELETE, self._user_delete, inline=True)
         on(MessageType.RREF_CHILD_ACCEPT, self._child_accept, inline=True)
-
-    @property
-    def me(self) -> Peer:
-        return self.agent.peers.me
 
     # Leaving.
 
@@ -126,8 +123,7 @@ class References:
             rref, fork = GloballyUniqueId(value_on, value), GloballyUniqueId(fork_on, fork_id)
             arrival.created = self.table.create(rref, fork, sender.key, script)
         for data, incarnation, record in forks:
-            fork = GloballyUniqueId(data[3], data[4])
-            arrival.handles[fork] = self._adopt(data, sender, arrival, incarnation, record)
+            arrival.handles[data[3], data[4]] = self._adopt(data, sender, arrival, incarnation, record)
         return arrival
 
     def _adopt(
@@ -138,10 +134,10 @@ class References:
         incarnation: str | None = None,
         record: WorkerRecord | None = None,
     ) -> RRef[Any]:
+        if data[0] == self.me.id:
+            return self._come_home(data, sender)
         rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
         script = data[6] == "script"
-        if data[0] == self.me.id:
-            return self._come_home(rref, fork, sender, told=data[5] != NOBODY)
         if record is not None:
             self.agent.peers.add_unless_known(record)  # in a dynamic group, news of it may be on its way
         owner = self.agent.peers.find(data[0])
@@ -155,13 +151,14 @@ class References:
             arrival.pending.append(fork)
         return handle
 
-    def _come_home(self, rref: RRefId, fork: ForkId, sender: Peer, told: bool) -> RRef[Any]:
+    def _come_home(self, data: ForkData, sender: Peer) -> RRef[Any]:
         """A reference to a value of ours arrived: from here on the handle keeps the value, and the fork is not needed."""
+        rref = GloballyUniqueId(data[1], data[2])
         value = self.table.come_home(rref, sender.key)
         if sender is self.me:
-            self.table.deleted(rref, fork)
-        elif told:
-            self.table.tell_accepted(sender.key, fork)
+            self.table.deleted(rref, GloballyUniqueId(data[3], data[4]))
+        elif data[5] != NOBODY:
+            self.table.tell_accepted(sender.key, GloballyUniqueId(data[3], data[4]))
         return RRef._to_value(self, value)
 
     def deserialize(self, data: ForkData) -> RRef[Any]:
@@ -270,7 +267,7 @@ def _rebuild(data: ForkData) -> RRef[Any]:
     arrival = getattr(scope, "arrival", None)
     if arrival is None:
         raise RemoraError("a reference can only be rebuilt from a call")
-    handle: RRef[Any] = arrival.handles.pop(GloballyUniqueId(data[3], data[4]))
+    handle: RRef[Any] = arrival.handles.pop((data[3], data[4]))
     return handle
 
 

@@ -50,9 +50,12 @@ class Table(Errands):
     def come_home(self, rref: RRefId, sender: Worker) -> Value:
         """A reference to a value of ours arrived: the value, which may have to be made yet."""
         with self._lock:
-            value = self.values.setdefault(rref, Value(rref))
+            value = self.values.get(rref)
+            if value is None:
+                value = self.values[rref] = Value(rref)
             effects = self.owner.come_home(rref, sender, self._creator(rref))
-        self.perform(effects)
+        if effects:
+            self.perform(effects)
         return value
 
     def share_value(self, value: Value, fork: ForkId, to: Worker) -> None:

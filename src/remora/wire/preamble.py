@@ -23,9 +23,7 @@ _MAKES = struct.Struct("<IBQQQQ")
 
 
 def attach(packed: Packed, scope: PackScope, creates: Creates | None = None) -> int:
-    """Put the preamble in front of a packed message, if it needs one. The flags that say so."""
-    if creates is None and not scope.attachments:
-        return 0
+    """Put the preamble in front of a packed message that needs one. The flags that say so."""
     packed.undo = scope.undo
     listed = pickle.dumps(scope.attachments, 5) if scope.attachments else b""
     if creates is None:
