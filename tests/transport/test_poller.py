@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remora.transport.poller import READ, WRITE, EpollPoller, Poller, SelectPoller
+from remora.transport.poller import END, READ, WRITE, EpollPoller, Poller, SelectPoller
 
 
 class Source:
@@ -71,6 +71,24 @@ def test_room_to_write_is_told_apart(poller: Poller, pair: tuple[socket.socket, 
     pair[1].send(b"x")
     poller.arm(source, READ | WRITE)
     assert wait_for_event(poller) == [(source, READ | WRITE)]
+
+
+def test_a_source_that_is_armed_to_last_fires_whenever_more_comes(pair: tuple[socket.socket, socket.socket]) -> None:
+    poller = EpollPoller()
+    source = Source(pair[0])
+    poller.add(source)
+    poller.arm_to_last(source)
+    for _ in range(3):
+        pair[1].send(b"x")
+        assert wait_for_event(poller) == [(source, READ)]
+        assert nothing_is_ready(poller)  # told once, read or not
+        pair[0].recv(10)
+    pair[1].send(b"x")
+    pair[1].close()
+    assert wait_for_event(poller) == [(source, READ | END)]
+    poller.arm_to_last(source)  # … and what was there before is told to whoever arms it again
+    assert wait_for_event(poller) == [(source, READ | END)]
+    poller.close()
 
 
 def test_disarming_takes_it_back(poller: Poller, pair: tuple[socket.socket, socket.socket]) -> None:

@@ -28,6 +28,7 @@ _AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not
 # Bytes of something large that should have come over TCP before whoever reads is woken for them: else it is for each packet,
 # and to be woken takes as long as to copy it. 0: none.
 ENOUGH = int(os.environ.get("REMORA_GATHER", 1 << 18)) if sys.platform == "linux" else 0
+_TURN = 1 << 22  # bytes to read before others have a turn
 BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
 
 Part = bytes | bytearray | memoryview
@@ -86,7 +87,7 @@ class StreamLink:
         reader = self._reader
         frames: list[Frame] = []
         n = 0
-        budget = 1 << 22  # give others a turn after 4 MiB
+        budget = _TURN
         self.unread = True
         while budget > 0:
             space = reader.space()
