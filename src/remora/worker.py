@@ -122,6 +122,9 @@ class Worker:
     def peer(self, to: str | int | WorkerInfo) -> Peer:
         """The peer that a destination means: a name, an id or a WorkerInfo."""
         peers = self.agent.peers
+        known = peers.by_name.get(to) if type(to) is str else None
+        if known is not None:
+            return known
         try:
             if isinstance(to, str):
                 return peers.find(to)

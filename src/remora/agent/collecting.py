@@ -97,7 +97,7 @@ class _Collection:
         self.deciding = threading.Lock()
 
     def one_is_done(self, future: torch.futures.Future[Any]) -> None:
-        error = failure_of(future)
+        error = None if getattr(future, "_failure", self) is None else failure_of(future)  # (most of ours have none)
         with self.deciding:
             self.missing -= 1
             decided = self.missing < 0 or (error is None and self.missing > 0)
@@ -118,7 +118,10 @@ def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.F
         return cast("torch.futures.Future[Any]", _collect_all(cast("list[Any]", collection.futures)))
     watcher = collection.one_is_done
     for future in collection.futures:
-        when_done(future, watcher)
+        if isinstance(future, Future):
+            future._when_settled(watcher)
+        else:
+            when_done(future, watcher)
     return collection.everything
 
 

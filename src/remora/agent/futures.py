@@ -23,6 +23,7 @@ log = logging.getLogger("remora")
 T = TypeVar("T")
 Watcher = Callable[[Any], None]
 
+_Base: Any = torch._C.Future
 _guard = threading.Lock()  # guards the watchers of all futures; held for a few instructions
 
 
@@ -38,14 +39,21 @@ class Cancellable(Protocol):
 
 
 class _Failure:
-    """The error of a future, and whether anybody saw it. Apart from the future: torch holds it in a way that the
-    garbage collector cannot follow, so it must not lead back to the future."""
+    """The error of a future, and whether anybody saw it. It ends with the future, and tells if nobody did. Apart from the
+    future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to the future."""
 
-    __slots__ = ("error", "seen")
+    __slots__ = ("error", "origin", "seen", "what")
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, what: str, origin: tuple[str, int] | None) -> None:
         self.error = error
+        self.what = what
+        self.origin = origin
         self.seen = False
+
+    def __del__(self) -> None:
+        if not self.seen:
+            where = "{}:{}".format(*self.origin) if self.origin else "an unknown place"
+            log.error("%s, started at %s, failed and nobody looked: %r", self.what or "a call", where, self.error)
 
     def show(self, _value: object = None) -> Any:
         """Raise the error. A copy of it: what is raised gets a traceback, with the frames and all variables of whoever
@@ -73,7 +81,7 @@ class Future(torch.futures.Future[T]):
     __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers", "followed")
 
     def __init__(self, of: Cancellable | str = "", origin: tuple[str, int] | None = None) -> None:
-        super().__init__()
+        _Base.__init__(self, [])  # (torch's own does the same in three steps)
         self._of = of  # the call, or a few words
         self._origin = origin
         self.followed = False  # the program has callbacks on it
@@ -95,11 +103,11 @@ class Future(torch.futures.Future[T]):
             self._moment = streams.moment()
         self._value = value
         self._announce()
-        super().set_result(value)
+        _Base.set_result(self, value)
 
     def _fail(self, error: BaseException) -> None:
         # Its traceback would lead back here through the frames of whoever raised it, where no collector can follow.
-        failure = self._failure = _Failure(error.with_traceback(None))
+        failure = self._failure = _Failure(error.with_traceback(None), self.what, self._origin)
         self._set_unwrap_func(failure.show)
         self._announce()
         super().set_result(cast(T, error))
@@ -165,7 +173,7 @@ class Future(torch.futures.Future[T]):
             self._failure.show()
         if self._moment is not None:
             self._moment.join(self._value)
-        return cast(T, self._value)
+        return self._value  # type: ignore[return-value]
 
     def _await_outcome(self, timeout: float | None) -> None:
         clock: Clock = getattr(self._of, "clock", None) or clock_here()
@@ -250,13 +258,6 @@ class Future(torch.futures.Future[T]):
     def cancelled(self) -> bool:
         """Whether `cancel` ended it."""
         return self._failure is not None and isinstance(self._failure.error, CallCancelled)
-
-    def __del__(self) -> None:
-        failure = getattr(self, "_failure", None)
-        if failure is not None and not failure.seen:
-            failure.seen = True
-            where = "{}:{}".format(*self._origin) if self._origin else "an unknown place"
-            log.error("%s, started at %s, failed and nobody looked: %r", self.what or "a call", where, failure.error)
 
 
 def _as_runtime_error(error: BaseException) -> BaseException:

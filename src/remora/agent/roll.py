@@ -18,7 +18,7 @@ class Roll:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the three tables
-        self._by_name: dict[str, Peer] = {}
+        self.by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
         self._graves: dict[WorkerKey, Peer] = {}  # in the order in which they went
 
@@ -26,7 +26,7 @@ class Roll:
         """(the peer of that record, the one of the same name that it replaces, whether it is new)."""
         key = WorkerKey(record.id, record.incarnation)
         with self._lock:
-            of_name = self._by_name.get(record.name)
+            of_name = self.by_name.get(record.name)
             if of_name is not None and of_name.key == key:
                 if not of_name.record.addresses:
                     of_name.record = record
@@ -34,7 +34,7 @@ class Roll:
             if key in self._graves:
                 return self._graves[key], None, False  # news of it came late
             peer = make()
-            self._by_name[record.name] = self._by_id[record.id] = peer
+            self.by_name[record.name] = self._by_id[record.id] = peer
         return peer, of_name, True
 
     def bury(self, peer: Peer) -> None:
@@ -43,21 +43,21 @@ class Roll:
             self._graves[peer.key] = peer
             while len(self._graves) > GRAVES:
                 old = self._graves.pop(next(iter(self._graves)))
-                if self._by_name.get(old.name) is old:
-                    del self._by_name[old.name]
+                if self.by_name.get(old.name) is old:
+                    del self.by_name[old.name]
                 if self._by_id.get(old.id) is old:
                     del self._by_id[old.id]
 
     def has_name(self, name: str) -> bool:
         """Whether somebody of that name is, or was, there."""
-        return name in self._by_name
+        return name in self.by_name
 
     def find(self, key: str | int) -> Peer:
         """The peer of that name or id."""
-        peer = self._by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
+        peer = self.by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
         if peer is None:
-            names = ", ".join(sorted(self._by_name)[:8])
-            raise WorkerNotFound(f"could not find destination {key!r} among {len(self._by_name)} workers ({names} …)")
+            names = ", ".join(sorted(self.by_name)[:8])
+            raise WorkerNotFound(f"could not find destination {key!r} among {len(self.by_name)} workers ({names} …)")
         return peer
 
     def of_id(self, id: int) -> Peer | None:
@@ -76,4 +76,4 @@ class Roll:
     def all(self) -> list[Peer]:
         """Everybody who is there, and the last of those names whose workers are gone."""
         with self._lock:
-            return list(self._by_name.values())
+            return list(self.by_name.values())

@@ -27,7 +27,7 @@ from remora.wire.packed import Packed
 
 PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
-BURST = 200e-6  # … but not later than this after the first of them
+BURST = 200e-6  # … and by whoever makes them, if nobody else is asked to: so long after the first of them
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 LAZY_LIMIT = 1 << 17
 STALL = 0.25  # how long a large message may make no progress before the rest of it is copied aside
@@ -143,7 +143,7 @@ class Sending(ABC):
         if not self._lazy:
             self._held_since = now
         self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
-        if not burst or now - self._held_since > BURST:
+        if not burst or (self.attended and now - self._held_since > BURST):
             self.flush()
             return
         self._lazy_bytes += len(body)

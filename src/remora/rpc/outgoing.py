@@ -16,6 +16,7 @@ from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, run_serialized
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import ASYNC
 from remora.wire.packed import Packed
+from remora.wire.pickling import pack_plainly
 from remora.wire.scopes import PackScope
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
@@ -35,14 +36,19 @@ def pack_call(
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
     ways, recording = peer.ways, current_recording.get()
-    scope = PackScope(peer, True, ways.awaited if awaited else ways.requests)
     if script is not None:
+        scope = PackScope(peer, True, ways.awaited if awaited else ways.requests)
         packed, more = pack_recorded((*script, args, kwargs), scope, recording)
         return SCRIPT_CALL, packed, flags | more
     if pickler is not _internal_rpc_pickler:
         binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
         func, args, kwargs = run_serialized, (binary, tensors), {}
-    packed, more = pack_recorded((peer.outgoing.announced.target(func), args, kwargs), scope, recording)
+    value = peer.outgoing.announced.target(func), args, kwargs
+    plain = pack_plainly(value) if recording is None else None
+    if plain is not None:
+        return PYTHON_CALL, plain, flags
+    scope = PackScope(peer, True, ways.awaited if awaited else ways.requests)
+    packed, more = pack_recorded(value, scope, recording)
     return PYTHON_CALL, packed, flags | more
 
 

@@ -65,14 +65,9 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
 
     Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false.
     """
-    try:
-        body = pickle.dumps(value, _PROTOCOL) if stencils.is_plain(value) else None
-        if body is None and (scope is None or _as_they_are(scope)):
-            body = stencils.pickled(value)
-        if body is not None:
-            return Packed(body, [], [], [])
-    except _NOT_BY_NAME:
-        pass  # a function without a name: as any other value
+    packed = pack_plainly(value) or (_pack_small(value) if scope is None or _as_they_are(scope) else None)
+    if packed is not None:
+        return packed
     mark = 0 if scope is None else len(scope.undo)
     try:
         packer = _idle.pop()
@@ -88,6 +83,23 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     except BaseException as error:
         packer.roll_back(mark, error)
         raise
+
+
+def pack_plainly(value: object) -> Packed | None:
+    """`pack` for what is plain, as most small calls are; None if something in it needs more than that."""
+    try:
+        return Packed(pickle.dumps(value, _PROTOCOL), [], [], []) if stencils.is_plain(value) else None
+    except _NOT_BY_NAME:
+        return None  # a function without a name: as any other value
+
+
+def _pack_small(value: object) -> Packed | None:
+    """The same for what is plain but for small tensors."""
+    try:
+        body = stencils.pickled(value)
+    except _NOT_BY_NAME:
+        return None
+    return None if body is None else Packed(body, [], [], [])
 
 
 def _as_they_are(scope: PackScope) -> bool:
