@@ -1,4 +1,4 @@
-"""Small tensors by stencil: the receiver cannot tell, and whatever is not that simple goes the usual way."""
+"""Tensors by stencil: the receiver cannot tell, and whatever is not that simple goes the usual way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def has_tensor(value: Any) -> bool:
 
 @given(values.filter(has_tensor))
 def test_what_arrives_is_what_was_sent(value: Any) -> None:
-    body = stencils.pickled(value)
+    body = stencils.pickled(value, [])
     assert body is not None
     assert same(unpack(body), value)
     usual = pickling._Packer().pack(value, None)
@@ -57,7 +57,7 @@ def test_what_arrives_is_what_was_sent(value: Any) -> None:
 
 @given(values.filter(has_tensor))
 def test_pack_uses_it(value: Any) -> None:
-    assert pack(value).body == stencils.pickled(value) == pack(value, PackScope()).body
+    assert pack(value).body == stencils.pickled(value, []) == pack(value, PackScope()).body
 
 
 def test_arrived_tensors_own_their_memory() -> None:
@@ -113,7 +113,7 @@ class Subclass(torch.Tensor):
 def test_what_is_not_that_simple_is_left_to_the_pickler(value: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert stencils.pickled(value) is None
+        assert stencils.pickled(value, []) is None
         packed = pack(value)
         assert packed.body
 
@@ -122,6 +122,48 @@ def test_what_was_shared_is_shared_on_arrival() -> None:
     first, second = unpack(pack((shared, shared.view(2, 2))).body)
     first.fill_(7)
     assert second[1, 1] == 7
+
+
+LARGE = 100_000  # bytes
+SHAPES = [(LARGE,), (2, LARGE), (3, 2, LARGE // 2), (2, 2, 2, LARGE // 4), (4,)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.sampled_from(SHAPES)),
+        max_size=5,
+    ),
+    st.lists(atoms, max_size=3),
+)
+def test_large_tensors_go_in_buffers(kinds: list[tuple[torch.dtype, tuple[int, ...]]], beside: list[Any]) -> None:
+    tensors = [a_tensor(dtype, shape) for dtype, shape in kinds]
+    value = ("name", (*tensors, *beside), {})
+    packed = pack(value)
+    usual = pickling._Packer().pack(value, None)
+    large = [tensor for tensor in tensors if tensor.nbytes > LARGE // 2]
+    assert [bytes(each) for each in packed.buffers] == [bytes(each) for each in usual.buffers]
+    assert [id(each) for each in packed.tensors] == [id(each) for each in usual.tensors] == [id(each) for each in large]
+    assert len(packed.keepalive) == len(large)
+    assert packed.untracked is usual.untracked is False
+    if tensors:
+        assert packed.body == stencils.pickled(value, [])
+    arrived = unpack(packed.body, [_storage(each) for each in packed.buffers])
+    assert same(arrived[1], value[1])
+
+
+def _storage(view: memoryview) -> torch.UntypedStorage:
+    return torch.frombuffer(bytearray(view), dtype=torch.uint8).untyped_storage()
+
+
+def test_large_tensors_that_are_not_that_simple() -> None:
+    large = torch.ones(300, 300)
+    for other in [large.t(), large[10:], large.view(1, 300, 300), large.clone().requires_grad_(), torch._neg_view(large)]:
+        assert stencils.pickled((other,), []) is None
+    assert stencils.pickled((large, large), []) is None  # they are one on arrival, too
+    assert stencils.pickled(tuple(torch.empty(70_000, dtype=torch.uint8) for _ in range(257)), []) is None
+    packed = pack(tuple(torch.full((70_000,), n % 256, dtype=torch.uint8) for n in range(300)))
+    arrived = unpack(packed.body, [_storage(each) for each in packed.buffers])
+    assert [int(each[-1]) for each in arrived] == [n % 256 for n in range(300)]
 
 
 def test_nothing_is_left_out_of_a_recording() -> None:
@@ -139,12 +181,12 @@ def test_a_function_that_has_no_name_goes_by_value_with_its_tensors() -> None:
 
 def test_the_number_of_stencils_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stencils, "_stencils", dict.fromkeys(range(4096)))
-    assert stencils.pickled(torch.ones(7)) is None
+    assert stencils.pickled(torch.ones(7), []) is None
 
 
 def test_long_texts_beside_tensors() -> None:
     """Pickle cuts them into frames."""
     value = ("x" * 70_000, a_tensor(torch.float32, (4,)), b"y" * 140_000, a_tensor(torch.int64, (2, 2)), "z" * 70_000)
-    body = stencils.pickled(value)
+    body = stencils.pickled(value, [])
     assert body is not None
     assert same(pickle.loads(body), value)

@@ -17,7 +17,6 @@ import mmap
 import os
 import struct
 import threading
-import weakref
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -226,8 +225,7 @@ class Borrower:
             raise ValueError("a message refers to memory beyond its segment")
         mapping = self._map(number, f"/proc/{process}/fd/{descriptor}", size, now)
         region: Any = (ctypes.c_char * size).from_address(mapping.address)
-        region.mapping = mapping
-        weakref.finalize(region, self.unused.append, number).atexit = False
+        region.loan = _Loan(mapping, number, self.unused)
         return [_storage(region, at, length) for at, length in places]
 
     def _map(self, number: int, path: str, size: int, now: float) -> _Mapping:
@@ -267,6 +265,20 @@ class Borrower:
         while self.unused:
             numbers.append(self.unused.popleft())
         return numbers
+
+
+class _Loan:
+    """What a message lent us. It ends with the last tensor that uses it."""
+
+    __slots__ = ("_mapping", "_number", "_unused")
+
+    def __init__(self, mapping: _Mapping, number: int, unused: deque[int]) -> None:
+        self._mapping = mapping  # stays for as long
+        self._number = number
+        self._unused = unused
+
+    def __del__(self) -> None:
+        self._unused.append(self._number)
 
 
 class _Mapping:

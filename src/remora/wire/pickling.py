@@ -22,7 +22,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 
 from remora.wire import callables, stencils, tensors
-from remora.wire.memory import buffer_of
+from remora.wire.memory import buffer_of, readonly_view
 from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import PackScope, UnpackScope, current_unpack_scope, incoming
 from remora.wire.storages import ROOM, Outgoing, Reduced
@@ -65,7 +65,7 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
 
     Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false.
     """
-    packed = pack_plainly(value) or (_pack_small(value) if scope is None or _as_they_are(scope) else None)
+    packed = pack_plainly(value) or (_pack_by_stencil(value) if scope is None or _as_they_are(scope) else None)
     if packed is not None:
         return packed
     mark = 0 if scope is None else len(scope.undo)
@@ -93,13 +93,17 @@ def pack_plainly(value: object) -> Packed | None:
         return None  # a function without a name: as any other value
 
 
-def _pack_small(value: object) -> Packed | None:
-    """The same for what is plain but for small tensors."""
+def _pack_by_stencil(value: object) -> Packed | None:
+    """The same for what is plain but for tensors."""
+    large: list[torch.Tensor] = []
     try:
-        body = stencils.pickled(value)
+        body = stencils.pickled(value, large)
     except _NOT_BY_NAME:
         return None
-    return None if body is None else Packed(body, [], [], [])
+    if body is None:
+        return None
+    storages: list[Any] = [tensor.untyped_storage() for tensor in large]
+    return Packed(body, [readonly_view(each.data_ptr(), each.nbytes()) for each in storages], storages, large)
 
 
 def _as_they_are(scope: PackScope) -> bool:
