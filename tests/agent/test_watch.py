@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from remora.agent import processor
 from remora.agent import watch as watching
 from remora.agent.crew import Crew, waiting
 from remora.agent.watch import NOBODY, STREAK, Watch
@@ -216,6 +220,89 @@ def test_who_is_about_to_answer_is_left_to_it(crew: Crew, peer: Peer, monkeypatc
     peer.ask(0)
     assert peer.answers(2) == b"\0\1"
     assert set(peer.ran_by) == {lead}
+
+
+def test_taking_in_what_came_is_left_to_the_leader(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: it does not block, and whoever came to help would only fight with it for the interpreter."""
+    monkeypatch.setattr(watching, "PATIENCE", 3600.0)
+    lead = led(crew, peer)
+    del peer.ran_by[:]
+    read = peer.ready
+
+    def read_slowly(events: int) -> None:
+        read(events)
+        time.sleep(20 * watching.LONG)
+
+    monkeypatch.setattr(peer, "ready", read_slowly)
+    for _ in range(5):
+        peer.ask(*[0] * 50)
+        peer.answers(50)
+    assert set(peer.ran_by) == {lead}
+
+
+def test_but_not_for_ever(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PATIENCE", 0.01)
+    led(crew, peer)
+    other = Peer(crew)
+    stuck = threading.Event()
+    monkeypatch.setattr(other, "ready", lambda events: stuck.wait(10.0))
+    other.ask(0)
+    try:
+        for _ in range(3):
+            peer.call()
+    finally:
+        stuck.set()
+        other.close()
+
+
+@pytest.mark.parametrize("robbed", [True, False])
+def test_a_leader_that_others_keep_from_the_processor_is_not_helped(
+    crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch, robbed: bool
+) -> None:
+    monkeypatch.setattr(watching, "PATIENCE", 3600.0)
+    monkeypatch.setattr(processor, "waited", lambda thread: time.monotonic() if robbed else 0.0)
+    lead = led(crew, peer)
+    del peer.ran_by[:]
+    pause = threading.Event()
+    peer.work[1] = lambda: pause.wait(0.05)
+    peer.ask(1)
+    wait_until(lambda: len(peer.ran_by) == 1)
+    peer.ask(0)
+    peer.answers(2)
+    assert (peer.ran_by == [lead, lead]) is robbed
+
+
+def test_how_long_a_thread_has_waited_for_a_processor() -> None:
+    me = threading.get_native_id()
+    before = processor.waited(me)
+    assert before >= 0.0
+    assert processor.waited(me) >= before
+    assert processor.waited(2**22 + 1) == 0.0  # there is no such thread
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_it_grows_while_others_have_it() -> None:
+    """Two processes on one processor: each waits for half of the time."""
+    allowed = os.sched_getaffinity(0)
+    one = min(allowed)
+    rival = subprocess.Popen(
+        [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, [{one}])\nprint(flush=True)\nwhile True: pass"],
+        stdout=subprocess.PIPE,
+    )
+    os.sched_setaffinity(0, [one])
+    try:
+        assert rival.stdout is not None
+        rival.stdout.readline()
+        me = threading.get_native_id()
+        before = processor.waited(me)
+        if not os.path.exists(f"/proc/self/task/{me}/schedstat"):
+            pytest.skip("this system does not tell")
+        wait_until(lambda: processor.waited(me) - before > 0.01 or not sum(range(100_000)), 20.0)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        rival.kill()
+        rival.wait()
+        rival.stdout.close()
 
 
 # A leader that waits for something remote.

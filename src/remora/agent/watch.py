@@ -3,8 +3,9 @@
 One thread *leads*. It waits for events, and runs what came itself: so nothing is handed over, its caches are warm, and
 libraries that keep helpers for each thread that ever computed (OpenMP) keep them for one. The others stand at a gate, where
 the kernel does not wake them for what the leader sees anyway. The gate opens for them when the leader waits for something
-remote; when it has been busy with one thing for a while; and when things pile up behind functions that take long. If one
-event follows upon the other, the leader does not sleep, but looks for the next one for a moment.
+remote; when it has been busy with one thing for a while; and when things pile up behind functions that take long. A leader
+that others keep from the processor is not busy: more threads would not help it. If one event follows upon the other, the
+leader does not sleep, but looks for the next one for a moment.
 
 Where there is no gate (`remora.transport.gate`), all sleep at the poller, and each event wakes one of them.
 """
@@ -14,8 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from threading import get_ident
+from threading import get_ident, get_native_id
 
+from remora.agent import processor
 from remora.transport.eagerness import MOMENT
 from remora.transport.gate import AT_ONCE, Gate
 from remora.transport.poller import Event, Poller, Seen
@@ -31,7 +33,11 @@ WRAP_UP = 0.005  # … or with the rest of it, after an answer was sent: it take
 TERM = 0.05  # seconds after which one that helped goes home, and what libraries keep for it with it
 RELIEF = 0.05  # seconds for which the gate stays open after that: where it happened once, it happens again
 
+ROBBED = 0.4  # of the time
+PATIENCE = 0.05  # seconds more for who was robbed, or takes in what came (which does not block): others would be in its way
+
 NOBODY = 0
+NEVER = float("inf")
 
 
 class Watch:
@@ -51,6 +57,7 @@ class Watch:
         self._lock = threading.Lock()  # guards the next two
         self._standing = 0  # threads with nothing to do, but for the leader
         self._leader = NOBODY
+        self._native = 0  # what the system calls the leader
         # What the leader does.
         self._idle = False  # nothing
         self._running = False  # something that may block
@@ -66,6 +73,7 @@ class Watch:
         self._open_until = 0.0  # at least
         self._set = False  # the alarm is
         self._then = (0, False)  # when it was set: `_steps`, and whether the leader was behind with them
+        self._robbed = (0, 0.0, 0.0)  # at the last patrol: of whom, when, and how long it had waited for a processor
         self._summoned = False  # somebody is to come and see
 
     @property
@@ -141,7 +149,7 @@ class Watch:
         with self._lock:
             if self._leader != leader:
                 return False
-            self._leader = get_ident()
+            self._leader, self._native = get_ident(), get_native_id()
         self._begin()
         self._running, self._waiting = leader != NOBODY, False
         self._streak = self._deputed = 0
@@ -208,15 +216,24 @@ class Watch:
         done = self._steps - steps
         if self._idle:
             return summoned
-        if done == 0 and time.monotonic() > self._long_at:
+        robbed = self._is_robbed()
+        grace = PATIENCE if robbed or not self._running else 0.0
+        if done == 0 and time.monotonic() > self._long_at + grace:
             self._leave_to_others(gate, 0.0)
             return True
-        behind = 0 < done < FEW and (self._queued() > 0 or gate.crowded())
+        behind = 0 < done < FEW and not robbed and (self._queued() > 0 or gate.crowded())
         self._set_alarm(PATROL if done < FEW else RELAXED, behind)
         if behind and was_behind:
             self._leave_to_others(gate, time.monotonic() + RELIEF)
             return True
         return summoned
+
+    def _is_robbed(self) -> bool:
+        """Whether others had the processor, and the leader did not, for much of the time since the last patrol."""
+        leader, then, waited = self._robbed
+        now = time.monotonic()
+        self._robbed = self._native, now, processor.waited(self._native)
+        return leader == self._native and self._robbed[2] - waited > ROBBED * (now - then)
 
     def _leave_to_others(self, gate: Gate, until: float) -> None:
         self._open_until = max(self._open_until, until)
@@ -245,8 +262,8 @@ class Watch:
             self.keep()
         leader = self._leader
         if leader == get_ident():
+            before = self._began if self._running else NEVER
             self._running = True
-            before = self._began
             self._begin()
             if self._began - before > LONG and self._queued():
                 self.summon()  # what comes next may take as long as what came before
