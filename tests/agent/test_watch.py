@@ -244,9 +244,10 @@ def test_but_not_for_ever(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watching, "PATIENCE", 0.01)
     led(crew, peer)
     other = Peer(crew)
-    stuck = threading.Event()
-    monkeypatch.setattr(other, "ready", lambda events: stuck.wait(10.0))
+    begun, stuck = threading.Event(), threading.Event()
+    monkeypatch.setattr(other, "ready", lambda events: (begun.set(), stuck.wait(10.0)))
     other.ask(0)
+    assert begun.wait(10.0)
     try:
         for _ in range(3):
             peer.call()
