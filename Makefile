@@ -48,7 +48,7 @@ lint: $(INSTALLED)
 
 # Every way in which something is done faster has a switch, and nothing else may depend on it.
 paths: $(INSTALLED)
-	@for switch in REMORA_LOOK=0 REMORA_SHARED_MEMORY=0 REMORA_WARM_MEMORY=0 REMORA_GATHER=0 REMORA_POLLER=select; do \
+	@for switch in REMORA_LOOK=0 REMORA_SHARED_MEMORY=0 REMORA_WARM_MEMORY=0 REMORA_GATHER=0 REMORA_ATTEND=0 REMORA_POLLER=select; do \
 	  echo "== $$switch"; env $$switch $(BIN)/python -m pytest -q -p no:cacheprovider $(or $(ARGS),$(PATH_TESTS)) || exit 1; done
 
 chaos: $(INSTALLED)

@@ -22,6 +22,7 @@ from remora.agent.vigil import Vigil
 from remora.wire.pickling import pack
 from tests.agent.alone import wait_until
 
+pytestmark = pytest.mark.skipif(not attendance.MEMORY, reason="turned off")
 SOON = 2.0  # seconds: much longer than what is expected, much shorter than the tick or a read that nothing ends
 ran: list[object] = []
 unpickled_on: list[int] = []
