@@ -60,6 +60,12 @@ def test_pack_uses_it(value: Any) -> None:
     assert pack(value).body == stencils.pickled(value, []) == pack(value, PackScope()).body
 
 
+@given(atoms | st.lists(atoms | st.lists(atoms, max_size=4).map(tuple) | st.just({}), max_size=4).map(tuple))
+def test_what_is_plain_is_what_pickle_makes_of_it(value: Any) -> None:
+    assert stencils.is_plain(value)
+    assert stencils.pickled(value, []) == pickle.dumps(value, 5) == pack(value).body
+
+
 def test_arrived_tensors_own_their_memory() -> None:
     tensor = a_tensor(torch.float32, (4,))
     arrived = unpack(pack((tensor,)).body)[0]
@@ -107,7 +113,8 @@ class Subclass(torch.Tensor):
         [shared],
         {"a": shared},
         (shared, torch.float32),
-        "text",
+        [1],
+        {},
     ],
 )
 def test_what_is_not_that_simple_is_left_to_the_pickler(value: Any) -> None:

@@ -11,14 +11,14 @@ from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.crew import Crew
 from remora.agent.pacing import OUTBOX_LIMIT
-from remora.agent.recording import Header, Recorder, Recording, pack_recorded
+from remora.agent.recording import Header, Recorder, Recording, pack_for
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
 from remora.wire.packed import Packed
 from remora.wire.pickling import unpack
-from remora.wire.scopes import PackScope, UnpackScope
+from remora.wire.scopes import UnpackScope
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
@@ -161,16 +161,15 @@ class Request:
         if value is None:  # (which has no history that a recording would want to know of)
             self._send(kind, NOTHING, 0)
             return
+        caller, recording = self.caller, self.recording if self.grad_enabled else None
         try:
-            scope = PackScope(self.caller, route=self.caller.ways.replies)
-            scope.detached = not self.grad_enabled
-            packed, flags = pack_recorded(value, scope, self.recording if self.grad_enabled else None)
+            packed, flags = pack_for(caller, caller.ways.replies, value, recording, detached=not self.grad_enabled)
         except BaseException as failure:
             self.fail(failure)
             return
         self._send(kind, packed, flags)
-        if scope.links and packed.recording is not None:
-            self._dispatch.crew.at_leisure(packed.recording.look_ahead)
+        if recording is not None:
+            self._dispatch.crew.at_leisure(recording.look_ahead)
 
     def acknowledge(self, kind: int, then: Callable[..., None] | None = None, *args: object) -> None:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which

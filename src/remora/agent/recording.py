@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import torch
 
 from remora.wire import preamble
+from remora.wire.cargo import Route
 from remora.wire.frames import RECORDED
 from remora.wire.packed import Packed
-from remora.wire.pickling import pack
+from remora.wire.pickling import pack, pack_simply
 from remora.wire.scopes import PackScope
 
 if TYPE_CHECKING:
@@ -112,12 +113,29 @@ class recording_for:
         current_recording.reset(self._token)
 
 
-def pack_recorded(
-    value: object, scope: PackScope, recording: Recording | None, creates: tuple[Any, ...] | None = None
+def pack_for(
+    peer: Peer, way: Route, value: object, recording: Recording | None, ordered: bool = False, detached: bool = False
 ) -> tuple[Packed, int]:
-    """Pack a message, with what the recording says of it. The flags tell what it has beside the value."""
+    """`pack_recorded` for a call or its reply. Most are simple, and belong to no recording."""
+    packed = pack_simply(value, not way.moves_cpu) if recording is None else None
+    if packed is not None:
+        return packed, 0
+    scope = PackScope(peer, ordered, way)
+    scope.detached = detached
+    return pack_recorded(value, scope, recording, simple=recording is not None)
+
+
+def pack_recorded(
+    value: object,
+    scope: PackScope,
+    recording: Recording | None,
+    creates: tuple[Any, ...] | None = None,
+    simple: bool = True,
+) -> tuple[Packed, int]:
+    """Pack a message, with what the recording says of it. The flags tell what it has beside the value. `simple`: see
+    `pack`."""
     if recording is None:
-        packed = pack(value, scope)
+        packed = pack(value, scope, simple=simple)
         flags = packed.flags
     else:
         peer: Any = scope.peer

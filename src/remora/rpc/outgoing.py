@@ -10,14 +10,12 @@ from torch.jit import ScriptFunction
 from torch.jit._builtins import _get_builtin_table
 
 from remora.agent.peers import Peer
-from remora.agent.recording import current_recording, pack_recorded
+from remora.agent.recording import current_recording, pack_for
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, run_serialized
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import ASYNC
 from remora.wire.packed import Packed
-from remora.wire.pickling import pack_plainly
-from remora.wire.scopes import PackScope
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
 SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
@@ -35,21 +33,17 @@ def pack_call(
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
-    ways, recording = peer.ways, current_recording.get()
+    value: tuple[Any, ...]
     if script is not None:
-        scope = PackScope(peer, True, ways.awaited if awaited else ways.requests)
-        packed, more = pack_recorded((*script, args, kwargs), scope, recording)
-        return SCRIPT_CALL, packed, flags | more
-    if pickler is not _internal_rpc_pickler:
-        binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
-        func, args, kwargs = run_serialized, (binary, tensors), {}
-    value = peer.outgoing.announced.target(func), args, kwargs
-    plain = pack_plainly(value) if recording is None else None
-    if plain is not None:
-        return PYTHON_CALL, plain, flags
-    scope = PackScope(peer, True, ways.awaited if awaited else ways.requests)
-    packed, more = pack_recorded(value, scope, recording)
-    return PYTHON_CALL, packed, flags | more
+        kind, value = SCRIPT_CALL, (*script, args, kwargs)
+    else:
+        if pickler is not _internal_rpc_pickler:
+            binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
+            func, args, kwargs = run_serialized, (binary, tensors), {}
+        kind, value = PYTHON_CALL, (peer.outgoing.announced.target(func), args, kwargs)
+    way = peer.ways.awaited if awaited else peer.ways.requests
+    packed, more = pack_for(peer, way, value, current_recording.get(), ordered=True)
+    return kind, packed, flags | more
 
 
 def remote_target(

@@ -60,14 +60,16 @@ def register_reducer(cls: type, reduce: Reduce) -> bool:
     return cls not in _OURS and _registered.setdefault(cls, reduce) is reduce
 
 
-def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True) -> Packed:
+def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True, simple: bool = True) -> Packed:
     """Turn `value` into bytes. What cannot be pickled raises what pickle raised, after taking back what was done.
 
-    Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false.
+    Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false. `simple`: perhaps it is;
+    who has tried `pack_simply` knows.
     """
-    packed = pack_plainly(value) or (_pack_by_stencil(value) if scope is None or _as_they_are(scope) else None)
-    if packed is not None:
-        return packed
+    if simple:
+        packed = pack_simply(value, scope is None or _as_they_are(scope))
+        if packed is not None:
+            return packed
     mark = 0 if scope is None else len(scope.undo)
     try:
         packer = _idle.pop()
@@ -85,23 +87,21 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
         raise
 
 
-def pack_plainly(value: object) -> Packed | None:
-    """`pack` for what is plain, as most small calls are; None if something in it needs more than that."""
-    try:
-        return Packed(pickle.dumps(value, _PROTOCOL), [], [], []) if stencils.is_plain(value) else None
-    except _NOT_BY_NAME:
-        return None  # a function without a name: as any other value
-
-
-def _pack_by_stencil(value: object) -> Packed | None:
-    """The same for what is plain but for tensors."""
+def pack_simply(value: object, tensors: bool = True) -> Packed | None:
+    """`pack` for most small calls: what is plain, and with `tensors` also those on the CPU, which arrive there and without a
+    history. None if something in it needs more than that."""
     large: list[torch.Tensor] = []
     try:
-        body = stencils.pickled(value, large)
+        if tensors:
+            body = stencils.pickled(value, large)
+        else:
+            body = pickle.dumps(value, _PROTOCOL) if stencils.is_plain(value) else None
     except _NOT_BY_NAME:
-        return None
+        return None  # a function without a name: as any other value
     if body is None:
         return None
+    if not large:
+        return Packed(body, [], [], [])
     storages: list[Any] = [tensor.untyped_storage() for tensor in large]
     return Packed(body, [readonly_view(each.data_ptr(), each.nbytes()) for each in storages], storages, large)
 

@@ -53,18 +53,21 @@ def is_plain(value: object) -> bool:
     return True
 
 
-def pickled(value: object, large: list[torch.Tensor]) -> bytes | None:
-    """The pickle of a tensor, or of a tuple that is plain but for tensors; None if it is neither. Tensors that are large go
-    into that list: the data of the n-th has to be in the n-th buffer."""
+def pickled(value: Any, large: list[torch.Tensor]) -> bytes | None:
+    """The pickle of what is plain but for tensors; None if something else is in it. Tensors that are large go into that
+    list: the data of the n-th has to be in the n-th buffer."""
     tensors: dict[int, bytes] = {}
-    if type(value) is torch.Tensor:
+    kind = type(value)
+    if kind is torch.Tensor:
         written = _write(value, tensors, large)
         return None if written is None else _BEGIN + written + _END
-    if type(value) is not tuple:
-        return None
+    if kind is not tuple:
+        return pickle.dumps(value, 5) if kind in PLAIN else None
     twin = _twin(value, tensors, large, 2)
-    if twin is None or not tensors:
+    if twin is None:
         return None
+    if not tensors:
+        return pickle.dumps(value, 5)
     body = pickle.dumps(twin, 5)
     pieces = body[2 + _FRAME if body[2:3] == pickle.FRAME else 2 :].split(_MARK)
     if len(pieces) != len(tensors) + 1:  # the number is among the values after all
