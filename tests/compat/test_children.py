@@ -69,7 +69,8 @@ def test_torchrun(tmp_path: Path) -> None:
     children.mark(settings)
     ended = python([*arguments, "--master-port", str(port), PROGRAMS / "ring.py"], tmp_path, **settings)
     assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.split("\n"))[-2:] == ["worker0 runs on remora.rpc", "worker1 runs on remora.rpc"]
+    for name in ("worker0", "worker1"):  # (two processes write to one pipe, perhaps into each other's line)
+        assert ended.stdout.count(f"{name} runs on remora.rpc") == 1
 
 
 def test_a_sitecustomize_that_was_there_is_run_all_the_same(tmp_path: Path) -> None:
