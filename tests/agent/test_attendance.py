@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent import attendance
+from remora.agent import attendance, sending
 from remora.agent.agent import Agent
 from remora.agent.attendance import Attendance
+from remora.agent.attending import Attending
 from remora.agent.calls import Call
 from remora.agent.channel import Channel
+from remora.agent.futures import when_done
 from remora.agent.vigil import Vigil
 from remora.wire.pickling import pack
 from tests.agent.alone import wait_until
@@ -157,6 +159,7 @@ LISTENERS: dict[str, Callable[[Any, list[object]], None]] = {
     "callback": lambda future, heard: future.add_done_callback(heard.append),
     "then": lambda future, heard: future.then(heard.append),
     "collection": lambda future, heard: torch.futures.collect_all([future]).add_done_callback(heard.append),
+    "ours": lambda future, heard: when_done(future, heard.append),  # as `async_execution` does
 }
 
 
@@ -216,6 +219,72 @@ def test_a_synchronous_call_that_finds_another_one_reading_does_not_either(me: s
     second.join(20.0)
 
 
+def pause() -> None:
+    gate.wait(0.1)
+
+
+def nap(seconds: float) -> str:
+    time.sleep(seconds)
+    return "rested"
+
+
+def test_a_reply_that_a_thread_reads_for_another_one_that_sleeps(me: str, patient: None) -> None:
+    channel = keep_busy(me)
+    slow = rpc.rpc_async(me, wait_at_gate)
+    reader = threading.Thread(target=lambda: slow.wait(20.0))
+    reader.start()
+    wait_until(lambda: channel._reading.locked())
+    assert rpc.rpc_async(me, nap, (0.2,)).wait(SOON) == "rested"  # read by the other thread, which does not wait for it
+    assert torch.futures.wait_all([rpc.rpc_async(me, nap, (0.1,)) for _ in range(3)]) == ["rested"] * 3
+    assert not channel.sleeping
+    gate.set()
+    reader.join(20.0)
+
+
+def test_a_thread_sleeps_on_though_others_come_and_go(me: str, patient: None) -> None:
+    channel = keep_busy(me)
+    results: list[object] = []
+    quick = rpc.rpc_async(me, nap, (0.1,))
+    first = threading.Thread(target=lambda: quick.wait(20.0))
+    first.start()
+    wait_until(lambda: channel._reading.locked())
+    sleepers = [
+        threading.Thread(target=lambda: results.append(rpc.rpc_sync(me, wait_at_gate))),
+        threading.Thread(target=lambda: results.append(rpc.rpc_async(me, wait_at_gate).wait(20.0))),
+    ]
+    for thread in sleepers:
+        thread.start()
+    wait_until(lambda: channel.sleeping and channel.expected)
+    first.join(20.0)
+    keep_busy(me)
+    gate.set()  # nobody comes any more
+    wait_until(lambda: results == ["passed"] * 2, SOON)
+    for thread in sleepers:
+        thread.join(20.0)
+
+
+def test_a_call_with_little_time_is_left_to_nobody(
+    me: str, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_busy(me)
+    monkeypatch.setattr(sending, "BURST_GAP", 60.0)
+    monkeypatch.setattr(sending, "BURST", 60.0)
+    *_, future = [*(rpc.rpc_async(me, note, (n,)) for n in range(3)), rpc.rpc_async(me, note, ("now",), timeout=0.9)]
+    wait_until(lambda: future._settled, SOON)
+    assert future.wait() == "now"
+
+
+def test_callbacks_of_a_collection_do_not_run_on_a_thread_that_waits(me: str) -> None:
+    keep_busy(me)
+    mine, other = rpc.rpc_async(me, wait_at_gate), rpc.rpc_async(me, pause)
+    ran_on: list[int] = []
+    torch.futures.collect_all([other]).add_done_callback(lambda _: ran_on.append(threading.get_ident()))
+    threading.Timer(0.2, gate.set).start()
+    assert mine.wait(20.0) == "passed"
+    wait_until(lambda: ran_on, SOON)
+    assert threading.get_ident() not in ran_on
+
+
 # If they do not come back.
 
 
@@ -249,6 +318,26 @@ def test_replies_that_nobody_comes_for_are_passed_on(me: str, trusting: None) ->
         keep_busy(me, 20)
     assert threading.get_ident() not in unpickled_on
     assert [future.wait(0.0).number for future in forgotten] == list(range(50))
+
+
+def test_a_worker_that_ends_while_a_reply_is_being_put_aside(
+    me: str, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_busy(me)
+    first, second = rpc.rpc_async(me, wait_at_gate), rpc.rpc_async(me, witness, (1,))
+    share_out = Attending._share_out
+
+    def late(channel: Attending, answered: list[Call], calls: Any) -> None:
+        if second._of in answered:
+            monkeypatch.setattr(Attending, "_share_out", share_out)
+            rpc.shutdown(graceful=False)
+        share_out(channel, answered, calls)
+
+    monkeypatch.setattr(Attending, "_share_out", late)
+    with pytest.raises(RuntimeError):
+        first.wait(5.0)
+    wait_until(lambda: second._settled, SOON)
+    assert second.wait().number == 1
 
 
 @pytest.mark.parametrize("graceful", [True, False])

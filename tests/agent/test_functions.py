@@ -57,6 +57,19 @@ def test_the_name_is_told_once() -> None:
     assert announced.target(triple) == 2
 
 
+def test_two_threads_that_announce_at_the_same_time_give_two_numbers() -> None:
+    class Interrupted(Line):
+        def put_aside(self, kind: int, call: int, body: bytes) -> None:
+            if not self.said:
+                super().put_aside(kind, call, body)
+                other.append(announced.target(triple))  # as if another thread came in between
+
+    announced = Announced(Interrupted())
+    other: list[object] = []
+    assert announced.target(double) != other[0]
+    assert [announced.target(double), announced.target(triple)] == [1, 2]
+
+
 class Doubler:
     def __call__(self, x: int) -> int:
         return 2 * x

@@ -204,8 +204,8 @@ class Agent:
         if not urgent:
             channel.unhurried.add(call.id)
         elif hurry or call.future is None:
-            channel.ours.add(call.id)
-            channel.watch()
+            call.heeded = True
+            channel.expect(call)
         elif not channel.attended:
             self.attendance.expect(channel)
         if packed.buffers:
@@ -214,6 +214,8 @@ class Agent:
             channel.send(kind, call.id, packed.body, flags, left)
         elif urgent:
             channel.send_lazily(kind, call.id, packed.body, flags, left)
+            if call.heeded and channel.attended:
+                channel.flush()  # nobody may come to do it
         elif channel.send_unhurried(kind, call.id, packed.body, flags, left):
             self.company.expect(channel)
         if peer.state != "alive" or channel.closed:

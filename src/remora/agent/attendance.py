@@ -46,9 +46,10 @@ class Attendance:
         for channel in list(self._attended):
             channel.flush()
             channel.pass_on()
-            if not channel.attended or monotonic() - channel.visited > MEMORY:
+            if monotonic() - channel.visited > MEMORY or channel.closed:
                 self._attended.discard(channel)
-                channel.heed()
-        self._due = bool(self._attended)
-        if self._due:
+                channel.desert()
+        self._due = False  # before we look: who comes now sets a timer, and one too many does no harm
+        if self._attended:
+            self._due = True
             self._timers.soon(ROUND, self._look)

@@ -25,28 +25,31 @@ class Attending(Receiving):
         self.visited = 0.0  # when a thread last came to read
         self._aside: dict[int, Call] = {}  # answered, and not passed on yet
         self._long_aside: dict[int, Call] = {}  # … for one look of `Attendance`, at least
+        self.sleeping: set[object] = set()  # threads that wait for futures, and found that they could not read
 
-    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool]) -> None:
+    def attend(
+        self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: object = None
+    ) -> None:
         """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
-        asynchronous, and need not be woken. Returns when it is over, or if somebody else reads."""
+        asynchronous, and need not be woken. Returns when it is over; or if somebody else reads, or there is no link: then
+        `thread` is among those that are sleeping, until it is taken out again."""
         self.flush()
         self.visited = monotonic()
         if self._aside or self._long_aside:
             self._come_for(calls)
         while not over() and monotonic() < deadline:
             port = self._port
-            if port is None:
+            if port is None or not self._reading.acquire(False):
+                self.sleeping.add(thread)  # first: who leaves the link, or puts something aside, looks at it afterwards
+                self._come_for(calls)
+                self.watch()
                 return
-            if not self._reading.acquire(False):
-                if self._queue_up():
-                    return
-                continue
             try:
                 self._rearm(port)  # the poller does not look meanwhile
                 answered = self._read_until(port, deadline, over)
             finally:
                 self._reading.release()
-                self._leave(port)
+                self._leave()
             self._share_out(answered, calls)
 
     def _read_until(self, port: Port, deadline: float, over: Callable[[], bool]) -> list[Call]:
@@ -60,13 +63,15 @@ class Attending(Receiving):
             answered = self._receive(port, read, left)
         return answered
 
-    def _leave(self, port: Port) -> None:
-        """The thread has read. The poller looks from now on, unless the channel is attended and nobody else waits."""
+    def _leave(self) -> None:
+        """The thread has read. The poller looks from now on, unless the channel is attended and nothing else expected."""
         self._unwatched = True
-        if not self.attended or self._queue or self.ours:
-            self._queue = self._unwatched = False
-            self._rearm(port)
-        elif port.link.outbox_bytes:
+        port = self._port
+        if not self.attended or self.expected or self.sleeping:
+            self._unwatched = False
+            if port is not None:
+                self._rearm(port)
+        elif port is not None and port.link.outbox_bytes:
             self._rearm(port)
 
     def _share_out(self, answered: list[Call], calls: Collection[Call]) -> None:
@@ -74,36 +79,50 @@ class Attending(Receiving):
         mine: list[Call] = []
         others: list[Call] = []
         for each in answered:
-            if not each.quiet:
-                others.append(each)
-            elif each in calls or each.has_nothing:
+            if each.quiet and (each in calls or each.has_nothing):
                 mine.append(each)
-            elif self.attended:
-                self._aside[each.id] = each
-            else:
+            elif each.heeded or not each.quiet or not self.attended or self.sleeping:
                 others.append(each)
+            else:
+                self._aside[each.id] = each
+                if each.heeded and self._took(each):  # meanwhile
+                    others.append(each)
         if others:
             self._crew.serve(partial(settle, others))
         settle(mine)
-        if self._aside and not self.attended:
-            self.pass_on(at_once=True)  # nobody would have looked at them
+        if (self._aside or self._long_aside) and (self.closed or self.sleeping or not self.attended):
+            self.pass_on(at_once=True)  # nobody would come for them, or somebody waits for one
+
+    def _took(self, call: Call) -> bool:
+        return (self._aside.pop(call.id, None) or self._long_aside.pop(call.id, None)) is not None
 
     def _come_for(self, calls: Iterable[Call]) -> None:
-        settle([each for each in calls if self._aside.pop(each.id, None) or self._long_aside.pop(each.id, None)])
+        settle([each for each in calls if self._took(each)])
 
     def pass_on(self, at_once: bool = False) -> None:
         """Let the crew have what nobody came for since the last time, or `at_once` all that was put aside."""
         for aside in (self._long_aside, self._aside) if at_once else (self._long_aside,):
             left = [call for call_id in list(aside) if (call := aside.pop(call_id, None)) is not None]
-            if left:
+            if left and self.closed:
+                settle(left)  # there may be no crew any more
+            elif left:
                 self._crew.serve(partial(settle, left))
         if not at_once:
             self._aside, self._long_aside = self._long_aside, self._aside
 
-    def heed(self) -> None:
-        """Somebody wants to hear of a reply without waiting for it: do not leave that to threads that wait."""
+    def heed(self, call: Call) -> None:
+        """Somebody wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
+        call.heeded = True  # first: who puts it aside looks again
+        if self._took(call):
+            self._crew.serve(partial(settle, (call,)))
+            return
+        self.expect(call)
         if self.attended:
-            self.attended = False  # first: who leaves the link, or puts something aside, sees to it itself now
             self.flush()
-            self.watch(again=True)
-            self.pass_on(at_once=True)
+
+    def desert(self) -> None:
+        """Threads do not come any more: everything is as on any other channel."""
+        self.attended = False  # first: who leaves the link, or puts something aside, sees to it itself now
+        self.flush()
+        self.watch(again=True)
+        self.pass_on(at_once=True)

@@ -51,7 +51,7 @@ class Call:
     """
 
     __slots__ = (
-        "asynchronous", "deadline", "failure", "future", "id", "on_settled", "peer", "recording", "reply",
+        "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "recording", "reply",
         "signal", "target", "timeout", "undo",
     )  # fmt: skip
 
@@ -68,6 +68,7 @@ class Call:
         self.future: Future[Any] | None = None  # in the place of on_settled
         self.undo: list[Callable[[], None]] | None = None  # takes back what packing did, if the call is never sent
         self.recording: Recording | None = None  # what the call belongs to, and its reply with it
+        self.heeded = False  # somebody wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
     def promise(self, origin: tuple[str, int] | None) -> Future[Any]:
@@ -160,16 +161,22 @@ class Call:
         channel.look_up()
         return True
 
-    def attend(self, future: Future[Any], timeout: float | None) -> None:
-        """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after that."""
+    def attend(self, future: Future[Any], timeout: float | None, thread: object) -> None:
+        """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after that:
+        then `thread` sleeps, and must be woken, until it does `rise`."""
         lane = self.lane
         if lane is not None:
             deadline = self.deadline if timeout is None else min(self.deadline, self.peer.now() + timeout)
-            lane.attend((self,), deadline, lambda: self.id not in lane.pending)
+            lane.attend((self,), deadline, lambda: self.id not in lane.pending, thread)
+
+    def rise(self, thread: object) -> None:
+        """It waits no longer."""
+        self.peer.outgoing.sleeping.discard(thread)
 
     def heed(self) -> None:
         """Somebody wants to hear of the outcome without waiting for it."""
-        self.peer.outgoing.heed()
+        if not self.heeded:
+            self.peer.outgoing.heed(self)
 
     @property
     def lane(self) -> Channel | None:

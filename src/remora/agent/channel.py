@@ -83,6 +83,7 @@ class Channel(Attending):
             replies = self._receive(port, port.link.read) if port is self._port else []
         self._broken(port, error)
         settle(replies)
+        self.reconsider_reading()  # something may have come on a new link while we were in the way
 
     @property
     def paused(self) -> bool:
@@ -91,14 +92,13 @@ class Channel(Attending):
 
     def fail_pending(self, make_error: Callable[[Call], BaseException]) -> None:
         """Settle every call that waits on this channel with an error of its own."""
-        self.pass_on(at_once=True)
         while self.pending:
             try:
                 _, call = self.pending.popitem()
             except KeyError:
                 break
             self.unhurried.discard(call.id)
-            self.ours.discard(call.id)
+            self.expected.discard(call.id)
             call.fail(make_error(call))
             call.settle(self._crew.serve)
 
@@ -213,6 +213,7 @@ class Channel(Attending):
         self._retire(self._port)
         with self._reading:
             pass  # whatever came in before has been dealt with
+        self.pass_on(at_once=True)
         self._tell_room()
         self._forget_unsent()
         self.pacing.go_on()

@@ -24,8 +24,13 @@ _collect_all = torch._C._collect_all
 class Lane(Protocol):
     """Where replies come in: a channel."""
 
-    def attend(self, calls: Collection[Any], deadline: float, over: Callable[[], bool]) -> None:
-        """Read them, until it is over."""
+    def flush(self) -> None:
+        """Write the calls that wait to be written."""
+
+    sleeping: set[object]
+
+    def attend(self, calls: Collection[Any], deadline: float, over: Callable[[], bool], thread: object) -> None:
+        """Read them, until it is over; or leave `thread` among those that sleep."""
 
     def look_up(self) -> None:
         """Have whoever reads see whether it is."""
@@ -40,12 +45,13 @@ class _Members:
         self._futures = futures
         self._reader = 0  # the thread that reads, to wait for all of them,
         self._lane: Lane | None = None  # and what
+        self._lanes: set[Lane] = set()  # all that threads have come to
 
     def cancel(self) -> bool:
         """There is nothing to give up: the members are others'."""
         return False
 
-    def attend(self, everything: Future[Any], timeout: float | None) -> None:
+    def attend(self, everything: Future[Any], timeout: float | None, thread: object) -> None:
         """Read the replies of members, on one lane after the other: the crew does so on the rest. One that fails on another
         lane, or without a reply, ends it."""
         deadline = NEVER if timeout is None else time.monotonic() + timeout
@@ -54,15 +60,24 @@ class _Members:
             return
         self._reader = get_ident()
         everything._when_settled(self._look_up)
+        for lane in lanes:
+            lane.flush()  # it takes a while until we come to the last
         for lane, calls in lanes.items():
             self._lane = lane
-            lane.attend(calls, deadline, partial(_is_over, everything, list(calls)))
+            self._lanes.add(lane)
+            lane.attend(calls, deadline, partial(_is_over, everything, list(calls)), thread)
         self._lane = None
+
+    def rise(self, thread: object) -> None:
+        """A thread waits no longer."""
+        for lane in list(self._lanes):
+            lane.sleeping.discard(thread)
 
     def heed(self) -> None:
         """Somebody wants to hear of it without waiting for it."""
         for future in self._futures:
             if isinstance(future, Future):
+                future.followed = True  # the callbacks of a collection run when its last member is settled
                 future.heed()
 
     def _by_lane(self) -> dict[Lane, set[Any]]:

@@ -7,6 +7,7 @@ place of a function counts from then on.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -32,10 +33,11 @@ class Talker(Protocol):
 class Announced:
     """What the callee of a channel was told."""
 
-    __slots__ = ("_channel", "_known")
+    __slots__ = ("_channel", "_known", "_next")
 
     def __init__(self, channel: Talker) -> None:
         self._channel = channel
+        self._next = itertools.count(1).__next__  # no two threads get the same
         self._known: dict[FunctionType, tuple[dict[str, Any], str, int]] = {}  # where it is, under which name, its number
 
     def target(self, function: Callable[..., Any]) -> Target:
@@ -53,7 +55,7 @@ class Announced:
         namespace = vars(sys.modules[module]) if module in sys.modules else {}
         if namespace.get(name) is not function or len(self._known) >= MOST:
             return function
-        number = len(self._known) + 1
+        number = self._next()
         self._channel.put_aside(FUNCTION, number, f"{module}\n{name}".encode())
         self._known[function] = namespace, name, number  # last: who sees it sends behind the name
         return number

@@ -178,12 +178,18 @@ class Future(torch.futures.Future[T]):
     def _await_outcome(self, timeout: float | None) -> None:
         clock: Clock = getattr(self._of, "clock", None) or clock_here()
         began = clock.now()
-        attend = getattr(self._of, "attend", None)  # calls can be waited for in a better way
-        if attend is not None:
-            with waiting():
-                attend(self, timeout)
-        if not self._settled:
+        of: Any = self._of
+        if not hasattr(of, "attend"):
             block_until(self._when_settled, timeout, self.what, clock, began)
+            return
+        thread = object()  # (this one, for as long as it waits here)
+        try:
+            with waiting():
+                of.attend(self, timeout, thread)  # calls can be waited for in a better way
+            if not self._settled:
+                block_until(self._when_settled, timeout, self.what, clock, began)
+        finally:
+            of.rise(thread)
 
     def value(self) -> T:
         """The value of a settled future, or its error."""
@@ -295,6 +301,7 @@ def when_done(future: torch.futures.Future[Any], watcher: Watcher) -> None:
     """Call `watcher(future)` when any torch future is done, on whatever thread completes it."""
     if isinstance(future, Future):
         future._when_settled(watcher)
+        future.heed()
     else:
         future.add_done_callback(lambda _: watcher(future))
 

@@ -309,7 +309,8 @@ class Peers(Roll):
     def watch_all(self) -> None:
         """Look for every reply that is due, also for those nobody was in a hurry for."""
         for peer in self.all():
-            peer.outgoing.heed()
+            if peer.outgoing.attended:
+                peer.outgoing.desert()
             peer.outgoing.watch()
 
     def active_calls(self) -> int:

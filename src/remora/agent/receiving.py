@@ -68,8 +68,7 @@ class Receiving(SendingLarge):
         self._reading = threading.Lock()
         self._arming = threading.Lock()  # guards what is armed in the poller
         self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
-        self._queue = False  # a thread waits for a reply, and found another one reading
-        self.ours: set[int] = set()  # calls of our own, that no thread will come for
+        self.expected: set[int] = set()  # those whose replies are to be noticed at once, though no thread may come to read
 
     @abstractmethod
     def _broken(self, port: Port, error: BaseException) -> None:
@@ -163,12 +162,12 @@ class Receiving(SendingLarge):
                 self._arrive(frame)
             if frame.kind & RESPONSE:
                 arriving = frame.arrival is not None and frame.arrival.pending
+                call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
                 if not arriving:
                     if self.unhurried:
                         self.unhurried.discard(frame.call)
-                    if self.ours:
-                        self.ours.discard(frame.call)
-                call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
+                    if self.expected:  # (after it was taken off the list: see `expect`)
+                        self.expected.discard(frame.call)
                 if call is None:
                     continue  # it was given up: the reply is late
                 if arriving:
@@ -260,7 +259,8 @@ class Receiving(SendingLarge):
                         self._rearm(port)
                 if answered:
                     self._crew.serve(partial(settle, answered))
-            elif port is None or self._queue_up():
+            else:
+                self.expect(call)
                 call.sleep()
             if call.reply is not None or call.failure is not None:
                 return
@@ -268,10 +268,12 @@ class Receiving(SendingLarge):
                 self.forget(call)
                 raise call.timed_out()
 
-    def _queue_up(self) -> bool:
-        """Somebody else reads: have it know that we wait, too. False if it has left: it may not have noticed."""
-        self._queue = True
-        return self._reading.locked()
+    def expect(self, call: Call) -> None:
+        """Somebody wants to hear of the reply to this call, and does not read: see to it that it is noticed."""
+        self.expected.add(call.id)  # first: who leaves the link either sees this, or is seen by `watch`
+        if call.id not in self.pending:
+            self.expected.discard(call.id)  # it has come
+        self.watch()
 
     def unwatch(self) -> None:
         """A thread is going to send and read the reply itself: the poller should not wake another one for it. Undone by
@@ -287,6 +289,7 @@ class Receiving(SendingLarge):
         if self._unwatched or again:
             self._unwatched = False
             if port is not None:
+                port.again = port.again or again
                 self._rearm(port)
 
     def _rearm(self, port: Port) -> None:
@@ -321,11 +324,12 @@ class Receiving(SendingLarge):
 
     def take(self, call_id: int) -> Call | None:
         """Take a call off the list: whoever gets it settles it."""
+        call = self.pending.pop(call_id, None)
         if self.unhurried:
             self.unhurried.discard(call_id)
-        if self.ours:
-            self.ours.discard(call_id)
-        return self.pending.pop(call_id, None)
+        if self.expected:
+            self.expected.discard(call_id)
+        return call
 
     def forget(self, call: Call) -> bool:
         """Nobody waits for this call any more. False if it was answered meanwhile."""
