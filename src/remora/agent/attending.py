@@ -27,9 +27,7 @@ class Attending(Receiving):
         self._long_aside: dict[int, Call] = {}  # … for one look of `Attendance`, at least
         self.sleeping: set[object] = set()  # threads that wait for futures, and found that they could not read
 
-    def attend(
-        self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: object = None
-    ) -> None:
+    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: object) -> None:
         """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
         asynchronous, and need not be woken. Returns when it is over; or if somebody else reads, or there is no link: then
         `thread` is among those that are sleeping, until it is taken out again."""
