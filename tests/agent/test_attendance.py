@@ -76,6 +76,14 @@ def keep_busy(me: str, calls: int = 50, window: int = 4) -> Channel:
     return agent().peers.find(me).outgoing
 
 
+def read_all(me: str) -> None:
+    """Come again and again, until the replies to all calls have been read, in whatever order they came."""
+    channel, end = agent().peers.find(me).outgoing, time.monotonic() + 20.0
+    while channel.pending:
+        assert time.monotonic() < end
+        rpc.rpc_async(me, note, (0,)).wait(20.0)
+
+
 def agent() -> Agent:
     found: Agent = rpc._get_current_rpc_agent().agent
     return found
@@ -241,6 +249,31 @@ def test_a_reply_that_a_thread_reads_for_another_one_that_sleeps(me: str, patien
     reader.join(20.0)
 
 
+def test_a_reply_that_another_thread_puts_aside_while_its_own_begins_to_wait(
+    me: str, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = keep_busy(me)
+    first, second = [rpc.rpc_async(me, witness, (n,)) for n in (1, 2)]
+    come_for = Attending._come_for
+
+    def late(channel: Attending, calls: Any) -> None:
+        """Found nothing; and right after that, the other thread reads both."""
+        come_for(channel, calls)
+        monkeypatch.setattr(Attending, "_come_for", come_for)
+        other = threading.Thread(target=lambda: (first.wait(20.0), read_all(me)))
+        other.start()
+        other.join(20.0)
+        assert not channel.pending
+
+    monkeypatch.setattr(Attending, "_come_for", late)
+    channel._aside[0] = Call(agent().peers.find(me), "another")  # so that there is reason to look
+    try:
+        assert second.wait(SOON).number == 2
+    finally:
+        del channel._aside[0]
+    assert not channel.sleeping
+
+
 def test_a_thread_sleeps_on_though_others_come_and_go(me: str, patient: None) -> None:
     channel = keep_busy(me)
     results: list[object] = []
@@ -345,7 +378,7 @@ def test_a_worker_that_ends_leaves_no_future_behind(me: str, patient: None, grac
     channel = keep_busy(me)
     *rest, last = [rpc.rpc_async(me, witness, (n,)) for n in range(1, 7)]
     last.wait(20.0)
-    wait_until(lambda: not channel.pending)
+    read_all(me)
     assert channel._aside
     rpc.shutdown(graceful)
     wait_until(lambda: all(future.done() for future in rest), SOON)

@@ -29,8 +29,8 @@ class Attending(Receiving):
 
     def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: object) -> None:
         """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
-        asynchronous, and need not be woken. Returns when it is over; or if somebody else reads, or there is no link: then
-        `thread` is among those that are sleeping, until it is taken out again."""
+        asynchronous, and need not be woken. Returns when it is over, or if somebody else reads, or there is no link. Then
+        `thread` is among those that are sleeping, until it is taken out again: somebody else may have read the reply."""
         self.flush()
         self.visited = monotonic()
         if self._aside or self._long_aside:
@@ -38,10 +38,9 @@ class Attending(Receiving):
         while not over() and monotonic() < deadline:
             port = self._port
             if port is None or not self._reading.acquire(False):
-                self.sleeping.add(thread)  # first: who leaves the link, or puts something aside, looks at it afterwards
-                self._come_for(calls)
+                self.sleeping.add(thread)  # first: who leaves the link looks at it afterwards
                 self.watch()
-                return
+                break
             try:
                 self._rearm(port)  # the poller does not look meanwhile
                 answered = self._read_until(port, deadline, over)
@@ -49,6 +48,9 @@ class Attending(Receiving):
                 self._reading.release()
                 self._leave()
             self._share_out(answered, calls)
+        self.sleeping.add(thread)  # first: who puts something aside looks at it afterwards
+        if self._aside or self._long_aside:
+            self._come_for(calls)
 
     def _read_until(self, port: Port, deadline: float, over: Callable[[], bool]) -> list[Call]:
         """What is answered until it is over, or as soon as something is."""
