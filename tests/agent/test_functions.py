@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from remora import rpc
+from remora import autograd, rpc
+from remora.agent import dispatch
+from remora.agent.channel import Channel
 from remora.agent.functions import FUNCTION, MOST, Announced, Heard
 from remora.errors import ProtocolError
+from remora.rpc import api, outgoing
 from remora.testing.world import World
 from remora.vocabulary.messages import MessageType
+from remora.wire.packed import Packed
 from tests.faults.trials import QUICK, quick_time
 
 
@@ -141,6 +147,72 @@ def test_a_module_that_the_callee_has_not_loaded_is_loaded() -> None:
 def test_a_number_that_nobody_gave() -> None:
     with pytest.raises(ProtocolError, match="function 3"):
         Heard().find(3)
+
+
+def five() -> int:
+    return 5
+
+
+@rpc.functions.async_execution
+def six() -> torch.futures.Future[int]:
+    future: torch.futures.Future[int] = torch.futures.Future()
+    future.set_result(6)
+    return future
+
+
+class Unreadable:
+    """Stands for pickle, and fails."""
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        raise AssertionError("this was to be done without pickle")
+
+
+def test_a_call_without_arguments_is_a_number_and_nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, bytes]] = []
+
+    def call() -> Any:
+        return rpc.rpc_sync("worker1", five), rpc.rpc_async("worker1", five).wait()
+
+    with World(2) as world:
+        assert world.run(0, call) == (5, 5)
+        send = Channel.send
+
+        def see(channel: Channel, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
+            sent.append((kind, body))
+            send(channel, kind, call, body, flags, timeout)
+
+        monkeypatch.setattr(Channel, "send", see)
+        monkeypatch.setattr(outgoing, "pack_for", Unreadable())
+        monkeypatch.setattr(dispatch, "unpack", Unreadable())
+        assert world.run(0, call) == (5, 5)
+    assert [body for kind, body in sent if kind == MessageType.PYTHON_CALL] == [pickle.dumps(1, 5)] * 2
+
+
+def test_what_else_such_a_call_may_be() -> None:
+    def marked() -> Any:
+        return rpc.rpc_sync("worker1", six)
+
+    def recorded() -> Any:
+        with autograd.context():
+            return rpc.rpc_sync("worker1", five)
+
+    def with_arguments_of_no_kind() -> Any:
+        return rpc.rpc_sync("worker1", five, args=[], kwargs={}), rpc.rpc_sync("worker1", five, (), {})
+
+    with World(2) as world:
+        assert world.run(0, marked) == 6
+        assert world.run(0, recorded) == 5
+        assert world.run(0, with_arguments_of_no_kind) == (5, 5)
+
+
+def test_a_bare_number_that_nobody_gave_is_refused() -> None:
+    def call() -> Any:
+        peer = api._get_current_rpc_agent().peer("worker1")
+        number = Packed(pickle.dumps(77, 5), [], [], [])
+        return api._get_current_rpc_agent().agent.call(peer, int(MessageType.PYTHON_CALL), number, 0, 10.0, "77")
+
+    with World(2) as world, pytest.raises(ProtocolError, match="function 77"):
+        world.run(0, call)
 
 
 @pytest.mark.parametrize("deed", ["drop", "duplicate", "reorder", "corrupt"])

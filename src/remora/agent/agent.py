@@ -17,7 +17,7 @@ from remora.agent.crew import Crew, leave_job, resume_job, waiting
 from remora.agent.dispatch import Dispatch
 from remora.agent.door import Door
 from remora.agent.execution import Execution
-from remora.agent.futures import Future, wait_until
+from remora.agent.futures import Future, Origin, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.places import Places
@@ -149,7 +149,7 @@ class Agent:
         flags: int,
         timeout: float,
         target: object,
-        origin: tuple[str, int] | None = None,
+        origin: Origin | None = None,
     ) -> Future[Any]:
         """Call and return a future of the value."""
         call = Call(peer, target)

@@ -20,6 +20,10 @@ from remora.transport.poller import Poller
 class Attending(Receiving):
     """See the head of this file."""
 
+    __slots__ = (
+        "_aside", "_long_aside", "sleeping", "visited",
+    )  # fmt: skip
+
     def __init__(self, peer: str, crew: Crew, poller: Poller) -> None:
         super().__init__(peer, crew, poller)
         self.visited = 0.0  # when a thread last came to read

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from remora.agent.futures import Future
+from remora.agent.futures import Future, Origin
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.vocabulary.messages import MessageType
@@ -71,7 +71,7 @@ class Call:
         self.heeded = False  # somebody wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
-    def promise(self, origin: tuple[str, int] | None) -> Future[Any]:
+    def promise(self, origin: Origin | None) -> Future[Any]:
         """Make the call asynchronous, with a future of its value."""
         future: Future[Any] = Future(self, origin)
         self.future = future

@@ -46,6 +46,10 @@ class Owner(Protocol):
 class Channel(Attending):
     """See the head of this file."""
 
+    __slots__ = (
+        "__weakref__", "_owner", "announced", "dialled", "ever_connected", "heard", "lost_at", "session_id",
+    )  # fmt: skip
+
     def __init__(self, peer: str, session_id: str, dialled: bool, owner: Owner, crew: Crew, poller: Poller) -> None:
         super().__init__(peer, crew, poller)
         self.session_id = session_id

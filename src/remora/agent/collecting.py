@@ -6,6 +6,7 @@ under them that knows our futures and leaves all others to the original.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -82,11 +83,14 @@ class _Members:
 
     def _by_lane(self) -> dict[Lane, set[Any]]:
         lanes: dict[Lane, set[Any]] = {}
+        before: Lane | None = None
         for future in self._futures:
             if isinstance(future, Future) and not future._settled:
                 lane: Lane | None = getattr(future._of, "lane", None)
                 if lane is not None:
-                    lanes.setdefault(lane, set()).add(future._of)
+                    if lane is not before:  # (most go where the one before them goes)
+                        calls, before = lanes.setdefault(lane, set()), lane
+                    calls.add(future._of)
         return lanes
 
     def _look_up(self, _: object) -> None:
@@ -107,23 +111,17 @@ class _Collection:
 
     def __init__(self, futures: list[torch.futures.Future[Any]]) -> None:
         self.futures = futures
-        self.missing = len(futures)
         self.everything: Future[list[torch.futures.Future[Any]]] = Future(_Members(futures))
-        self.deciding = threading.Lock()
+        self._well = itertools.count(1).__next__  # how many have a value: no two threads get the same number
+        self._failed = threading.Lock()  # taken by the first that has none
 
     def one_is_done(self, future: torch.futures.Future[Any]) -> None:
         error = None if getattr(future, "_failure", self) is None else failure_of(future)  # (most of ours have none)
-        with self.deciding:
-            self.missing -= 1
-            decided = self.missing < 0 or (error is None and self.missing > 0)
-            if error is not None:
-                self.missing = -1  # decided for good
-        if decided:
-            return
-        if error is not None:
+        if error is None:
+            if self._well() == len(self.futures):
+                self.everything._succeed(self.futures)
+        elif self._failed.acquire(False):
             self.everything._fail(error)
-        else:
-            self.everything._succeed(self.futures)
 
 
 def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:

@@ -10,6 +10,7 @@ from remora.agent.calls import NEVER, NOTHING
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.crew import Crew
+from remora.agent.functions import BARE_SIZE
 from remora.agent.pacing import OUTBOX_LIMIT
 from remora.agent.recording import Header, Recorder, Recording, pack_for
 from remora.errors import ProtocolError, SerializationError
@@ -137,8 +138,14 @@ class Request:
 
     def target(self) -> Any:
         """What is to be run: the body as a value, with the function that it means in the place of a number."""
+        frame, heard = self.frame, self.channel.heard
+        number = heard.bare.get(frame.body) if frame.size < BARE_SIZE and not frame.flags & ~ASYNC else None
+        if number is not None:
+            return heard.find(number), (), {}
         value: Any = self.unpack()
-        return (self.channel.heard.find(value[0]), *value[1:]) if type(value[0]) is int else value
+        if type(value) is int:
+            value = (value, (), {})
+        return (heard.find(value[0]), *value[1:]) if type(value[0]) is int else value
 
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
         """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""

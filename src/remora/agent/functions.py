@@ -2,12 +2,14 @@
 
 The name goes ahead of the first call, as a word of the same session (FUNCTION), which keeps the order and loses nothing. So
 it is known when a call is run. The callee looks the name up for each call, as pickle would: what a program puts in the
-place of a function counts from then on.
+place of a function counts from then on. A call without arguments is the number and nothing else: neither side has to
+pickle it, because both know what that looks like.
 """
 
 from __future__ import annotations
 
 import itertools
+import pickle
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -15,10 +17,12 @@ from typing import Any, Protocol
 
 from remora.errors import ProtocolError
 from remora.vocabulary.messages import MessageType
+from remora.wire.packed import Packed
 from remora.wire.pickling import unpack
 
 FUNCTION = int(MessageType.FUNCTION)
 MOST = 1024  # whoever has more functions than this makes them as it goes
+BARE_SIZE = 16  # bytes; a number has fewer
 
 Target = Callable[..., Any] | int  # a function, or its number
 
@@ -33,10 +37,11 @@ class Talker(Protocol):
 class Announced:
     """What the callee of a channel was told."""
 
-    __slots__ = ("_channel", "_known", "_next")
+    __slots__ = ("_channel", "_known", "_next", "bare")
 
     def __init__(self, channel: Talker) -> None:
         self._channel = channel
+        self.bare: dict[int, Packed] = {}  # calls without arguments, by the number of the function
         self._next = itertools.count(1).__next__  # no two threads get the same
         self._known: dict[FunctionType, tuple[dict[str, Any], str, int]] = {}  # where it is, under which name, its number
 
@@ -56,6 +61,7 @@ class Announced:
         if namespace.get(name) is not function or len(self._known) >= MOST:
             return function
         number = self._next()
+        self.bare[number] = Packed(_bare(number), [], [], [])
         self._channel.put_aside(FUNCTION, number, f"{module}\n{name}".encode())
         self._known[function] = namespace, name, number  # last: who sees it sends behind the name
         return number
@@ -64,15 +70,17 @@ class Announced:
 class Heard:
     """What the caller of a channel said."""
 
-    __slots__ = ("_names",)
+    __slots__ = ("_names", "bare")
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[str, str]] = {}
+        self.bare: dict[bytes | bytearray, int] = {}  # calls without arguments, as they look, and of which function
 
     def listen(self, number: int, name: bytes) -> None:
         """The caller gave a function a number."""
         module, _, function = name.decode().partition("\n")
         self._names[number] = module, function
+        self.bare[_bare(number)] = number
 
     def find(self, number: int) -> Any:
         """The function that a call means."""
@@ -84,3 +92,7 @@ class Heard:
             return getattr(sys.modules[module], name)
         except (KeyError, AttributeError):
             return unpack(b"\x80\5c" + f"{module}\n{name}\n.".encode())  # what pickle does, and says if it cannot
+
+
+def _bare(number: int) -> bytes:
+    return pickle.dumps(number, 5)

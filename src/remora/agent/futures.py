@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
+from types import CodeType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -22,6 +23,7 @@ log = logging.getLogger("remora")
 
 T = TypeVar("T")
 Watcher = Callable[[Any], None]
+Origin = tuple[CodeType, int]  # where something was started: a function, and how far it had come
 
 _Base: Any = torch._C.Future
 _guard = threading.Lock()  # guards the watchers of all futures; held for a few instructions
@@ -44,7 +46,7 @@ class _Failure:
 
     __slots__ = ("error", "origin", "seen", "what")
 
-    def __init__(self, error: BaseException, what: str, origin: tuple[str, int] | None) -> None:
+    def __init__(self, error: BaseException, what: str, origin: Origin | None) -> None:
         self.error = error
         self.what = what
         self.origin = origin
@@ -52,7 +54,7 @@ class _Failure:
 
     def __del__(self) -> None:
         if not self.seen:
-            where = "{}:{}".format(*self.origin) if self.origin else "an unknown place"
+            where = "an unknown place" if self.origin is None else "{}:{}".format(*_place(self.origin))
             log.error("%s, started at %s, failed and nobody looked: %r", self.what or "a call", where, self.error)
 
     def show(self, _value: object = None) -> Any:
@@ -60,6 +62,13 @@ class _Failure:
         looked, and torch would keep those for ever."""
         self.seen = True
         raise fresh(self.error)
+
+
+def _place(origin: Origin) -> tuple[str, int]:
+    """File and line. Looked up when needed: most calls succeed."""
+    code, at = origin
+    lines = (line for start, end, line in code.co_lines() if start <= at < end and line is not None)
+    return code.co_filename, next(lines, code.co_firstlineno)
 
 
 def fresh(error: BaseException) -> BaseException:
@@ -80,7 +89,7 @@ class Future(torch.futures.Future[T]):
 
     __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers", "followed")
 
-    def __init__(self, of: Cancellable | str = "", origin: tuple[str, int] | None = None) -> None:
+    def __init__(self, of: Cancellable | str = "", origin: Origin | None = None) -> None:
         _Base.__init__(self, [])  # (torch's own does the same in three steps)
         self._of = of  # the call, or a few words
         self._origin = origin
@@ -102,7 +111,9 @@ class Future(torch.futures.Future[T]):
         if streams.watched:
             self._moment = streams.moment()
         self._value = value
-        self._announce()
+        self._settled = True  # (`_announce`)
+        if self._watchers is not None:
+            self._tell_watchers()
         _Base.set_result(self, value)
 
     def _fail(self, error: BaseException) -> None:

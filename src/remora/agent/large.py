@@ -26,6 +26,8 @@ LARGE = 1 << 17  # bytes from which on a message is not copied
 class SendingLarge(Sending):
     """See the head of this file."""
 
+    __slots__ = ()
+
     def send_packed(
         self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
     ) -> None:

@@ -51,6 +51,11 @@ class Port:
 class Receiving(SendingLarge):
     """See the head of this file."""
 
+    __slots__ = (
+        "_arming", "_arrived", "_crew", "_damaged_at", "_damages", "_poller", "_port", "_reading", "_requested",
+        "_said", "_unwatched", "expected", "pending", "unhurried",
+    )  # fmt: skip
+
     # What to do with what comes in.
     _arrived: Callable[[Frame], Any]  # a message with references: take note of them
     _requested: Callable[[Frame], None]  # a request

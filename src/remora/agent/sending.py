@@ -56,6 +56,12 @@ Lazy = tuple[
 class Sending(ABC):
     """See the head of this file."""
 
+    __slots__ = (
+        "_flush_due", "_followed", "_held_since", "_last_send", "_lazy", "_lazy_bytes", "_lent", "_room",
+        "_room_wanted", "_unhurried_at", "_words", "_writing", "attended", "closed", "link", "pacing", "peer",
+        "session", "sharing",
+    )  # fmt: skip
+
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.session: Session[Kept] = Session()

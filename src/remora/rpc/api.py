@@ -149,7 +149,7 @@ def rpc_async(
     peer = worker.peer(to)
     worker.calls_made += 1
     caller = sys._getframe(1)
-    origin = (caller.f_code.co_filename, caller.f_lineno)
+    origin = (caller.f_code, caller.f_lasti)
     if _profiler_enabled():
         future = profiling.rpc_async(worker, peer, Target(func, args, kwargs), timeout, _default_pickler, origin)
     else:

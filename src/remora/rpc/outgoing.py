@@ -32,6 +32,7 @@ def pack_call(
     args = () if args is None else tuple(args)
     kwargs = {} if kwargs is None else kwargs
     flags = ASYNC if hasattr(func, MARK) else 0
+    recording = current_recording.get()
     script = script_name(func)
     value: tuple[Any, ...]
     if script is not None:
@@ -40,9 +41,13 @@ def pack_call(
         if pickler is not _internal_rpc_pickler:
             binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
             func, args, kwargs = run_serialized, (binary, tensors), {}
-        kind, value = PYTHON_CALL, (peer.outgoing.announced.target(func), args, kwargs)
+        announced = peer.outgoing.announced
+        target = announced.target(func)
+        if not args and not kwargs and recording is None and type(target) is int:
+            return PYTHON_CALL, announced.bare[target], flags
+        kind, value = PYTHON_CALL, (target, args, kwargs)
     way = peer.ways.awaited if awaited else peer.ways.requests
-    packed, more = pack_for(peer, way, value, current_recording.get(), ordered=True)
+    packed, more = pack_for(peer, way, value, recording, ordered=True)
     return kind, packed, flags | more
 
 

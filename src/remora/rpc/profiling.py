@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.profiler import record_function
 
-from remora.agent.futures import Future, failure_of
+from remora.agent.futures import Future, Origin, failure_of
 from remora.agent.peers import Peer
 from remora.rpc import events
 from remora.rpc.events import Event, Trace
@@ -25,7 +25,6 @@ from remora.rref.handle import RRef
 from remora.rref.proxy import call_method
 from remora.worker import Worker
 
-Origin = tuple[str, int]
 _LEGACY = torch._C._profiler.ActiveProfilerType.LEGACY
 
 _next_ticket = itertools.count()
