@@ -13,7 +13,7 @@ import pytest
 
 from remora import rpc
 from remora.testing.world import World
-from remora.transport.stream import ENOUGH, LinkClosed, StreamLink, wait_for
+from remora.transport.stream import ENOUGH, LinkClosed, StreamLink, waiter
 from remora.wire.frames import HEADER
 from tests.agent.alone import wait_until
 
@@ -150,7 +150,7 @@ def waiting(link: StreamLink) -> int:
 
 
 def wakes(link: StreamLink) -> bool:
-    return wait_for(link.fileno(), False, 0.0)
+    return waiter(link.fileno(), False)(0.0)
 
 
 linux_only = pytest.mark.skipif(not ENOUGH, reason="turned off, or this is not Linux")
@@ -184,12 +184,12 @@ def test_and_for_the_end_of_it_and_what_follows(gathering: tuple[socket.socket, 
     rest.start()
     got = []
     while len(got) < 2:
-        assert wait_for(link.fileno(), False, 10.0)
+        assert waiter(link.fileno(), False)(10.0)
         got += link.read()
     rest.join()
     assert [(each.call, bytes(each.body)) for each in got] == [(1, b"." * SIZE), (2, b"")]
     sender.sendall(frame(3))
-    assert wait_for(link.fileno(), False, 10.0)
+    assert waiter(link.fileno(), False)(10.0)
     assert [each.call for each in link.read()] == [3]
 
 

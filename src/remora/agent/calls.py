@@ -100,8 +100,8 @@ class Call:
             raise self.failure
         frame = self.reply
         assert frame is not None
-        if frame.body == _NONE and not frame.flags:  # (`has_nothing`)
-            return None
+        if not frame.flags and frame.buffers == ():
+            return None if frame.body == _NONE else unpack(frame.body)
         if frame.flags & FAILED:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:

@@ -171,9 +171,8 @@ class Crew:
             self._do_chores()
         while self._services:
             self._serve()
-        while self.backlog and not self._stopped:
-            if not self._run_one():
-                break
+        if self.backlog:
+            self._run_jobs()
         while self._leisure:
             self._do_one(self._leisure)
 
@@ -194,22 +193,24 @@ class Crew:
             self._kicked = True
             self._watch.wake()
 
-    def _run_one(self) -> bool:
-        with self._lock:
-            if self._active >= self.limit or not self.backlog:
-                return False
-            self._active += 1
-            job = self.backlog.popleft()
-        self._watch.step()  # C1
-        here.in_job = True
-        try:
-            job()
-        except BaseException:
-            log.exception("a job of %s failed", self.name)
-        here.in_job = False
-        with self._lock:
-            self._active -= 1
-        return True
+    def _run_jobs(self) -> None:
+        """Run what is in the backlog, one after the other, while there is a place for it."""
+        done = 0
+        while True:
+            with self._lock:
+                self._active -= done
+                if not self.backlog or self._active >= self.limit or self._stopped:
+                    return
+                self._active += 1
+                job = self.backlog.popleft()
+            done = 1
+            self._watch.step()  # C1
+            here.in_job = True
+            try:
+                job()
+            except BaseException:
+                log.exception("a job of %s failed", self.name)
+            here.in_job = False
 
     def _active_add(self, n: int) -> None:
         with self._lock:

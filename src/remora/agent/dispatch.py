@@ -53,7 +53,9 @@ class Request:
         "recording",
     )
 
-    def __init__(self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler) -> None:
+    def __init__(
+        self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler, parkable: bool
+    ) -> None:
         self._dispatch = dispatch
         self._handler = handler
         self.caller = caller
@@ -62,7 +64,7 @@ class Request:
         self.deadline = dispatch.now() + frame.timeout if frame.timeout else NEVER
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
-        self.parkable = False  # it is the program's business, and may wait until its answer can leave
+        self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
         self.recording: Recording | None = None  # what the caller records, if anything
         self.grad_enabled = True  # false if it called under no_grad
         self._answered = False
@@ -127,14 +129,17 @@ class Request:
 
     def unpack(self) -> object:
         """The body as a value."""
-        if self.frame.buffers is None:
+        frame = self.frame
+        if not frame.flags & ~ASYNC and frame.buffers == ():
+            return unpack(frame.body)
+        if frame.buffers is None:
             what = "are in memory of their sender that cannot be had here; they will not be sent that way again: try again"
-            if not self.frame.flags & SHARED:
-                what = f"({self.frame.size} bytes) do not fit into the memory of this worker"
+            if not frame.flags & SHARED:
+                what = f"({frame.size} bytes) do not fit into the memory of this worker"
             raise SerializationError(f"the arguments {what}")
-        scope = UnpackScope(self.caller, self.frame.arrival, self.frame.landing)
-        value = unpack(self.frame.body, self.frame.buffers, scope)
-        return self._joined(value, scope) if self.frame.flags & RECORDED else value
+        scope = UnpackScope(self.caller, frame.arrival, frame.landing)
+        value = unpack(frame.body, frame.buffers, scope)
+        return self._joined(value, scope) if frame.flags & RECORDED else value
 
     def target(self) -> Any:
         """What is to be run: the body as a value, with the function that it means in the place of a number."""
@@ -274,9 +279,8 @@ class Dispatch:
     def request(self, caller: Peer, channel: Channel, frame: Frame) -> None:
         """Queue an arrived request. Called by the thread that read it, which looks at the backlog next."""
         handler, service, inline = self._handlers.get(frame.kind, _UNKNOWN)
-        request = Request(self, caller, channel, frame, handler)
+        request = Request(self, caller, channel, frame, handler, not inline and not service)
         self.serving[channel.session_id, frame.call] = request
-        request.parkable = not inline and not service
         if inline:
             request()
         elif frame.arrival is not None and frame.arrival.pending:

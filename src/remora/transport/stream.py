@@ -12,7 +12,7 @@ import select
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.transport import eagerness
@@ -42,8 +42,8 @@ class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
     __slots__ = (
-        "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "clock", "failed", "last_heard", "now",
-        "outbox_bytes", "sock", "unread", "where",
+        "_await_bytes", "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "clock", "failed",
+        "last_heard", "now", "outbox_bytes", "sock", "unread", "where",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,7 @@ class StreamLink:
         self._fd = sock.fileno()
         self._reader = FrameReader()
         self._eagerness = eagerness.for_reading(self._fd)
+        self._await_bytes = waiter(self._fd, False)  # for whoever reads
         self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
         self._gathering = False  # whoever reads is woken when enough has come
         self.unread = False  # there may be more to read than was read
@@ -128,11 +129,11 @@ class StreamLink:
     def read_waiting(self, seconds: float | None) -> list[Frame]:
         """Wait for bytes, for `seconds` or about a second, whichever is shorter; the frames they complete."""
         if self.clock is not SYSTEM:
-            self.clock.block(self._await_bytes, NEVER if seconds is None else self.now() + seconds)
+            self.clock.block(self._await_for_a_while, NEVER if seconds is None else self.now() + seconds)
             return self.read()
         if (seconds is not None and seconds < BLOCK_LIMIT) or not self._eagerness.watch():
             # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
-            wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+            self._await_bytes(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
         reader = self._reader
         try:
             n = self.sock.recv_into(reader.space(), 0, _DONTWAIT) if _DONTWAIT else self._receive(reader.space())
@@ -165,8 +166,8 @@ class StreamLink:
         except OSError:  # closed
             pass
 
-    def _await_bytes(self, seconds: float | None) -> bool:
-        return wait_for(self._fd, False, BLOCK_LIMIT if seconds is None else seconds)
+    def _await_for_a_while(self, seconds: float | None) -> bool:
+        return self._await_bytes(BLOCK_LIMIT if seconds is None else seconds)
 
     # Writing.
 
@@ -198,7 +199,7 @@ class StreamLink:
                 n = self._send_some(rest)
             except (BlockingIOError, InterruptedError):
                 seconds = min(patience, until - self.now())
-                if seconds <= 0 or not wait_for(self._fd, True, seconds):
+                if seconds <= 0 or not waiter(self._fd, True)(seconds):
                     return self._store(rest)
                 continue
             rest = _without(rest, n)
@@ -277,13 +278,15 @@ def tune(sock: socket.socket, unreachable_after: float) -> None:
         option(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
 
 
-def wait_for(fd: int, writable: bool, seconds: float) -> bool:
-    """Wait until a descriptor is ready. False if it is not after `seconds`."""
+def waiter(fd: int, writable: bool) -> Callable[[float], bool]:
+    """What waits until a descriptor is ready; it says no if that is not so after so many seconds. Not for two threads at
+    the same time."""
     if not hasattr(select, "poll"):
-        return any(select.select([] if writable else [fd], [fd] if writable else [], [], seconds))
+        return lambda seconds: any(select.select([] if writable else [fd], [fd] if writable else [], [], seconds))
     poll = select.poll()
     poll.register(fd, select.POLLOUT if writable else select.POLLIN)
-    return bool(poll.poll(seconds * 1000 + 0.999))  # poll counts whole milliseconds: round up, never return early
+    wait = poll.poll
+    return lambda seconds: bool(wait(seconds * 1000 + 0.999))  # whole milliseconds: round up, never return early
 
 
 def _views(parts: Sequence[Part]) -> list[memoryview]:

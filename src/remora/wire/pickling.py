@@ -125,16 +125,26 @@ def _pack_by_value(value: object, scope: PackScope | None, mark: int, plain: Exc
 def unpack(
     body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage] = (), scope: UnpackScope | None = None
 ) -> Any:
-    """Rebuild the value. Its tensors take the memory of `buffers` over."""
+    """Rebuild the value. Its tensors take the memory of `buffers` over. Without buffers and scope, nothing in it asks for
+    them: most messages are like that."""
+    try:
+        if scope is None and not buffers:
+            return pickle.loads(body)
+        return _unpack_with(body, buffers, scope)
+    except (AttributeError, ModuleNotFoundError) as error:
+        _explain(error)
+        raise
+
+
+def _unpack_with(
+    body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage], scope: UnpackScope | None
+) -> Any:
     outer = incoming.frame
     incoming.frame = (buffers, scope)
     try:
         if buffers:
             return pickle.loads(body, buffers=map(buffer_of, reversed(buffers)))
         return pickle.loads(body)
-    except (AttributeError, ModuleNotFoundError) as error:
-        _explain(error)
-        raise
     finally:
         incoming.frame = outer
 

@@ -72,10 +72,11 @@ def pickled(value: Any, large: list[torch.Tensor]) -> bytes | None:
     pieces = body[2 + _FRAME if body[2:3] == pickle.FRAME else 2 :].split(_MARK)
     if len(pieces) != len(tensors) + 1:  # the number is among the values after all
         return None
-    parts = [_BEGIN, pieces[0]]
-    for written, piece in zip(tensors.values(), pieces[1:], strict=True):
-        parts += (written, piece)
-    return b"".join(parts)
+    pieces[0] = _BEGIN + pieces[0]
+    woven = [b""] * (len(pieces) + len(tensors))
+    woven[::2] = pieces
+    woven[1::2] = tensors.values()
+    return b"".join(woven)
 
 
 def _twin(
