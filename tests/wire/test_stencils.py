@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from remora.wire import pickling, stencils
 from remora.wire.pickling import pack, unpack
-from remora.wire.scopes import PackScope
+from remora.wire.scopes import PackScope, UnpackScope
+from remora.wire.storages import INLINE_BYTES, ROOM
 
 DTYPES = sorted(stencils._STENCILED, key=str)
 
@@ -96,7 +97,6 @@ class Subclass(torch.Tensor):
         torch.ones(2, 3).t(),
         torch.ones(2, 1),
         torch.empty(0),
-        torch.ones(3000, dtype=torch.float64),
         torch.ones(2, dtype=torch.complex64),
         torch._neg_view(torch.ones(4)),
         torch.ones(2, 2).to_sparse(),
@@ -173,12 +173,72 @@ def test_large_tensors_that_are_not_that_simple() -> None:
     assert [int(each[-1]) for each in arrived] == [n % 256 for n in range(300)]
 
 
-def test_nothing_is_left_out_of_a_recording() -> None:
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=12))
+def test_those_between_go_inside_while_there_is_room(thousands: list[int]) -> None:
+    tensors = [torch.full((1000 * n,), n, dtype=torch.uint8) for n in thousands]
+    large: list[torch.Tensor] = []
+    body = stencils.pickled(tuple(tensors), large)
+    assert body is not None
+    assert all(each.nbytes > INLINE_BYTES for each in large)
+    inside = [each.nbytes for each in tensors if not any(each is other for other in large)]
+    assert sum(nbytes for nbytes in inside if nbytes > INLINE_BYTES) <= ROOM
+    assert (tensors[0].nbytes <= ROOM) == (inside[:1] == [tensors[0].nbytes])  # the first one has all the room
+    arrived = unpack(body, [each.untyped_storage() for each in large])
+    assert all(map(torch.equal, arrived, tensors))
+
+
+def recorded(value: Any, simple: bool) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+    """What arrives of a message of a recording, and the tensors with a history as each side sees them."""
+    scope, arrival = PackScope(), UnpackScope()
+    scope.links = []
+    packed = pack(value, scope, simple=simple)
+    arrived = unpack(packed.body, [_storage(each) for each in packed.buffers], arrival)
+    return arrived, scope.links, [arrival.links[number] for number in sorted(arrival.links)]
+
+
+histories = st.lists(st.sampled_from([(4,), (3000,), (2, 3000), (LARGE,), (2, 1)]).flatmap(
+    lambda shape: st.booleans().map(lambda wanted: torch.rand(shape).requires_grad_(wanted))
+), max_size=5)  # fmt: skip
+
+
+@given(histories, st.lists(atoms, max_size=2))
+def test_tensors_with_a_history_are_linked_as_usual(tensors: list[torch.Tensor], beside: list[Any]) -> None:
+    value = ((7, (*tensors, *beside), {}), (1, 2, True))
+    simple, usual = recorded(value, True), recorded(value, False)
+    assert same(simple[0], usual[0])
+    assert [id(each) for each in simple[1]] == [id(each) for each in usual[1]]
+    assert [id(each) for each in simple[1]] == [id(each) for each in tensors if each.requires_grad]
+    assert all(same(*each) for each in zip(simple[2], usual[2], strict=True))
+    assert not any(each.requires_grad for each in simple[2])  # whoever unpacks the message gives them a history
+
+
+def test_a_recorded_call_goes_by_stencil() -> None:
+    linked = torch.rand(3000, requires_grad=True)
+    links: list[torch.Tensor] = []
+    assert stencils.pickled(((7, (linked,), {}), (1, 2, True)), [], links) is not None
+    assert links == [linked]
+
+
+def test_nothing_is_left_out_of_a_recording_or_there_twice() -> None:
     scope = PackScope()
     scope.links = []
     linked = torch.ones(4, requires_grad=True)
     pack((linked, a_tensor(torch.float32, (4,))), scope)
     assert scope.links == [linked]
+    scope.links = []
+    pack((linked, [1]), scope)  # which is found out when the first one has been written
+    assert scope.links == [linked]
+    scope.links = []
+    pack((linked, lambda: None), scope)
+    assert scope.links == [linked]
+
+
+def test_more_tensors_with_a_history_than_fit_into_a_byte() -> None:
+    value = tuple(torch.full((2,), float(n), requires_grad=True) for n in range(300))
+    assert stencils.pickled(value, [], []) is None
+    arrived, links, found = recorded(value, True)
+    assert [id(each) for each in links] == [id(each) for each in value]
+    assert [float(each[0]) for each in found] == [float(each[0]) for each in arrived] == [float(n) for n in range(300)]
 
 
 def test_a_function_that_has_no_name_goes_by_value_with_its_tensors() -> None:

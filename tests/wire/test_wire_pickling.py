@@ -346,6 +346,7 @@ class Counted:
 def reduce_counted(obj: Counted, scope: PackScope) -> Any:
     token = (obj.name, scope.peer)
     Counted.outstanding.append(token)
+    scope.attachments.append(token)
     scope.undo.append(lambda: Counted.outstanding.remove(token))
     return rebuild_counted, (obj.name,)
 
@@ -424,13 +425,13 @@ def test_a_failure_takes_everything_back(obstacle: object, given: bool) -> None:
     with pytest.raises((KeyError, TypeError, RuntimeError)):
         pack([Counted("a"), Counted("b"), obstacle], scope)
     assert Counted.outstanding == []
-    assert scope is None or scope.undo == []
+    assert scope is None or scope.undo == scope.attachments == []
 
 
 def test_the_plain_attempt_is_taken_back_before_the_one_by_value() -> None:
     scope = PackScope()
     pack([Counted("a"), lambda: 0], scope)
-    assert Counted.outstanding == [("a", None)]
+    assert Counted.outstanding == scope.attachments == [("a", None)]
     assert len(scope.undo) == 1
 
 

@@ -24,7 +24,7 @@ from torch.jit._trace import TopLevelTracedModule, TracedModule
 from remora.wire import callables, stencils, tensors
 from remora.wire.memory import buffer_of, readonly_view
 from remora.wire.packed import CARGO, Packed
-from remora.wire.scopes import PackScope, UnpackScope, current_unpack_scope, incoming
+from remora.wire.scopes import BEGINNING, Mark, PackScope, UnpackScope, current_unpack_scope, incoming
 from remora.wire.storages import ROOM, Outgoing, Reduced
 
 __all__ = ["PackScope", "Packed", "UnpackScope", "current_unpack_scope", "pack", "register_reducer", "unpack"]
@@ -67,10 +67,11 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     who has tried `pack_simply` knows.
     """
     if simple:
-        packed = pack_simply(value, scope is None or _as_they_are(scope))
+        as_they_are = scope is None or scope.route is None or not scope.route.moves_cpu
+        packed = pack_simply(value, as_they_are, None if scope is None else scope.links)
         if packed is not None:
             return packed
-    mark = 0 if scope is None else len(scope.undo)
+    mark = BEGINNING if scope is None else scope.mark()
     try:
         packer = _idle.pop()
     except IndexError:
@@ -87,18 +88,20 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
         raise
 
 
-def pack_simply(value: object, tensors: bool = True) -> Packed | None:
-    """`pack` for most small calls: what is plain, and with `tensors` also those on the CPU, which arrive there and without a
-    history. None if something in it needs more than that."""
+def pack_simply(value: object, tensors: bool = True, links: list[torch.Tensor] | None = None) -> Packed | None:
+    """`pack` for most small calls: what is plain, and with `tensors` also those on the CPU, which arrive there. Those with a
+    history go into `links`. None if something in it needs more than that."""
     large: list[torch.Tensor] = []
     try:
         if tensors:
-            body = stencils.pickled(value, large)
+            body = stencils.pickled(value, large, links)
         else:
             body = pickle.dumps(value, _PROTOCOL) if stencils.is_plain(value) else None
     except _NOT_BY_NAME:
-        return None  # a function without a name: as any other value
+        body = None  # a function without a name: as any other value
     if body is None:
+        if links:
+            links.clear()  # they are found again
         return None
     if not large:
         return Packed(body, [], [], [])
@@ -106,12 +109,7 @@ def pack_simply(value: object, tensors: bool = True) -> Packed | None:
     return Packed(body, [readonly_view(each.data_ptr(), each.nbytes()) for each in storages], storages, large)
 
 
-def _as_they_are(scope: PackScope) -> bool:
-    """Whether tensors on the CPU arrive on the CPU, and without a history."""
-    return scope.links is None and (scope.route is None or not scope.route.moves_cpu)
-
-
-def _pack_by_value(value: object, scope: PackScope | None, mark: int, plain: Exception) -> Packed:
+def _pack_by_value(value: object, scope: PackScope | None, mark: Mark, plain: Exception) -> Packed:
     packer = _Packer(by_value=True)
     try:
         return packer.pack(value, scope)
@@ -212,7 +210,7 @@ class _Packer:
         self.pickler = self._new_pickler()
         _idle.append(self)
 
-    def roll_back(self, mark: int, error: BaseException) -> None:
+    def roll_back(self, mark: Mark, error: BaseException) -> None:
         """Take back what the reducers did, and let go of what they were given."""
         if self.out.scope is not None:
             self.out.scope.roll_back(mark, error)

@@ -9,6 +9,9 @@ import torch
 
 from remora.wire.cargo import Landing, Route
 
+Mark = tuple[int, int]  # so many undos, so many attachments
+BEGINNING: Mark = (0, 0)
+
 
 class PackScope:
     """One value on its way out: to whom it goes, and how to take back what its reducers did.
@@ -36,11 +39,17 @@ class PackScope:
         self.links = None
         self.detached = False
 
-    def roll_back(self, mark: int = 0, error: BaseException | None = None) -> None:
-        """Run the undos registered since there were `mark` of them, last first. One that raises is noted on `error`."""
+    def mark(self) -> Mark:
+        """How far it has come."""
+        return len(self.undo), len(self.attachments)
+
+    def roll_back(self, mark: Mark = BEGINNING, error: BaseException | None = None) -> None:
+        """Take back what was done since then, last first. An undo that raises is noted on `error`."""
         if self.links:
             self.links.clear()
-        while len(self.undo) > mark:
+        undos, attachments = mark
+        del self.attachments[attachments:]
+        while len(self.undo) > undos:
             undo = self.undo.pop()
             try:
                 undo()

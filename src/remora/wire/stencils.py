@@ -4,7 +4,8 @@ A pickler with our table has to be made for each message, and turns to Python fo
 rest of a small call. But the pickle of a tensor is always the same for its type and shape, except for the data, if it is
 small, or the number of the buffer that the data is in, if it is large. So `pickle.dumps` writes everything else, with a
 number in the place of each tensor, and what a *stencil* makes of the tensor takes the place of the number. The receiver
-sees the same pickle as always.
+sees the same pickle as always. (Numbers of buffers, and of tensors with a history, are a byte: who has more goes the usual
+way.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from remora.wire.storages import INLINE_BYTES, NAMES, ROOM
 PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType})  # what pickle treats as we would
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one
-MOST_LARGE = 256  # in one message: so many numbers fit into a byte
+LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
+DEPTH = 3  # tuples in tuples: the arguments are one in the call, which is one in what is recorded of it
+FEW = 8  # tensors
+
+
+def _by_number(code: int) -> bytes:
+    return pickle.EXT4 + struct.pack("<I", code)
+
 
 _FRAME = 9  # bytes that announce a frame, behind the two that tell the protocol; the frame would have the wrong length
 _PLACE = int.from_bytes(os.urandom(7), "little") | 1 << 60  # stands for a tensor: nothing else of the message is this number
@@ -34,7 +42,13 @@ _STENCILED = {
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
 
-_stencils: dict[tuple[torch.dtype, torch.Size], tuple[int, bytes, bytes]] = {}  # size of the data, what comes before, behind
+_LINK, _LINK_END = _by_number(LINKED_CODE) + pickle.BININT1, pickle.TUPLE3 + pickle.REDUCE  # around the makings of a tensor
+
+Around = tuple[bytes, bytes]  # what comes before the data, or its number, and what behind
+Stencil = tuple[int, Around, Around]  # the size of the data; if it is in the pickle; if it is in a buffer
+Tensors = dict[int, bytes]  # those of a message, by their storage, in the order in which they come
+
+_stencils: dict[tuple[torch.dtype, torch.Size], Stencil] = {}
 
 
 def is_plain(value: object) -> bool:
@@ -53,17 +67,18 @@ def is_plain(value: object) -> bool:
     return True
 
 
-def pickled(value: Any, large: list[torch.Tensor]) -> bytes | None:
+def pickled(value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | None = None) -> bytes | None:
     """The pickle of what is plain but for tensors; None if something else is in it. Tensors that are large go into that
-    list: the data of the n-th has to be in the n-th buffer."""
-    tensors: dict[int, bytes] = {}
+    list: the data of the n-th has to be in the n-th buffer. Those with a history go into `links`, if histories are
+    recorded."""
+    tensors: Tensors = {}
     kind = type(value)
     if kind is torch.Tensor:
-        written = _write(value, tensors, large)
+        written = _write(value, tensors, large, links)
         return None if written is None else _BEGIN + written + _END
     if kind is not tuple:
         return pickle.dumps(value, 5) if kind in PLAIN else None
-    twin = _twin(value, tensors, large, 2)
+    twin = _twin(value, tensors, large, links, DEPTH)
     if twin is None:
         return None
     if not tensors:
@@ -80,18 +95,18 @@ def pickled(value: Any, large: list[torch.Tensor]) -> bytes | None:
 
 
 def _twin(
-    value: tuple[Any, ...], tensors: dict[int, bytes], large: list[torch.Tensor], depth: int
+    value: tuple[Any, ...], tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None, depth: int
 ) -> tuple[Any, ...] | None:
     """The same with a number in the place of each tensor."""
     twin: list[Any] = []
     for part in value:
         kind = type(part)
         if kind is torch.Tensor:
-            if _write(part, tensors, large) is None:
+            if _write(part, tensors, large, links) is None:
                 return None
             part = _PLACE
         elif kind is tuple and depth > 1:
-            part = _twin(part, tensors, large, depth - 1)
+            part = _twin(part, tensors, large, links, depth - 1)
             if part is None:
                 return None
         elif kind not in PLAIN and (kind is not dict or part):
@@ -100,13 +115,16 @@ def _twin(
     return tuple(twin)
 
 
-def _write(tensor: torch.Tensor, tensors: dict[int, bytes], large: list[torch.Tensor]) -> bytes | None:
+def _write(
+    tensor: torch.Tensor, tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None
+) -> bytes | None:
     """Add the pickle of a tensor to those of the message, by storage; None if it is not that simple."""
     try:
         stencil = _stencils.get((tensor.dtype, tensor.shape)) or _cut(tensor)
-        if stencil is None or not tensor.is_cpu or tensor.requires_grad:
+        linked = tensor.requires_grad
+        if stencil is None or not tensor.is_cpu or (linked and links is None):
             return None
-        nbytes, before, behind = stencil
+        nbytes, small, large_one = stencil
         storage = tensor.untyped_storage()
         key = storage._cdata
         if storage.nbytes() != nbytes or tensor.storage_offset() or not tensor.is_contiguous() or key in tensors:
@@ -114,18 +132,31 @@ def _write(tensor: torch.Tensor, tensors: dict[int, bytes], large: list[torch.Te
         pointer = tensor.data_ptr()
         if not pointer or tensor.is_neg() or tensor.__dict__:  # (no memory: it is a wrapper of `torch.func`)
             return None
-        if nbytes <= INLINE_BYTES:
-            written: bytes = before + raw_copy(pointer, nbytes) + behind
+        if nbytes <= INLINE_BYTES or (nbytes <= ROOM and _has_room(nbytes, tensors)):
+            before, behind = small
+            data: bytes = raw_copy(pointer, nbytes)
         else:
-            written = before + bytes((len(large),)) + behind
+            before, behind = large_one
+            data = bytes((len(large),))
             large.append(tensor)
+        if linked:
+            assert links is not None, "histories are recorded"
+            written = b"".join((_LINK, bytes((len(links),)), before, data, behind[:-1], _LINK_END))
+            links.append(tensor)
+        else:
+            written = before + data + behind
     except (RuntimeError, ValueError):  # it has no storage, or no shape, of its own; or there are too many
         return None
     tensors[key] = written
     return written
 
 
-def _cut(tensor: torch.Tensor) -> tuple[int, bytes, bytes] | None:
+def _has_room(nbytes: int, tensors: Tensors) -> bool:
+    """Whether something of a medium size may travel inside the pickle, beside what is there."""
+    return len(tensors) < FEW and nbytes <= ROOM - sum(map(len, tensors.values()))
+
+
+def _cut(tensor: torch.Tensor) -> Stencil | None:
     """A stencil for tensors of this type and shape; None if there is none."""
     shape, nbytes = tensor.shape, tensor.nbytes
     if tensor.dtype not in _STENCILED or 1 in shape or len(_stencils) >= 4096 or not tensor.is_contiguous():
@@ -133,15 +164,17 @@ def _cut(tensor: torch.Tensor) -> tuple[int, bytes, bytes] | None:
     text = NAMES[tensor.dtype].encode()
     name = pickle.SHORT_BINUNICODE + bytes([len(text)]) + text
     sizes = _pickled_sizes(shape)
-    if 0 < nbytes <= INLINE_BYTES:
-        before = pickle.EXT4 + struct.pack("<I", SMALL_CODE) + pickle.BINBYTES + struct.pack("<I", nbytes)
-        behind = name + sizes + pickle.TUPLE3 + pickle.REDUCE
-    elif nbytes > ROOM:
-        before = pickle.EXT4 + struct.pack("<I", STRIDED_CODE) + pickle.MARK + pickle.BININT1
-        behind = name + pickle.BININT1 + b"\0" + sizes + _pickled_sizes(tensor.stride()) + pickle.TUPLE + pickle.REDUCE
-    else:
-        return None  # inside the pickle or not: that depends on what else is in the message
-    stencil = _stencils[tensor.dtype, shape] = (nbytes, before, behind)
+    if not nbytes:
+        return None
+    small = (
+        _by_number(SMALL_CODE) + pickle.BINBYTES + struct.pack("<I", min(nbytes, ROOM)),  # (what has more does not need it)
+        name + sizes + pickle.TUPLE3 + pickle.REDUCE,
+    )
+    large = (
+        _by_number(STRIDED_CODE) + pickle.MARK + pickle.BININT1,
+        name + pickle.BININT1 + b"\0" + sizes + _pickled_sizes(tensor.stride()) + pickle.TUPLE + pickle.REDUCE,
+    )
+    stencil = _stencils[tensor.dtype, shape] = (nbytes, small, large)
     return stencil
 
 

@@ -16,7 +16,7 @@ from remora.errors import SerializationError
 from remora.wire import layouts
 from remora.wire.memory import raw_copy, raw_fill
 from remora.wire.scopes import current_unpack_scope
-from remora.wire.stencils import SMALL_CODE, STRIDED_CODE
+from remora.wire.stencils import LINKED_CODE, SMALL_CODE, STRIDED_CODE
 from remora.wire.storages import (
     CONJ,
     DTYPES,
@@ -206,6 +206,7 @@ def _set_attributes(tensor: torch.Tensor, attributes: dict[str, object]) -> None
     tensor.__dict__.update(attributes)
 
 
-# The two that nearly every message with tensors needs go by number: that is quicker to find than a name.
+# Those that nearly every message with tensors needs go by number: that is quicker to find than a name.
 copyreg.add_extension(_small.__module__, _small.__qualname__, SMALL_CODE)
 copyreg.add_extension(strided.__module__, strided.__qualname__, STRIDED_CODE)
+copyreg.add_extension(linked_tensor.__module__, linked_tensor.__qualname__, LINKED_CODE)
