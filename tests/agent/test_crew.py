@@ -144,6 +144,33 @@ def test_a_job_that_fails_costs_no_place(make_crew: MakeCrew, caplog: pytest.Log
     wait_until(lambda: crew.counts()[2] == 0)
 
 
+class Parting:
+    """A job that, when it is dropped, does what a program may do in a destructor: something that needs the crew."""
+
+    def __init__(self, crew: Crew, could: list[bool]) -> None:
+        self.crew = crew
+        self.could = could
+
+    def __call__(self) -> None:
+        pass
+
+    def __del__(self) -> None:
+        self.could.append(self.crew._lock.acquire(timeout=1.0))
+        if self.could[-1]:
+            self.crew._lock.release()
+
+
+def test_what_a_job_takes_along_when_it_goes_finds_nothing_locked(make_crew: MakeCrew) -> None:
+    crew, gate = make_crew(1), Gate()
+    could: list[bool] = []
+    crew.submit(gate)
+    for _ in range(3):
+        crew.submit(Parting(crew, could))  # they follow upon each other
+    gate.open()
+    wait_until(lambda: len(could) == 3)
+    assert could == [True] * 3
+
+
 def test_waiting_outside_of_a_job_is_just_waiting() -> None:
     with waiting(), waiting():
         pass

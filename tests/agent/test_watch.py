@@ -448,6 +448,70 @@ def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.Monkey
     assert crew.stop(5.0) == 0
 
 
+@pytest.fixture
+def patrols(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When somebody came to look after the leader, which happens every tenth of a second if it does not say that all is
+    well."""
+    found: list[float] = []
+    patrol = crew._watch._patrol
+    monkeypatch.setattr(crew._watch, "_patrol", lambda gate: (found.append(time.monotonic()), patrol(gate))[1])
+    monkeypatch.setattr(watching, "PATROL", 0.1)
+    monkeypatch.setattr(watching, "RELAXED", 0.1)
+    return found
+
+
+def for_a_while(seconds: float, work: Work) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        work()
+
+
+def test_a_leader_that_does_many_short_things_is_left_alone(crew: Crew, peer: Peer, patrols: list[float]) -> None:
+    for_a_while(0.2, peer.call)  # there may be an alarm from before
+    del patrols[:]
+    for_a_while(1.0, peer.call)
+    assert len(patrols) < 4  # and not 10: none, but this process may lose its processor
+
+
+def test_so_is_one_with_a_long_list_of_short_things(crew: Crew, peer: Peer, patrols: list[float]) -> None:
+    for_a_while(0.2, peer.call)
+    begun, ended = time.monotonic(), 0.0
+
+    def short() -> None:
+        nonlocal ended
+        ended = time.monotonic()
+        if ended < begun + 1.0:
+            crew.backlog.append(short)  # the leader does not come back in between
+
+    peer.work[1] = short
+    del patrols[:]
+    peer.call(1)
+    wait_until(lambda: ended > begun + 1.0)
+    assert len(patrols) < 4
+
+
+def test_one_that_gets_stuck_after_that_is_found_out(crew: Crew, peer: Peer, patrols: list[float]) -> None:
+    for_a_while(0.3, peer.call)
+    released = threading.Event()
+    peer.work[1] = lambda: released.wait(10.0)
+    peer.work[2] = released.set
+    began = time.monotonic()
+    peer.ask(1)
+    peer.ask(2)
+    assert peer.answers(2) == b"\1\2"
+    assert time.monotonic() - began < 5.0
+    assert peer.ran_by[-2] != peer.ran_by[-1]
+
+
+def test_one_that_does_few_things_is_looked_after(crew: Crew, peer: Peer, patrols: list[float]) -> None:
+    pause = threading.Event()
+    peer.work[1] = lambda: pause.wait(0.03)
+    for_a_while(0.2, lambda: peer.call(1))
+    del patrols[:]
+    for_a_while(0.6, lambda: peer.call(1))
+    assert patrols
+
+
 def test_an_idle_crew_sets_no_alarm(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     led(crew, peer)
     wait_until(lambda: not crew._watch._set)

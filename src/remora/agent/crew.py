@@ -211,6 +211,7 @@ class Crew:
             except BaseException:
                 log.exception("a job of %s failed", self.name)
             here.in_job = False
+            del job  # not under the lock: with it may go what the program made, and code of the program runs then
 
     def _active_add(self, n: int) -> None:
         with self._lock:

@@ -144,12 +144,12 @@ class Request:
     def target(self) -> Any:
         """What is to be run: the body as a value, with the function that it means in the place of a number."""
         frame, heard = self.frame, self.channel.heard
-        number = heard.bare.get(frame.body) if frame.size < BARE_SIZE and not frame.flags & ~ASYNC else None
+        number = heard.bare.get(bytes(frame.body)) if frame.size < BARE_SIZE and not frame.flags & ~ASYNC else None
         if number is not None:
             return heard.find(number), (), {}
         value: Any = self.unpack()
         if type(value) is int:
-            value = (value, (), {})
+            value = (value, (), {})  # a number that nobody gave, as will be said
         return (heard.find(value[0]), *value[1:]) if type(value[0]) is int else value
 
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
@@ -210,13 +210,21 @@ class Request:
         channel, dispatch = self.channel, self._dispatch
         dispatch.crew.nearly_done()
         if not packed.buffers and len(packed.body) < LARGE:
-            if dispatch.crew.backlog:
+            if dispatch.crew.backlog and self._is_followed():
                 channel.send_lazily(kind, self.frame.call, packed.body, flags)
             else:
                 channel.send(kind, self.frame.call, packed.body, flags)
         else:
             self._send_large(kind, packed, flags)
         self._done()
+
+    def _is_followed(self) -> bool:
+        """Whether what is run next is for the same caller: the two answers can share a write then."""
+        try:
+            following = self._dispatch.crew.backlog[0]
+        except IndexError:
+            return False  # another thread took it
+        return getattr(following, "channel", None) is self.channel
 
     def _send_large(self, kind: int, packed: Packed, flags: int) -> None:
         channel, call = self.channel, self.frame.call

@@ -74,7 +74,7 @@ class Heard:
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[str, str]] = {}
-        self.bare: dict[bytes | bytearray, int] = {}  # calls without arguments, as they look, and of which function
+        self.bare: dict[bytes, int] = {}  # calls without arguments, as they look, and of which function
 
     def listen(self, number: int, name: bytes) -> None:
         """The caller gave a function a number."""

@@ -111,9 +111,7 @@ class Future(torch.futures.Future[T]):
         if streams.watched:
             self._moment = streams.moment()
         self._value = value
-        self._settled = True  # (`_announce`)
-        if self._watchers is not None:
-            self._tell_watchers()
+        self._announce()
         _Base.set_result(self, value)
 
     def _fail(self, error: BaseException) -> None:

@@ -25,7 +25,7 @@ from remora.transport.poller import Event, Poller, Seen
 SPARE = 4  # threads on watch beyond which one that comes back goes home
 STREAK = 8  # events in a row, each within a moment of the last, that make it worth to look for the next
 PATROL = 0.001  # seconds from one look after the leader to the next
-RELAXED = 0.004  # … while it does many short things: a look costs it as much as one of them
+RELAXED = 0.004  # … while it takes in what came: nothing would follow from it, and a look costs the leader its interpreter
 FEW = 16  # steps; who takes fewer than this between two patrols does long things
 LONG = 0.001  # seconds that the leader must have been busy with one thing before another thread takes the next
 A_WHILE = 0.00025  # … if it is behind
@@ -73,6 +73,8 @@ class Watch:
         self._open_until = 0.0  # at least
         self._set = False  # the alarm is
         self._then = (0, False)  # when it was set: `_steps`, and whether the leader was behind with them
+        self._renew_at = NEVER  # when the leader sets it again, if it does many short things
+        self._renewed = False  # it did
         self._robbed = (0, 0.0, 0.0)  # at the last patrol: of whom, when, and how long it had waited for a processor
         self._summoned = False  # somebody is to come and see
 
@@ -212,17 +214,18 @@ class Watch:
         """The alarm rang: look after the leader. Whether there is something to do that it does not come to do."""
         self._set = False
         summoned, self._summoned = self._summoned, False
+        renewed, self._renewed = self._renewed, False
         steps, was_behind = self._then
         done = self._steps - steps
         if self._idle:
             return summoned
-        robbed = self._is_robbed()
+        robbed = self._is_robbed() or renewed  # (what happened to it since it said that all is well is not known yet)
         grace = PATIENCE if robbed or not self._running else 0.0
         if done == 0 and time.monotonic() > self._long_at + grace:
             self._leave_to_others(gate, 0.0)
             return True
         behind = 0 < done < FEW and not robbed and (self._queued() > 0 or gate.crowded())
-        self._set_alarm(PATROL if done < FEW else RELAXED, behind)
+        self._set_alarm(PATROL if self._running else RELAXED, behind)
         if behind and was_behind:
             self._leave_to_others(gate, time.monotonic() + RELIEF)
             return True
@@ -242,9 +245,19 @@ class Watch:
         if self._idle and not until:  # it came back meanwhile
             self._shut()
 
+    def _renew_alarm(self) -> None:
+        """Say that all is well, before somebody comes to look: that would take the interpreter from the leader. But who does
+        few things in that time has to be looked after."""
+        if self._steps - self._then[0] >= FEW // 2:
+            self._renewed = True
+            self._set_alarm(PATROL)
+        else:
+            self._renew_at = NEVER
+
     def _set_alarm(self, seconds: float, behind: bool = False) -> None:
         self._set = True
         self._then = (self._steps, behind)
+        self._renew_at = time.monotonic() + seconds / 2
         assert self._gate is not None
         self._gate.alarm(seconds)
 
@@ -265,6 +278,8 @@ class Watch:
             before = self._began if self._running else NEVER
             self._running = True
             self._begin()
+            if self._began > self._renew_at and self._set:
+                self._renew_alarm()
             if self._began - before > LONG and self._queued():
                 self.summon()  # what comes next may take as long as what came before
             return

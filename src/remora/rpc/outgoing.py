@@ -43,7 +43,7 @@ def pack_call(
             func, args, kwargs = run_serialized, (binary, tensors), {}
         announced = peer.outgoing.announced
         target = announced.target(func)
-        if not args and not kwargs and recording is None and type(target) is int:
+        if not args and kwargs == {} and recording is None and type(target) is int:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
     way = peer.ways.awaited if awaited else peer.ways.requests

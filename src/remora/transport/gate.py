@@ -11,6 +11,8 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 AT_ONCE = 1e-9  # seconds: a timer set to nothing would never ring
 
@@ -21,6 +23,12 @@ class _Seconds(ctypes.Structure):
 
 class _Setting(ctypes.Structure):
     _fields_ = [("interval", _Seconds), ("first", _Seconds)]
+
+
+@lru_cache(maxsize=16)
+def _once_after(seconds: float) -> Any:
+    whole = int(seconds)
+    return ctypes.byref(_Setting(_Seconds(0, 0), _Seconds(whole, max(int((seconds - whole) * 1e9), 1))))
 
 
 class Gate:
@@ -52,9 +60,7 @@ class Gate:
 
     def alarm(self, seconds: float) -> None:
         """Have one thread come back from `wait` then. Replaces the alarm that was set before."""
-        whole = int(seconds)
-        setting = _Setting(_Seconds(0, 0), _Seconds(whole, max(int((seconds - whole) * 1e9), 1)))
-        _timerfd_settime(self._timer, 0, ctypes.byref(setting), None)
+        _timerfd_settime(self._timer, 0, _once_after(seconds), None)
 
     def wait(self, seconds: float = -1.0) -> tuple[bool, bool]:
         """Sleep, so long at most if not for ever. Whether this thread may pass, and whether the alarm rang for it."""
