@@ -490,6 +490,27 @@ def test_so_is_one_with_a_long_list_of_short_things(crew: Crew, peer: Peer, patr
     assert len(patrols) < 4
 
 
+def test_who_was_called_comes_though_the_alarm_was_set_again(
+    crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LONG", 3600.0)  # nobody is called for another reason
+    for_a_while(0.2, peer.call)
+    served, over = threading.Event(), threading.Event()
+
+    def short() -> None:
+        if not over.is_set():
+            crew.backlog.append(short)
+
+    peer.work[1] = short
+    peer.call(1)
+    try:
+        crew._services.append(served.set)
+        crew._watch._summoned = True  # and the leader has set the alarm again, before anybody heard it
+        assert served.wait(2.0)
+    finally:
+        over.set()
+
+
 def test_one_that_gets_stuck_after_that_is_found_out(crew: Crew, peer: Peer, patrols: list[float]) -> None:
     for_a_while(0.3, peer.call)
     released = threading.Event()

@@ -247,8 +247,8 @@ class Watch:
 
     def _renew_alarm(self) -> None:
         """Say that all is well, before somebody comes to look: that would take the interpreter from the leader. But who does
-        few things in that time has to be looked after."""
-        if self._steps - self._then[0] >= FEW // 2:
+        few things in that time has to be looked after; and who is called is to come (this may have put its alarm off)."""
+        if self._steps - self._then[0] >= FEW // 2 and not self._summoned:
             self._renewed = True
             self._set_alarm(PATROL)
         else:
