@@ -41,8 +41,9 @@ def create(
     except BaseException:
         references.table.forget(fork)
         raise
-    script = kind == MessageType.SCRIPT_REMOTE_CALL
-    return RRef._to_fork(references, peer, rref, fork, script)
+    handle: RRef[Any] = RRef._to_fork(references, peer, rref, fork, kind == MessageType.SCRIPT_REMOTE_CALL)
+    references.table.relieve()
+    return handle
 
 
 def _create_here(

@@ -1,14 +1,23 @@
-"""References that destructors let go of: a list that a thread of the crew looks at soon. Takes no lock, sends nothing."""
+"""References that destructors let go of: a list that somebody looks at soon. Takes no lock, sends nothing.
+
+A thread of the crew does, every few milliseconds. But a thread that makes one reference after the other, and drops them,
+looks at the list itself now and then: its goodbyes go along with what it sends anyway, and nobody takes the interpreter
+from it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from remora.agent.agent import Agent
 from remora.vocabulary.effects import ForkId
 
+log = logging.getLogger("remora")
+
 GATHER = 0.005  # seconds
+FEW = 8  # so many may wait for the crew
 
 
 class Dropping:
@@ -20,6 +29,7 @@ class Dropping:
         self._let_go = let_go
         self._dropped: deque[ForkId] = deque()
         self._timer = False  # it will look again by itself
+        self._relieved = False  # a thread of the program has looked since
         self._due = False  # a thread of the crew was asked to look at them
 
     def soon(self, fork: ForkId) -> None:
@@ -29,13 +39,27 @@ class Dropping:
             self._due = True
             self._agent.crew.serve_quickly(self._look)
 
+    def relieve(self) -> None:
+        """The current thread is in the midst of sending: if the list is not short, let it see to that."""
+        if len(self._dropped) >= FEW and not self.closed:
+            self._relieved = True
+            try:
+                self._let_go()
+            except Exception:  # it is not the business of whoever makes another one
+                log.exception("references that were dropped could not be let go")
+
     def batches(self) -> Iterator[list[ForkId]]:
-        """What is on the list, which may grow meanwhile."""
-        while self._dropped:
-            batch = []
-            while self._dropped:
-                batch.append(self._dropped.popleft())
+        """What is on the list, which may grow meanwhile, and which others may look at, too."""
+        while batch := self._take():
             yield batch
+
+    def _take(self) -> list[ForkId]:
+        batch: list[ForkId] = []
+        try:
+            while True:
+                batch.append(self._dropped.popleft())
+        except IndexError:
+            return batch
 
     def _look(self) -> None:
         """While there is something each time we look, we come back soon, so that goodbyes in quick succession share a
@@ -51,5 +75,9 @@ class Dropping:
         self._let_go()
 
     def _look_again(self) -> None:
+        if self._relieved and not self.closed:  # what is there now has not been there for long
+            self._relieved = False
+            self._agent.timers.soon(GATHER, self._look_again)
+            return
         self._timer = False
         self._agent.crew.serve_quickly(self._look)

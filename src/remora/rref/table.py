@@ -33,6 +33,7 @@ class Table(Errands):
         self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}  # who waits for them; guarded by the lock
         self._dropping = Dropping(agent, self._let_go)
         self.drop_soon = self._dropping.soon  # for destructors: takes no lock and sends nothing
+        self.relieve = self._dropping.relieve  # for threads that make references
         agent.peers.obituaries.append(self.lost)
 
     # Values owned here.
