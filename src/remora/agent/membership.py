@@ -15,9 +15,11 @@ from typing import Any, cast
 
 from remora.agent.agent import Agent
 from remora.agent.calls import Call
+from remora.agent.crew import waiting
+from remora.agent.dialling import LEFT
 from remora.agent.dispatch import Request
 from remora.agent.futures import Future
-from remora.agent.peer import Peer
+from remora.agent.peer import Peer, State
 from remora.errors import RemoraError, RendezvousError
 from remora.rendezvous.group import Group
 from remora.rendezvous.record import WorkerRecord
@@ -30,6 +32,7 @@ log = logging.getLogger("remora")
 MEMBERSHIP = int(MessageType.MEMBERSHIP)
 MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
 PATIENCE = 5.0  # for others to hear that we come or go
+LAST_WORDS = 1.0  # seconds for a goodbye that others have heard before us
 LEAVE_PATIENCE = 100.0  # for calls under way to end before we go
 
 Hearing = Callable[[WorkerKey, WorkerKey], None]
@@ -138,14 +141,26 @@ class Membership:
                 if peer is not None and peer is not self._peers.me:
                     self._peers.vigil.look_for(peer)
             case "gone":
-                self._is_gone(about, request.caller)
+                self._is_gone(about, request.caller, f"{request.caller.name} lost it", "dead")
+            case "parted":
+                self._await_goodbye(about)
+                self._is_gone(about, request.caller, LEFT, "left")
         request.reply(MEMBERSHIP_ACK, None)
 
-    def _is_gone(self, key: WorkerKey, caller: Peer) -> None:
+    def _await_goodbye(self, key: WorkerKey) -> None:
+        """Somebody has left, as others know by now. If we have a link with it, it says so itself, behind its last answers:
+        those should not be lost."""
+        peer = self._peers.known(key)
+        if peer in (None, self._peers.me) or not any(channel.link is not None for channel in peer.channels()):
+            return
+        with waiting():
+            peer.ended.wait(LAST_WORDS)
+
+    def _is_gone(self, key: WorkerKey, caller: Peer, reason: str, state: State) -> None:
         """An owner of values has lost a worker and must know that we are through with it, too."""
         peer = self._peers.known(key)
         if peer is not None and peer is not self._peers.me:
-            self._peers.give_up(peer, f"{caller.name} lost it")
+            self._peers.give_up(peer, reason, state)
             peer.ended.wait()  # another thread may be at it: we answer behind all that came from the lost one
         if self.tell_heard is not None:
             self.tell_heard(caller.key, key)

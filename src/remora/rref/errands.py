@@ -64,8 +64,10 @@ class Errands(Machines, ABC):
                     if value is not None:
                         value.fail(OwnerDied(f"{rref} was never made: its creator is gone, or could not ask for it"))
                 case AskSurvivors(lost, survivors):
+                    peer = self.agent.peers.known(lost)
+                    news = "parted" if peer is not None and peer.state == "left" else "gone"
                     for survivor in survivors:
-                        self._tell(survivor, MessageType.MEMBERSHIP, ("gone", lost))
+                        self._tell(survivor, MessageType.MEMBERSHIP, (news, lost))
                 case _:
                     assert_never(effect)
         if freed:
