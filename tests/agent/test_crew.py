@@ -253,6 +253,26 @@ def test_what_comes_after_the_stop_is_dropped() -> None:
     assert ran == []
 
 
+def test_what_must_be_done_is_done_though_everybody_is_going_home() -> None:
+    crew = Crew("test", 1, EpollPoller())
+    crew.start()
+    done: list[str] = []
+    going, seen = threading.Event(), threading.Event()
+
+    def late() -> None:
+        going.set()
+        wait_until(lambda: crew._stopped)
+        crew.serve(lambda: done.append("what can be left"))
+        crew.see_to(lambda: done.append("what cannot"))
+        seen.set()
+
+    crew.submit(late)
+    assert going.wait(10.0)
+    assert crew.stop(10.0) == 0
+    assert seen.is_set()
+    assert done == ["what cannot"]
+
+
 def test_a_crew_may_be_stopped_by_one_of_its_own() -> None:
     crew = Crew("test", 4, EpollPoller())
     crew.start()

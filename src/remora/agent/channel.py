@@ -169,7 +169,7 @@ class Channel(Attending):
     def _discard(self, port: Port) -> None:
         self._poller.remove(port, port.link.fileno())
         port.link.sever()  # wakes whoever reads it; the descriptor is closed when both halves are free
-        self._crew.serve(lambda: self._close_link(port.link))
+        self._crew.see_to(lambda: self._close_link(port.link))
 
     def _close_link(self, link: StreamLink) -> None:
         with self._reading, self._writing:

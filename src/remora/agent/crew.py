@@ -242,6 +242,12 @@ class Crew:
         if here.looking is not self:
             self._watch.wake()
 
+    def see_to(self, service: Job) -> None:
+        """The same for what must be done even if everybody is going home: whoever stops the crew does it then."""
+        self._services.append(service)
+        if not self._stopped and here.looking is not self:
+            self._watch.wake()
+
     def serve_quickly(self, service: Job) -> None:
         """The same for what cannot block and takes no time: nobody is woken to stand by meanwhile."""
         if self._stopped:
