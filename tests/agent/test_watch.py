@@ -450,13 +450,11 @@ def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def patrols(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When somebody came to look after the leader, which happens every tenth of a second if it does not say that all is
-    well."""
+    """When somebody came to look after the leader, which happens every tenth of a second, until all is well or it says so."""
     found: list[float] = []
     patrol = crew._watch._patrol
     monkeypatch.setattr(crew._watch, "_patrol", lambda gate: (found.append(time.monotonic()), patrol(gate))[1])
     monkeypatch.setattr(watching, "PATROL", 0.1)
-    monkeypatch.setattr(watching, "RELAXED", 0.1)
     return found
 
 
@@ -531,6 +529,44 @@ def test_one_that_does_few_things_is_looked_after(crew: Crew, peer: Peer, patrol
     del patrols[:]
     for_a_while(0.6, lambda: peer.call(1))
     assert patrols
+
+
+def test_if_all_is_well_it_is_looked_after_less_often(
+    crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "LONG", 3600.0)
+    pause = threading.Event()
+    peer.work[1] = lambda: pause.wait(0.05)
+    for_a_while(1.0, lambda: peer.call(1))
+    del patrols[:]
+    for_a_while(2.4, lambda: peer.call(1))
+    assert 1 <= len(patrols) < 8  # and not 24
+
+
+def test_but_not_if_others_wait(crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it read at once is queued behind what it does: it knows that itself, and does not wait to be asked."""
+    monkeypatch.setattr(watching, "LONG", 3600.0)
+    crew._watch._pace = watching.RELAXED
+    crew._watch._set_alarm()
+    pause = threading.Event()
+    peer.work[1] = lambda: pause.wait(0.05)
+    began = time.monotonic()
+    peer.ask(*[1] * 20)
+    peer.answers(20)
+    assert patrols
+    assert patrols[0] - began < 0.5  # and not 0.8
+
+
+def test_nor_after_it_was_found_stuck(crew: Crew, peer: Peer, patrols: list[float]) -> None:
+    for_a_while(1.0, peer.call)
+    assert crew._watch._pace > 1
+    released = threading.Event()
+    peer.work[1] = lambda: released.wait(10.0)
+    peer.work[2] = released.set
+    peer.ask(1)
+    peer.ask(2)
+    assert peer.answers(2) == b"\1\2"
+    assert crew._watch._pace == 1
 
 
 def test_an_idle_crew_sets_no_alarm(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

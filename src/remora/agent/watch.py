@@ -25,8 +25,9 @@ from remora.transport.poller import Event, Poller, Seen
 SPARE = 4  # threads on watch beyond which one that comes back goes home
 STREAK = 8  # events in a row, each within a moment of the last, that make it worth to look for the next
 PATROL = 0.001  # seconds from one look after the leader to the next
-RELAXED = 0.004  # … while it takes in what came: nothing would follow from it, and a look costs the leader its interpreter
-FEW = 16  # steps; who takes fewer than this between two patrols does long things
+RELAXED = 8  # times that, if all was well each time; or while it takes in what came: a look costs it its interpreter
+FEW = 16  # steps; who takes fewer than this in the time of a patrol does long things
+MEDIUM = 0.000125  # seconds for one thing, if so few are done
 LONG = 0.001  # seconds that the leader must have been busy with one thing before another thread takes the next
 A_WHILE = 0.00025  # … if it is behind
 WRAP_UP = 0.005  # … or with the rest of it, after an answer was sent: it takes longer only if the leader lost its processor
@@ -34,6 +35,7 @@ TERM = 0.05  # seconds after which one that helped goes home, and what libraries
 RELIEF = 0.05  # seconds for which the gate stays open after that: where it happened once, it happens again
 
 ROBBED = 0.4  # of the time
+RECENT = 4  # times PATROL
 PATIENCE = 0.05  # seconds more for who was robbed, or takes in what came (which does not block): others would be in its way
 
 NOBODY = 0
@@ -72,9 +74,9 @@ class Watch:
         self._open = False
         self._open_until = 0.0  # at least
         self._set = False  # the alarm is
-        self._then = (0, False)  # when it was set: `_steps`, and whether the leader was behind with them
+        self._pace = 1  # so many times PATROL
+        self._then = (0, 0, False)  # when it was set: `_steps`, how few more are few, whether the leader was behind with them
         self._renew_at = NEVER  # when the leader sets it again, if it does many short things
-        self._renewed = False  # it did
         self._robbed = (0, 0.0, 0.0)  # at the last patrol: of whom, when, and how long it had waited for a processor
         self._summoned = False  # somebody is to come and see
 
@@ -136,7 +138,7 @@ class Watch:
         self._steps += 1
         self._idle = False
         if not self._set:
-            self._set_alarm(PATROL)
+            self._set_alarm()
         return events
 
     def _look(self, end: float) -> Seen | None:
@@ -157,7 +159,7 @@ class Watch:
         self._streak = self._deputed = 0
         self._shut()
         if leader != NOBODY:  # it is busy, and has to be looked after like any other
-            self._set_alarm(PATROL)
+            self._set_alarm()
         return True
 
     def _begin(self) -> None:
@@ -192,7 +194,7 @@ class Watch:
                         return self._poller.fired(seen)
                 else:
                     deferred = True
-                    self._set_alarm(A_WHILE)
+                    self._set_alarm(A_WHILE / PATROL)
             if term > 0 and clock() > end:
                 if self._open:
                     gate.open()  # this thread may have used the last opening up
@@ -214,29 +216,33 @@ class Watch:
         """The alarm rang: look after the leader. Whether there is something to do that it does not come to do."""
         self._set = False
         summoned, self._summoned = self._summoned, False
-        renewed, self._renewed = self._renewed, False
-        steps, was_behind = self._then
-        done = self._steps - steps
         if self._idle:
             return summoned
-        robbed = self._is_robbed() or renewed  # (what happened to it since it said that all is well is not known yet)
-        grace = PATIENCE if robbed or not self._running else 0.0
-        if done == 0 and time.monotonic() > self._long_at + grace:
+        steps, few, was_behind = self._then
+        done = self._steps - steps
+        now = time.monotonic()
+        is_long = now > self._long_at
+        is_late = 0 < done < few and not self._wrapping_up and (self._queued() > 0 or gate.crowded())
+        robbed = (is_long or is_late) and self._is_robbed(now)
+        if is_long and now > self._long_at + (PATIENCE if robbed or not self._running else 0.0):
+            self._pace = 1
             self._leave_to_others(gate, 0.0)
             return True
-        behind = 0 < done < FEW and not robbed and (self._queued() > 0 or gate.crowded())
-        self._set_alarm(PATROL if self._running else RELAXED, behind)
+        behind = is_late and not robbed
+        self._pace = 1 if is_long or is_late else min(2 * self._pace, RELAXED)
+        self._set_alarm(self._pace if self._running else RELAXED, behind)
         if behind and was_behind:
-            self._leave_to_others(gate, time.monotonic() + RELIEF)
+            self._leave_to_others(gate, now + RELIEF)
             return True
         return summoned
 
-    def _is_robbed(self) -> bool:
-        """Whether others had the processor, and the leader did not, for much of the time since the last patrol."""
+    def _is_robbed(self, now: float) -> bool:
+        """Whether others had the processor, and the leader did not, for much of the time since it was last asked; or whether
+        that is not known, since that was too long ago."""
         leader, then, waited = self._robbed
-        now = time.monotonic()
         self._robbed = self._native, now, processor.waited(self._native)
-        return leader == self._native and self._robbed[2] - waited > ROBBED * (now - then)
+        known = leader == self._native and now - then < RECENT * PATROL
+        return not known or self._robbed[2] - waited > ROBBED * (now - then)
 
     def _leave_to_others(self, gate: Gate, until: float) -> None:
         self._open_until = max(self._open_until, until)
@@ -248,15 +254,18 @@ class Watch:
     def _renew_alarm(self) -> None:
         """Say that all is well, before somebody comes to look: that would take the interpreter from the leader. But who does
         few things in that time has to be looked after; and who is called is to come (this may have put its alarm off)."""
-        if self._steps - self._then[0] >= FEW // 2 and not self._summoned:
-            self._renewed = True
-            self._set_alarm(PATROL)
+        steps, few, _ = self._then
+        if self._steps - steps >= few // 2 and not self._summoned:
+            self._pace = RELAXED
+            self._set_alarm()
         else:
             self._renew_at = NEVER
 
-    def _set_alarm(self, seconds: float, behind: bool = False) -> None:
+    def _set_alarm(self, patrols: float = 0, behind: bool = False) -> None:
+        patrols = patrols or self._pace
+        seconds = patrols * PATROL
         self._set = True
-        self._then = (self._steps, behind)
+        self._then = (self._steps, int(patrols * FEW), behind)
         self._renew_at = time.monotonic() + seconds / 2
         assert self._gate is not None
         self._gate.alarm(seconds)
@@ -280,8 +289,13 @@ class Watch:
             self._begin()
             if self._began > self._renew_at and self._set:
                 self._renew_alarm()
-            if self._began - before > LONG and self._queued():
-                self.summon()  # what comes next may take as long as what came before
+            took = self._began - before
+            if took > MEDIUM and self._queued():  # what comes next may take as long as what came before
+                if took > LONG:
+                    self.summon()
+                elif self._pace > 1 and not self._summoned:
+                    self._pace = 1
+                    self._set_alarm()
             return
         self._deputed += 1
         away = self._deputed > STREAK  # the leader, all the time: let another one lead
