@@ -450,7 +450,7 @@ def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def patrols(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When somebody came to look after the leader, which happens every tenth of a second, until all is well or it says so."""
+    """When somebody came to look after the leader: every tenth of a second, unless all is well, or it says so."""
     found: list[float] = []
     patrol = crew._watch._patrol
     monkeypatch.setattr(crew._watch, "_patrol", lambda gate: (found.append(time.monotonic()), patrol(gate))[1])

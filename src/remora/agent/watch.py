@@ -75,7 +75,7 @@ class Watch:
         self._open_until = 0.0  # at least
         self._set = False  # the alarm is
         self._pace = 1  # so many times PATROL
-        self._then = (0, 0, False)  # when it was set: `_steps`, how few more are few, whether the leader was behind with them
+        self._then = (0, 0, False)  # when it was set: `_steps`, how many more are few, and whether the leader was behind
         self._renew_at = NEVER  # when the leader sets it again, if it does many short things
         self._robbed = (0, 0.0, 0.0)  # at the last patrol: of whom, when, and how long it had waited for a processor
         self._summoned = False  # somebody is to come and see
