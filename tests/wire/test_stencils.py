@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from remora.wire import pickling, stencils
 from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import PackScope, UnpackScope
+from remora.wire.stencils import DEPTH, WIDE
 from remora.wire.storages import INLINE_BYTES, ROOM
 
 DTYPES = sorted(stencils._STENCILED, key=str)
@@ -27,7 +28,14 @@ atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
 shapes = st.lists(st.sampled_from([2, 3, 5, 9]), max_size=3).map(tuple)
 small = st.builds(a_tensor, st.sampled_from(DTYPES), shapes)
 parts = atoms | small
-values = small | st.lists(parts | st.lists(parts, max_size=4).map(tuple) | st.just({}), max_size=4).map(tuple)
+
+
+def containers(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    several = st.lists(inside, max_size=4)
+    return several.map(tuple) | several | st.dictionaries(st.text(max_size=5) | st.integers(), inside, max_size=4)
+
+
+values = small | containers(parts | containers(parts | containers(parts)))
 
 
 def same(left: Any, right: Any) -> bool:
@@ -38,13 +46,17 @@ def same(left: Any, right: Any) -> bool:
             and left.stride() == right.stride()
             and bool(torch.equal(left, right))
         )
-    if isinstance(left, tuple):
-        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, tuple | list):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(map(same, left.values(), right.values()))
     return type(left) is type(right) and bool(left == right)
 
 
 def has_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or (isinstance(value, tuple) and any(map(has_tensor, value)))
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return isinstance(value, torch.Tensor) or (isinstance(value, tuple | list) and any(map(has_tensor, value)))
 
 
 @given(values.filter(has_tensor))
@@ -65,6 +77,14 @@ def test_pack_uses_it(value: Any) -> None:
 def test_what_is_plain_is_what_pickle_makes_of_it(value: Any) -> None:
     assert stencils.is_plain(value)
     assert stencils.pickled(value, []) == pickle.dumps(value, 5) == pack(value).body
+
+
+@given(st.lists(parts, min_size=1, max_size=4), small)
+def test_what_is_there_twice_is_one_on_arrival(inside: list[Any], beside: torch.Tensor) -> None:
+    for each in (inside, {"a": inside}):
+        first, second, _ = unpack(pack((each, each, beside)).body)
+        assert first is second
+        assert same(first, each)
 
 
 def test_arrived_tensors_own_their_memory() -> None:
@@ -89,6 +109,13 @@ class Subclass(torch.Tensor):
     pass
 
 
+def deep(depth: int) -> Any:
+    value: Any = shared
+    for _ in range(depth + 1):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -106,15 +133,15 @@ class Subclass(torch.Tensor):
         with_attribute(),
         (shared, shared),
         (shared, shared.view(2, 2)),
-        (shared, [1]),
-        (shared, {"a": 1}),
-        ((shared, ((1,),)),),
+        ([shared], [shared]),
+        [shared] * (WIDE + 1),
+        list(range(WIDE + 1)),
+        deep(DEPTH),
+        {shared: 1},
+        {(1, 2): shared},
         (shared, stencils._PLACE),
-        [shared],
-        {"a": shared},
         (shared, torch.float32),
-        [1],
-        {},
+        (shared, set()),
     ],
 )
 def test_what_is_not_that_simple_is_left_to_the_pickler(value: Any) -> None:

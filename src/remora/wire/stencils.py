@@ -25,7 +25,9 @@ PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType})  # w
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one
 LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
-DEPTH = 3  # tuples in tuples: the arguments are one in the call, which is one in what is recorded of it
+CONTAINERS = frozenset({tuple, list, dict})
+DEPTH = 4  # containers in containers: the arguments are one in the call, which is one in what is recorded of it
+WIDE = 16  # parts of a list or dictionary that are looked at one by one: with more of them, this is not the quicker way
 FEW = 8  # tensors
 
 
@@ -76,14 +78,14 @@ def pickled(value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | N
     if kind is torch.Tensor:
         written = _write(value, tensors, large, links)
         return None if written is None else _BEGIN + written + _END
-    if kind is not tuple:
+    if kind not in CONTAINERS:
         return pickle.dumps(value, 5) if kind in PLAIN else None
-    twin = _twin(value, tensors, large, links, DEPTH)
+    twin = _twin(value, kind, tensors, large, links, DEPTH)
     if twin is None:
         return None
-    if not tensors:
-        return pickle.dumps(value, 5)
     body = pickle.dumps(twin, 5)
+    if not tensors:
+        return body
     pieces = body[2 + _FRAME if body[2:3] == pickle.FRAME else 2 :].split(_MARK)
     if len(pieces) != len(tensors) + 1:  # the number is among the values after all
         return None
@@ -95,24 +97,35 @@ def pickled(value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | N
 
 
 def _twin(
-    value: tuple[Any, ...], tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None, depth: int
-) -> tuple[Any, ...] | None:
-    """The same with a number in the place of each tensor."""
+    value: Any, kind: type, tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None, depth: int
+) -> Any:
+    """The same with a number in the place of each tensor: the value itself, if there is none. (What is there twice has to be
+    so on arrival. Pickle sees to that for what has no twin; the rest has a tensor in it, which would be there twice.)"""
+    if kind is not tuple and len(value) > WIDE:
+        return None
+    before = len(tensors)
     twin: list[Any] = []
-    for part in value:
-        kind = type(part)
-        if kind is torch.Tensor:
+    for part in value.values() if kind is dict else value:
+        kind_of_part = type(part)
+        if kind_of_part is torch.Tensor:
             if _write(part, tensors, large, links) is None:
                 return None
             part = _PLACE
-        elif kind is tuple and depth > 1:
-            part = _twin(part, tensors, large, links, depth - 1)
-            if part is None:
-                return None
-        elif kind not in PLAIN and (kind is not dict or part):
+        elif kind_of_part in CONTAINERS:
+            if part:
+                part = _twin(part, kind_of_part, tensors, large, links, depth - 1) if depth > 1 else None
+                if part is None:
+                    return None
+        elif kind_of_part not in PLAIN:
             return None
         twin.append(part)
-    return tuple(twin)
+    if kind is dict and not all(type(key) in PLAIN for key in value):
+        return None
+    if len(tensors) == before:
+        return value
+    if kind is tuple:
+        return tuple(twin)
+    return twin if kind is list else dict(zip(value, twin, strict=True))
 
 
 def _write(
