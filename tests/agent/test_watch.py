@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from remora.agent import processor
+from remora.agent import patrol, processor
 from remora.agent import watch as watching
 from remora.agent.crew import Crew, waiting
 from remora.agent.watch import NOBODY, STREAK, Watch
@@ -95,7 +95,7 @@ def peer(crew: Crew) -> Iterator[Peer]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes anything from the leader however long it takes, as on a machine that gives it no time."""
     for name in ("PATROL", "LONG", "WRAP_UP"):
-        monkeypatch.setattr(watching, name, 3600.0)
+        monkeypatch.setattr(patrol, name, 3600.0)
 
 
 def leader(crew: Crew) -> int:
@@ -148,8 +148,8 @@ def test_functions_that_wait_for_each_other_all_run(crew: Crew, peer: Peer) -> N
 def brisk(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events follow upon each other, and the leader is never found stuck: what it does takes a fifth of a patrol."""
     monkeypatch.setattr(watching, "MOMENT", 2.0)
-    monkeypatch.setattr(watching, "PATROL", 0.1)
-    monkeypatch.setattr(watching, "LONG", 0.05)
+    monkeypatch.setattr(patrol, "PATROL", 0.1)
+    monkeypatch.setattr(patrol, "LONG", 0.05)
     while crew._watch._streak < STREAK:
         peer.call()
     pause = threading.Event()
@@ -157,7 +157,7 @@ def brisk(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_took_long_calls_for_help_with_the_rest(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "PATROL", 3600.0)
+    monkeypatch.setattr(patrol, "PATROL", 3600.0)
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.02)
     peer.ask(*[1] * 6)
@@ -207,7 +207,7 @@ def test_a_leader_that_is_behind_is_helped_sooner(behind: bool, wrapping_up: boo
 
 def test_who_is_about_to_answer_is_left_to_it(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has lost its processor, most likely: another thread would have to wait for one, too."""
-    monkeypatch.setattr(watching, "WRAP_UP", 3600.0)
+    monkeypatch.setattr(patrol, "WRAP_UP", 3600.0)
     lead = led(crew, peer)
 
     def answer() -> None:
@@ -224,14 +224,14 @@ def test_who_is_about_to_answer_is_left_to_it(crew: Crew, peer: Peer, monkeypatc
 
 def test_taking_in_what_came_is_left_to_the_leader(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that takes: it does not block, and whoever came to help would only fight with it for the interpreter."""
-    monkeypatch.setattr(watching, "PATIENCE", 3600.0)
+    monkeypatch.setattr(patrol, "PATIENCE", 3600.0)
     lead = led(crew, peer)
     del peer.ran_by[:]
     read = peer.ready
 
     def read_slowly(events: int) -> None:
         read(events)
-        time.sleep(20 * watching.LONG)
+        time.sleep(20 * patrol.LONG)
 
     monkeypatch.setattr(peer, "ready", read_slowly)
     for _ in range(5):
@@ -241,7 +241,7 @@ def test_taking_in_what_came_is_left_to_the_leader(crew: Crew, peer: Peer, monke
 
 
 def test_but_not_for_ever(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "PATIENCE", 0.01)
+    monkeypatch.setattr(patrol, "PATIENCE", 0.01)
     led(crew, peer)
     other = Peer(crew)
     begun, stuck = threading.Event(), threading.Event()
@@ -260,7 +260,7 @@ def test_but_not_for_ever(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatc
 def test_a_leader_that_others_keep_from_the_processor_is_not_helped(
     crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch, robbed: bool
 ) -> None:
-    monkeypatch.setattr(watching, "PATIENCE", 3600.0)
+    monkeypatch.setattr(patrol, "PATIENCE", 3600.0)
     monkeypatch.setattr(processor, "waited", lambda thread: time.monotonic() if robbed else 0.0)
     lead = led(crew, peer)
     del peer.ran_by[:]
@@ -452,9 +452,9 @@ def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.Monkey
 def patrols(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When somebody came to look after the leader: every tenth of a second, unless all is well, or it says so."""
     found: list[float] = []
-    patrol = crew._watch._patrol
-    monkeypatch.setattr(crew._watch, "_patrol", lambda gate: (found.append(time.monotonic()), patrol(gate))[1])
-    monkeypatch.setattr(watching, "PATROL", 0.1)
+    look = crew._watch._patrol
+    monkeypatch.setattr(crew._watch, "_patrol", lambda gate: (found.append(time.monotonic()), look(gate))[1])
+    monkeypatch.setattr(patrol, "PATROL", 0.1)
     return found
 
 
@@ -491,7 +491,7 @@ def test_so_is_one_with_a_long_list_of_short_things(crew: Crew, peer: Peer, patr
 def test_who_was_called_comes_though_the_alarm_was_set_again(
     crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "LONG", 3600.0)  # nobody is called for another reason
+    monkeypatch.setattr(patrol, "LONG", 3600.0)  # nobody is called for another reason
     for_a_while(0.2, peer.call)
     served, over = threading.Event(), threading.Event()
 
@@ -534,7 +534,7 @@ def test_one_that_does_few_things_is_looked_after(crew: Crew, peer: Peer, patrol
 def test_if_all_is_well_it_is_looked_after_less_often(
     crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "LONG", 3600.0)
+    monkeypatch.setattr(patrol, "LONG", 3600.0)
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.05)
     for_a_while(1.0, lambda: peer.call(1))
@@ -545,8 +545,8 @@ def test_if_all_is_well_it_is_looked_after_less_often(
 
 def test_but_not_if_others_wait(crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """What it read at once is queued behind what it does: it knows that itself, and does not wait to be asked."""
-    monkeypatch.setattr(watching, "LONG", 3600.0)
-    crew._watch._pace = watching.RELAXED
+    monkeypatch.setattr(patrol, "LONG", 3600.0)
+    crew._watch._pace = patrol.RELAXED
     crew._watch._set_alarm()
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.05)
@@ -557,7 +557,10 @@ def test_but_not_if_others_wait(crew: Crew, peer: Peer, patrols: list[float], mo
     assert patrols[0] - began < 0.5  # and not 0.8
 
 
-def test_nor_after_it_was_found_stuck(crew: Crew, peer: Peer, patrols: list[float]) -> None:
+def test_nor_after_it_was_found_stuck(
+    crew: Crew, peer: Peer, patrols: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patrol, "WARY", 3600.0)
     for_a_while(1.0, peer.call)
     assert crew._watch._pace > 1
     released = threading.Event()
@@ -566,7 +569,10 @@ def test_nor_after_it_was_found_stuck(crew: Crew, peer: Peer, patrols: list[floa
     peer.ask(1)
     peer.ask(2)
     assert peer.answers(2) == b"\1\2"
+    for_a_while(0.5, peer.call)
     assert crew._watch._pace == 1
+    crew._watch._wary_until = 0.0  # nothing of that kind for long
+    wait_until(lambda: (peer.call(), crew._watch._pace > 1)[1])
 
 
 def test_an_idle_crew_sets_no_alarm(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
