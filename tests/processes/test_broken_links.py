@@ -81,7 +81,7 @@ def count_while_cutting(to: str, n: int, cuts: int) -> tuple[list[int], int]:
     with Cutter(to, "outgoing", 0.0002) as cutter:
         for i in range(n):
             futures.append(rpc.rpc_async(to, targets.count, args=(i,), timeout=30))
-            targets.wait_until(lambda i=i: cutter.cuts >= i * cuts // n)  # type: ignore[misc]
+            targets.wait_until(lambda i=i: cutter.cuts >= (i + 1) * cuts // n)  # type: ignore[misc]
         return list(torch.futures.wait_all(futures)), cutter.cuts
 
 
