@@ -14,12 +14,14 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from remora.agent.agent import Agent
 from remora.agent.bulk import credentials
+from remora.agent.calls import current_deadline
 from remora.agent.collecting import teach_torch
 from remora.agent.crew import forget_thread
 from remora.agent.introduction import Introduction
 from remora.agent.membership import Membership
 from remora.agent.peers import Peer
 from remora.agent.places import Places
+from remora.agent.recording import current_recording
 from remora.autograd.engine import Engine
 from remora.autograd.roots import Roots
 from remora.devices.maps import DeviceMap, Wishes
@@ -231,6 +233,8 @@ def _forget_workers() -> None:
     """In a forked child: the parent's workers are not ours. Close our copies of their descriptors, so that peers notice
     the parent's end, and forget them, so that this process may start a worker of its own."""
     forget_thread()
+    current_deadline.set(None)  # it may have been forked in the midst of a call
+    current_recording.set(None)
     for worker in list(_workers):
         worker.agent.abandon()
     _workers.clear()

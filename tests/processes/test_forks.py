@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 
-from remora import rpc
-from tests.processes import targets
+from remora import autograd, rpc
+from remora.agent.calls import current_deadline
+from remora.agent.recording import current_recording
+from tests.processes import targets, witness
 from tests.workers import Workers
 
 
@@ -197,3 +201,125 @@ def test_a_function_that_is_called_may_fork(tmp_path: Any) -> None:
 
 def keep_calling(to: str, n: int) -> int:
     return sum(rpc.rpc_sync(to, targets.double, args=(i,), timeout=20) == 2 * i for i in range(n))
+
+
+# A child that is forked by a function which a peer called: on a thread of the crew, in the midst of a request.
+
+
+def links_of(to: str) -> list[int]:
+    """The links that this worker has with another: the same numbers if they are the same links."""
+    peer = rpc._get_current_rpc_agent().agent.peers.find(to)
+    return [id(channel.link) for channel in peer.channels()]
+
+
+def look_around(to: str) -> tuple[bool, str, list[str]]:
+    """As a child: whether there is a worker here, what becomes of a call, and which threads there are."""
+    try:
+        outcome = str(call_as_child(to))
+    except RuntimeError as error:
+        outcome = str(error)
+    return rpc._is_current_rpc_agent_set(), outcome, [each.name for each in threading.enumerate()]
+
+
+def test_a_child_of_a_called_function_has_no_worker_and_leaves_the_links_alone() -> None:
+    with Workers(2) as workers:
+        for rank in range(2):
+            workers.run(rank, targets.call, f"worker{1 - rank}", targets.double, 1)
+        workers.run(1, witness.listen)
+        before = [workers.run(rank, links_of, f"worker{1 - rank}") for rank in range(2)]
+        for _ in range(3):
+            is_worker, outcome, threads = workers.run(1, targets.call, "worker0", in_child, look_around, "worker1")
+            assert not is_worker
+            assert "RPC has not been initialized" in outcome
+            assert len(threads) == 1
+        assert workers.run(0, targets.call, "worker1", targets.double, 1) == 2
+        assert [workers.run(rank, links_of, f"worker{1 - rank}") for rank in range(2)] == before
+        assert workers.run(1, witness.heard) == []
+        assert workers.run(0, targets.serving) == 0
+
+
+def return_twice(how: str) -> tuple[str, int]:
+    """Fork, and have the child come back from here, too, or fail, or exit; the parent comes back when it is gone."""
+    pid = os.fork()
+    if pid == 0:
+        if how == "fail":
+            raise ValueError("the child failed")
+        if how == "exit":
+            os._exit(0)
+        return "child", os.getpid()
+    try:
+        targets.wait_until(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), what="(the child is still there)")
+    except AssertionError:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        raise
+    return "parent", os.getpid()
+
+
+@pytest.mark.parametrize("how", ["return", "fail", "exit"])
+def test_a_child_that_comes_back_from_the_function_does_not_answer_the_request(how: str) -> None:
+    """It has the way back to the caller in its hands, and what it says there would be heard."""
+    with Workers(2) as workers:
+        parent = workers.run(0, targets.process_id)
+        before = workers.run(1, targets.call, "worker0", targets.double, 1), workers.run(1, links_of, "worker0")
+        for _ in range(3):
+            assert workers.run(1, targets.call, "worker0", return_twice, how) == ("parent", parent)
+        assert (workers.run(1, targets.call, "worker0", targets.double, 1), workers.run(1, links_of, "worker0")) == before
+
+
+def test_a_child_of_a_called_function_may_start_a_worker_of_its_own(tmp_path: Any) -> None:
+    with Workers(2) as workers:
+        traffic = workers.start(0, keep_calling, "worker1", 500)
+        for i in range(3):
+            method = f"file://{tmp_path}/meeting{i}"
+            outcome = workers.run(1, targets.call, "worker0", in_child, be_a_worker, method, "child", 0, 1, "child")
+            assert outcome == (42, ["child"])
+        assert traffic.result() == 500
+        assert workers.run(1, targets.call, "worker0", targets.double, 1) == 2
+
+
+def test_a_child_of_a_called_function_joins_the_group_and_calls_who_waits_for_it() -> None:
+    with Workers(2, join=False) as workers:
+        for rank, name in enumerate(("parent", "caller")):
+            workers.run(rank, targets.join_dynamic, name, rank, workers.init_method)
+        child = (be_a_worker, workers.init_method, "child", 2, None)
+        for to in ("caller", "parent"):
+            value, known = workers.run(1, targets.call, "parent", in_child, *child, to)
+            assert value == 42
+            assert known == ["parent", "caller", "child"]
+        assert workers.run(1, targets.call, "parent", targets.double, 1) == 2
+        assert workers.run(0, targets.call, "caller", targets.double, 1) == 2
+        for rank in range(2):
+            workers.run(rank, targets.leave)
+
+
+def test_the_end_of_a_parent_is_noticed_though_a_child_of_a_called_function_lives_on() -> None:
+    with Workers(2) as workers:
+        child = workers.run(1, targets.call, "worker0", fork_and_hold, 30.0)
+        try:
+            waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
+            targets.wait_until(lambda: workers.run(0, targets.serving) == 1)
+            workers.kill(0)
+            _, kind, words = waiting.result(timeout=5.0)
+            assert kind == "WorkerLost", words
+        finally:
+            os.kill(child, 9)
+
+
+def inherited() -> tuple[float | None, bool]:
+    """As a child: the deadline that calls inherit, and whether they are recorded."""
+    return current_deadline.get(), current_recording.get() is not None
+
+
+def have_it_fork(to: str) -> tuple[float | None, bool]:
+    with autograd.context():
+        value: tuple[float | None, bool] = rpc.rpc_sync(to, in_child, args=(inherited,), timeout=20.0)
+        return value
+
+
+def test_the_call_in_which_a_child_was_forked_is_none_of_its_business() -> None:
+    """Neither its deadline nor its context: calls of a worker of its own would end with the one, and miss the other."""
+    with Workers(2) as workers:
+        deadline, recorded = workers.run(1, have_it_fork, "worker0")
+        assert deadline is None
+        assert not recorded

@@ -8,12 +8,12 @@ aside for whoever comes for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from time import monotonic
 
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
-from remora.agent.receiving import Port, Receiving, settle
+from remora.agent.receiving import Port, Receiving
+from remora.agent.settling import have_settled, settle
 from remora.transport.poller import Poller
 
 
@@ -92,7 +92,7 @@ class Attending(Receiving):
                 if each.heeded and self._took(each):  # meanwhile
                     others.append(each)
         if others:
-            self._crew.serve(partial(settle, others))
+            have_settled(self._crew, others)
         settle(mine)
         if (self._aside or self._long_aside) and (self.closed or self.sleeping or not self.attended):
             self.pass_on(at_once=True)  # nobody would come for them, or somebody waits for one
@@ -110,7 +110,7 @@ class Attending(Receiving):
             if left and self.closed:
                 settle(left)  # there may be no crew any more
             elif left:
-                self._crew.serve(partial(settle, left))
+                have_settled(self._crew, left)
         if not at_once:
             self._aside, self._long_aside = self._long_aside, self._aside
 
@@ -118,7 +118,7 @@ class Attending(Receiving):
         """Somebody wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
         call.heeded = True  # first: who puts it aside looks again
         if self._took(call):
-            self._crew.serve(partial(settle, (call,)))
+            have_settled(self._crew, (call,))
             return
         self.expect(call)
         if self.attended:

@@ -22,8 +22,9 @@ from remora.agent.calls import Call
 from remora.agent.crew import Crew
 from remora.agent.functions import Announced, Heard
 from remora.agent.injection import interposed
-from remora.agent.receiving import Port, settle
+from remora.agent.receiving import Port
 from remora.agent.sending import Kept, Large
+from remora.agent.settling import have_settled
 from remora.errors import CallNotSent
 from remora.transport.poller import Poller
 from remora.transport.stream import StreamLink
@@ -86,7 +87,7 @@ class Channel(Attending):
         with self._reading:
             replies = self._receive(port, port.link.read) if port is self._port else []
         self._broken(port, error)
-        settle(replies)
+        have_settled(self._crew, replies)
         self.reconsider_reading()  # something may have come on a new link while we were in the way
 
     @property
@@ -133,7 +134,7 @@ class Channel(Attending):
             self._void(call_id)
         self._rearm(port)
         if replies:
-            self._crew.serve(partial(settle, replies))
+            have_settled(self._crew, replies)
         self.flush()
         self.pacing.connected_again()
 

@@ -159,6 +159,7 @@ class Crew:
 
     def _handle(self, events: list[Event]) -> None:
         """Take in what came, and run it."""
+        self._watch.keep()  # C1: to take in what came may run code of the program, too
         here.looking = self
         self._kicked = False  # from here on it sees what is in the backlog
         for source, what in events:
@@ -302,6 +303,7 @@ class Crew:
     def abandon(self) -> None:
         """In a forked child: there are no threads, and nothing is to be done."""
         self._stopped = True
+        self._lock = threading.Lock()  # one of the parent's threads may have held the other one
 
     def stop(self, patience: float) -> int:
         """Let the threads go home. How many still run a function after `patience` seconds; the last one locks up."""

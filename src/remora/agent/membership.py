@@ -64,6 +64,7 @@ class Membership:
         """Let calls under way end, then tell the others that we go."""
         self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE))
         alive = [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
+        self._peers.parting = True
         self._announce("left", alive)
         self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
         try:

@@ -70,6 +70,7 @@ class Peers(Roll):
         self.clock = settings.clock
         self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
         self.me: Peer  # this worker as its own peer
+        self.parting = False  # we have begun to tell the others that we leave: who has heard it hangs up
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
         self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now)
@@ -185,6 +186,8 @@ class Peers(Roll):
 
     def connect(self, peer: Peer) -> None:
         """Give the channel to a peer a link, soon."""
+        if self.parting and not peer.gone and not peer.outgoing.pending:
+            return  # it has answered our farewell: that its link is gone is no reason to wonder whether it lives
         with peer.lock:
             if not peer.gone and (peer.dialling or peer.outgoing.link is not None):
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from remora.agent.bulk import lent_bytes
 from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
 from remora.agent.large import SendingLarge
+from remora.agent.settling import have_settled, settle
 from remora.errors import ProtocolError
 from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
 from remora.transport.poller import READ, WRITE, Poller
@@ -100,7 +101,7 @@ class Receiving(SendingLarge):
         if port.armed != READ or port.again or link.unread or link.outbox_bytes or self._unwatched or self.pacing.paused:
             self._rearm(port)
         if replies:
-            self._crew.serve(partial(settle, replies))  # callbacks of the program: not while events wait
+            have_settled(self._crew, replies)  # callbacks of the program: not while events wait
 
     def _take_turn(self, port: Port) -> bool:
         """Have `_reading`, unless somebody else has: then that one knows, before it goes, that something came."""
@@ -263,7 +264,7 @@ class Receiving(SendingLarge):
                     if not self._unwatched:
                         self._rearm(port)
                 if answered:
-                    self._crew.serve(partial(settle, answered))
+                    have_settled(self._crew, answered)
             else:
                 self.expect(call)
                 call.sleep()
@@ -339,12 +340,3 @@ class Receiving(SendingLarge):
     def forget(self, call: Call) -> bool:
         """Nobody waits for this call any more. False if it was answered meanwhile."""
         return self.take(call.id) is not None
-
-
-def settle(calls: Sequence[Call]) -> None:
-    """Pass the outcome of asynchronous calls on."""
-    for call in calls:
-        try:
-            call.finish()
-        except BaseException:
-            log.exception("the outcome of the %s could not be passed on", call.what)

@@ -75,6 +75,8 @@ class Vigil:
                 heard.append(now)
             elif peer is not self._peers.me:
                 heard.append(link.last_heard)
+                if link.midway:  # what its sender says meanwhile to hear of us comes behind the rest, and that may take long
+                    self._crew.serve_quickly(partial(channel.say, ACK))
                 self._care_for(peer, channel, link, now)
         if heard:
             self._conclude(peer, max(heard), now)

@@ -57,8 +57,8 @@ class Watch(Patrol):
         if self._leader == get_ident():
             return self._lead()
         with self._lock:
-            if self._standing >= SPARE and not self._queued():
-                return None
+            if self._standing >= SPARE:
+                return [] if self._queued() else None
             self._standing += 1
         return self.wait(TERM)
 

@@ -135,7 +135,8 @@ class References:
         record: WorkerRecord | None = None,
     ) -> RRef[Any]:
         if data[0] == self.me.id:
-            return self._come_home(data, sender)
+            former = incarnation is not None and incarnation != self.me.record.incarnation
+            return self._of_a_former_worker(data, sender) if former else self._come_home(data, sender)
         rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
         script = data[6] == "script"
         if record is not None:
@@ -159,6 +160,14 @@ class References:
             self.table.deleted(rref, GloballyUniqueId(data[3], data[4]))
         elif data[5] != NOBODY:
             self.table.tell_accepted(sender.key, GloballyUniqueId(data[3], data[4]))
+        return RRef._to_value(self, value)
+
+    def _of_a_former_worker(self, data: ForkData, sender: Peer) -> RRef[Any]:
+        """A reference arrived to a value of a worker that had our id before us; its holder does not know yet."""
+        rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
+        value = Value(rref)
+        value.fail(OwnerDied(f"the worker {self.me.name} that owned {rref} is gone; this is another one"))
+        self.table.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
         return RRef._to_value(self, value)
 
     def deserialize(self, data: ForkData) -> RRef[Any]:
@@ -191,7 +200,7 @@ class References:
             raise RemoraError(f"{rref} is not known to its owner {self.me.info}")
         kind = SCRIPT_FETCH_RET if value.script else FETCH_RET
         if not value.watch(partial(self._answer, request, kind, value)):
-            self.agent.crew.serve_quickly(value.tell)  # not here: to pack it may run code of the program
+            self.agent.crew.serve(value.tell)  # not here: to pack it may run code of the program
 
     def _answer(self, request: Request, kind: int, value: Value) -> None:
         if not request.has_room(self._answer, kind, value):

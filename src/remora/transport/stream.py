@@ -72,6 +72,11 @@ class StreamLink:
 
     # Reading.
 
+    @property
+    def midway(self) -> bool:
+        """Whether a part of a large message has come, and the rest has not. For any thread."""
+        return self._reader.missing > 0
+
     def feed(self, data: bytes) -> list[Frame]:
         """Bytes that were read before the link was made (behind the handshake)."""
         frames: list[Frame] = []

@@ -111,8 +111,11 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to come into `space()` for certain; 0 between frames."""
-        return len(self._parts[0]) if self._parts else 0
+        """How many bytes are still to come into `space()` for certain; 0 between frames. Any thread may ask."""
+        try:
+            return len(self._parts[0]) if self._parts else 0
+        except IndexError:  # it has just come
+            return 0
 
     def received(self, n: int) -> list[Frame]:
         """Take note of n bytes in `space()`; the frames they complete."""
