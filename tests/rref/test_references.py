@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.errors import CallNotSent, OwnerDied, RemoraError
+from remora.errors import CallNotSent, OwnerDied
 from remora.testing.world import World
 
 
@@ -282,14 +282,24 @@ def test_holders_of_a_dead_workers_values_are_told_at_once(world: World) -> None
         blocked = unmade.to_here_async()
         started = time.monotonic()
         world.kill(1)
-        with pytest.raises(RemoraError):
+        with pytest.raises(OwnerDied):
             blocked.wait()
         for reference in (ready, unmade):
             with pytest.raises(OwnerDied):
                 reference.to_here()
             with pytest.raises(OwnerDied):
+                reference.to_here_async().wait()
+            with pytest.raises(OwnerDied):
                 rpc.rpc_sync("worker2", fetch, args=(reference,))
         assert time.monotonic() - started < 3
+
+
+def test_who_keeps_the_future_of_a_value_does_not_keep_the_reference(world: World) -> None:
+    with world.acting(0):
+        future = rpc.remote("worker1", make, args=(1,)).to_here_async()
+        assert future.wait()[0] == 1
+    nothing_is_left(world, 0, 1)
+    assert future.done()
 
 
 def test_what_only_a_dead_worker_held_is_freed_and_what_others_hold_is_not(world: World) -> None:

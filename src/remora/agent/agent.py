@@ -150,9 +150,11 @@ class Agent:
         timeout: float,
         target: object,
         origin: Origin | None = None,
+        translate: Callable[[BaseException], BaseException] | None = None,
     ) -> Future[Any]:
-        """Call and return a future of the value."""
+        """Call and return a future of the value. Errors of the call itself are passed through `translate`."""
         call = Call(peer, target)
+        call.translate = translate
         future = call.promise(origin)
         try:
             self.start_call(peer, call, kind, packed, flags, timeout)
@@ -160,7 +162,7 @@ class Agent:
             peer.outgoing.forget(call)
             call.future = None
             call.take_back()
-            future._fail(error)
+            future._fail(error if translate is None else translate(error))
         except BaseException:
             call.take_back()
             raise

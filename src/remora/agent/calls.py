@@ -52,7 +52,7 @@ class Call:
 
     __slots__ = (
         "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "recording", "reply",
-        "signal", "target", "timeout", "undo",
+        "signal", "target", "timeout", "translate", "undo",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -68,6 +68,7 @@ class Call:
         self.future: Future[Any] | None = None  # in the place of on_settled
         self.undo: list[Callable[[], None]] | None = None  # takes back what packing did, if the call is never sent
         self.recording: Recording | None = None  # what the call belongs to, and its reply with it
+        self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of whoever called
         self.heeded = False  # somebody wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
@@ -142,11 +143,12 @@ class Call:
             self.on_settled(self)
             return
         self.future = None  # the future knows its call: together they would wait for the garbage collector
+        translate, self.translate = self.translate, None  # the program may keep the future, and with it the call
         try:
             value = self.value()
         except BaseException as error:
             self.reply = None
-            future._fail(error)
+            future._fail(error if translate is None else translate(error))
         else:
             self.reply = None  # the future knows its call for as long as the program keeps it
             future._succeed(value)
@@ -156,7 +158,7 @@ class Call:
         channel = self.peer.outgoing
         if not channel.forget(self):
             return False
-        self.future = None
+        self.future = self.translate = None
         channel.send(CANCEL, self.id, b"")
         channel.look_up()
         return True

@@ -13,7 +13,7 @@ from remora.agent.calls import UNSET_TIMEOUT
 from remora.agent.futures import Future, fresh
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_recorded
-from remora.errors import CallNotSent, NotInitialized, OwnerDied, RemoraError, WorkerLost
+from remora.errors import CallNotSent, NotInitialized, OwnerDied, WorkerLost
 from remora.rref.values import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import WorkerInfo
@@ -146,7 +146,9 @@ class RRef(Generic[T]):
         self._check_usable("to_here() on it")
         agent = self._references.agent
         packed, flags = self._fetch()
-        future: Future[T] = agent.call_async(self._owner, self._fetch_kind(), packed, flags, timeout, "to_here()")
+        future: Future[T] = agent.call_async(
+            self._owner, self._fetch_kind(), packed, flags, timeout, "to_here()", translate=self._translated
+        )
         future._when_settled(partial(_keep, self))  # else its goodbye could free the value before it is fetched
         return future
 
@@ -184,9 +186,9 @@ class RRef(Generic[T]):
             raise RuntimeError(f"{self._stream_form()} was deleted by shutdown. Cannot call {doing} after deletion.")
         raise fresh(failure)
 
-    def _translated(self, error: RemoraError) -> RemoraError:
+    def _translated(self, error: BaseException) -> BaseException:
         """The owner is gone: say so in terms of the reference."""
-        if self._owner.state != "alive":
+        if isinstance(error, WorkerLost | CallNotSent) and self._owner.state != "alive":
             return OwnerDied(f"{self!r}: its owner {self._owner.info} is gone: {self._owner.reason}")
         return error
 
