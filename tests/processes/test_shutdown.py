@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
 
 from remora import rpc
-from tests.processes import targets
+from remora.rpc import gathering
+from tests.processes import targets, witness
 from tests.workers import Workers
 
 
@@ -244,3 +246,107 @@ def free_port() -> int:
 def join_over_tcp(rank: int, port: int, world_size: int | None = 3) -> None:
     options = rpc.RemoraRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+
+
+# Several threads, and several workers one after the other.
+
+
+def leave_in_a_thread() -> tuple[threading.Thread, list[tuple[float, str, str]]]:
+    outcomes: list[tuple[float, str, str]] = []
+    thread = threading.Thread(target=lambda: outcomes.append(graceful()), daemon=True)
+    thread.start()
+    return thread, outcomes
+
+
+def wait_in_vain_and_end() -> tuple[str, str]:
+    """One thread waits for the others to come; another one ends the worker. What the first is told."""
+    worker = rpc._get_current_rpc_agent()
+    thread, outcomes = leave_in_a_thread()
+    targets.wait_until(lambda: gathering._of(worker).states)
+    rpc.shutdown(graceful=False)
+    thread.join(2.5)
+    assert outcomes, "it waits for ever"
+    return outcomes[0][1:]
+
+
+def test_who_waits_in_shutdown_is_told_when_another_thread_ends_the_worker() -> None:
+    with Workers(2) as workers:
+        kind, words = workers.run(0, wait_in_vain_and_end)
+        assert kind == "NotInitialized"
+        assert "no longer running" in words
+        workers.stop(1)  # it cannot leave gracefully: the other has gone
+
+
+def leave_twice_and_join_again(method: str) -> tuple[str, int]:
+    """One thread is held up while it leaves; another one ends the worker and starts the next. Whether that one works."""
+    former, held, go = rpc._get_current_rpc_agent(), threading.Event(), threading.Event()
+
+    def leave(timeout: float) -> None:
+        held.set()
+        assert go.wait(10.0)
+
+    former.leave = leave  # type: ignore[method-assign]
+    thread, outcomes = leave_in_a_thread()
+    assert held.wait(10.0)
+    rpc.shutdown(graceful=False)
+    targets.join_dynamic("worker0", 0, method)
+    go.set()
+    thread.join(10.0)
+    value = rpc.rpc_sync("worker0", targets.double, args=(2,))
+    rpc.shutdown()
+    return outcomes[0][1], value
+
+
+def test_a_shutdown_that_ends_late_does_not_end_the_next_worker() -> None:
+    with Workers(1, join=False) as workers:
+        workers.run(0, targets.join_dynamic, "worker0", 0, workers.init_method)
+        assert workers.run(0, leave_twice_and_join_again, workers.init_method) == ("", 4)
+
+
+def leave_late(other: str) -> list[str]:
+    """Leave, and look after the others once more when one of them has ended; what was heard about it."""
+    worker = rpc._get_current_rpc_agent()
+    peers, stop = worker.agent.peers, worker.stop
+
+    def late(graceful: bool = False) -> None:
+        targets.wait_until(lambda: worker.introduction.is_gone(peers.find(other).record))
+        peers.vigil._began = float("-inf")
+        peers.tick(worker.clock.now())
+        targets.wait_until(lambda: not peers.find(other).dialling)
+        stop(graceful)
+
+    worker.stop = late  # type: ignore[method-assign]
+    witness.listen()
+    rpc.shutdown()
+    return witness.kinds(other)
+
+
+def test_one_that_has_ended_before_us_is_not_taken_for_dead() -> None:
+    """They never talked to each other, so it did not say goodbye, and the time has come to look after it."""
+    with Workers(3) as workers:
+        late = workers.start(2, leave_late, "worker1")
+        for pending in [workers.start(rank, graceful) for rank in (0, 1)]:
+            _, kind, words = pending.result(timeout=10.0)
+            assert kind == "", words
+        assert "Died" not in late.result(timeout=10.0)
+        assert workers.output(2) == ""
+
+
+def leave_from_a_callback(to: str) -> None:
+    ended = threading.Event()
+
+    def leave(done: object) -> None:
+        rpc.shutdown()
+        ended.set()
+
+    rpc.rpc_async(to, targets.double, args=(1,)).then(leave)
+    assert ended.wait(10.0)
+
+
+def test_a_callback_may_end_its_worker_without_a_word() -> None:
+    with Workers(2, join=False) as workers:
+        for rank in (0, 1):
+            workers.run(rank, targets.join_dynamic, f"worker{rank}", rank, workers.init_method)
+        workers.run(0, leave_from_a_callback, "worker1")
+        assert workers.output(0) == ""
+        workers.run(1, targets.leave)

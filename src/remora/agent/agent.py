@@ -13,7 +13,7 @@ from remora.agent.calls import Call, next_call_id
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.coroutines import Coroutines
-from remora.agent.crew import Crew, leave_job, resume_job, waiting
+from remora.agent.crew import Crew, here, leave_job, resume_job, waiting
 from remora.agent.dispatch import Dispatch
 from remora.agent.door import Door
 from remora.agent.execution import Execution
@@ -338,7 +338,7 @@ class Agent:
         injection.end(self)
         self.coroutines.stop()
         self.timers.stop()
-        stuck = self.crew.stop(patience)
+        stuck = self.crew.stop(patience) - (here.crew is self.crew)  # one that ends its own worker is not left behind
         self.peers.bulk.lender.close()
         if stuck:
             log.warning("%s stopped while %d of its functions are still running", self.me, stuck)

@@ -18,7 +18,7 @@ from typing import Protocol
 from remora.agent.introduction import GivenUp, Introduction, PeerRefused, PeerSilent
 from remora.agent.peer import Peer, State
 from remora.agent.timers import Timers
-from remora.errors import AuthenticationError, CallOutcomeUnknown, ProtocolError
+from remora.errors import AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError
 from remora.options import Settings
 from remora.transport.stream import StreamLink
 
@@ -32,6 +32,8 @@ LAST_TRY = 1.0  # however long a host has not been heard of, it gets this long t
 
 class Judge(Protocol):
     """Who acts on what was found out (`agent.peers`)."""
+
+    parting: bool  # we have begun to tell the others that we leave
 
     def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None: ...
     def suspect(self, peer: Peer, reason: str) -> None: ...
@@ -81,7 +83,10 @@ class Dialling:
             peer.gave_us_up = isinstance(error, GivenUp)
             if LEAVING in str(error):
                 self._judge.give_up(peer, LEFT, "left")
-            self._judge.give_up(peer, str(error))
+            if peer.gave_us_up and self._judge.parting:
+                self._has_heard_our_farewell(peer)
+            else:
+                self._judge.give_up(peer, str(error))
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if peer.leaving:
                 self._judge.give_up(peer, LEFT, "left")
@@ -100,6 +105,11 @@ class Dialling:
         else:
             self._use(peer, *found)
         return True
+
+    def _has_heard_our_farewell(self, peer: Peer) -> None:
+        """It does not talk to us any more, and lives: what we still wanted of it has come too late."""
+        kind = CallOutcomeUnknown if peer.outgoing.ever_connected else CallNotSent
+        peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: this worker is leaving, and {peer.name} has heard so"))
 
     def _use(self, peer: Peer, link: StreamLink, arrived: int, leftover: bytes) -> None:
         if self.stopping.is_set():

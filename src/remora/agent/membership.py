@@ -51,6 +51,7 @@ class Membership:
         self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
         agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
         agent.peers.vigil.spread = self._spread
+        agent.peers.listed = self._is_listed
         if dynamic:
             agent.peers.obituaries.append(self._strike_off)
 
@@ -63,14 +64,19 @@ class Membership:
     def leave(self, timeout: float) -> None:
         """Let calls under way end, then tell the others that we go."""
         self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE))
-        alive = [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
         self._peers.parting = True
-        self._announce("left", alive)
-        self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+        told = self._others()
+        self._announce("left", told)
         try:
             self._group.leave(self._record)
+            self.refresh()  # who joined before that has us on its list, whether we have heard of it or not
         except RendezvousError as error:  # the others know; newcomers will find that nobody answers
             log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
+        self._announce("left", [peer for peer in self._others() if peer not in told])
+        self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+
+    def _others(self) -> list[Peer]:
+        return [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
 
     def _announce(self, event: str, to: Sequence[Peer]) -> None:
         """Tell others of ourselves; those who cannot be reached will find out by themselves."""
@@ -166,13 +172,21 @@ class Membership:
         if self.tell_heard is not None:
             self.tell_heard(caller.key, key)
 
+    def _is_listed(self, record: WorkerRecord) -> bool:
+        """Whether it is a member now, as far as can be found out: nobody joins without the store."""
+        try:
+            return any(each.incarnation == record.incarnation for each in self._group.members())
+        except RendezvousError:
+            return False
+
     def refresh(self) -> bool:
         """In a dynamic group, look at the store for workers that we have not heard of. Whether there are any."""
         if not self._dynamic:
             return False
         before = {peer.key for peer in self._peers.all()}
         for record in self._group.members():
-            self._peers.add(record)
+            if not self._peers.usurps(record):  # the list may be older than what we know by now
+                self._peers.add(record)
         return {peer.key for peer in self._peers.all()} != before
 
 

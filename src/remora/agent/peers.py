@@ -71,6 +71,7 @@ class Peers(Roll):
         self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
         self.me: Peer  # this worker as its own peer
         self.parting = False  # we have begun to tell the others that we leave: who has heard it hangs up
+        self.listed: Callable[[WorkerRecord], bool] = lambda record: True  # whether the group's list has it
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
         self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now)
@@ -106,6 +107,13 @@ class Peers(Roll):
         """Know a worker that somebody mentions; what we know of its name already is not changed by hearsay."""
         if not self.has_name(record.name):
             self.add(record)
+
+    def usurps(self, record: WorkerRecord) -> bool:
+        """Whether it has the name or the id of another worker that is there, and is not on the group's list: it was given
+        up before we came, others have its place by now, and it does not know."""
+        holders = (self.by_name.get(record.name), self.of_id(record.id))
+        rivals = [each for each in holders if each and not each.gone and each.key.incarnation != record.incarnation]
+        return bool(rivals) and not self.listed(record)
 
     # What channels tell us.
 
@@ -212,6 +220,8 @@ class Peers(Roll):
         known = self.known(WorkerKey(record.id, record.incarnation))
         if known is not None and known.state == "dead":
             return f"{record.name} was given up ({known.reason}); it must join again as a new worker"
+        if known is None and self.usurps(record):
+            return f"another worker took the place of {record.name}; it must join again as a new worker"
         incoming = None if known is None else known.incoming
         if incoming is None or incoming.session_id != session_id:
             return 0

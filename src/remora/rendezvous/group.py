@@ -130,8 +130,10 @@ class DynamicGroup:
 
     def leave(self, record: WorkerRecord) -> None:
         """Cease to be a member. Harmless if it has left already, or was struck off."""
-        if any(each.incarnation == record.incarnation for each in self.members()):
+        listed = next((each for each in self.members() if each.incarnation == record.incarnation), None)
+        if listed is not None:
             self._write({"left": record.incarnation})
+            record = listed  # who strikes it off may know it by its call alone, and the keys are held by all that it said
         self._release(_name_key(record), record)
         self._release(_id_key(record), record)
 

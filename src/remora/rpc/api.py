@@ -276,14 +276,15 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs(*([timeout] if timeout else []))
             gathering.settle(sys.modules[__name__], worker, timeout)
+            worker.agent.peers.parting = True  # all have agreed to end: that one is gone is no reason to wonder
         elif graceful:
             worker.leave(timeout)
     finally:
-        _finalize_shutdown(graceful)
+        _finalize_shutdown(worker, graceful)
 
 
-def _finalize_shutdown(graceful: bool) -> None:
-    worker = _worker()
+def _finalize_shutdown(worker: Worker, graceful: bool) -> None:
+    """The worker that was to end, not the one that is there by now: another thread may have been quicker."""
     try:
         _check_leaks(worker)
     finally:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from remora.agent.crew import acting_worker, waiting
 from remora.agent.futures import Future
 from remora.agent.peers import Peer
-from remora.errors import CallNotSent, CallTimeout, RemoraError, RendezvousError, WorkerLost
+from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.outgoing import pack_call
@@ -175,6 +175,8 @@ def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: flo
         while not clock.block(state.proceed_signal.wait, min(clock.now() + LOOK_AGAIN, end)):
             if clock.now() >= end:
                 return False
+            if not worker.agent.running:  # another thread has ended it: nobody will tell us anything any more
+                raise NotInitialized(f"RPC is no longer running on this node ({worker.get_worker_info()})")
             worker.agent.peers.probe(names - set(state.gathered_objects))
     return True
 
