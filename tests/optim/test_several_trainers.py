@@ -192,6 +192,21 @@ def test_a_parameter_that_got_other_memory_is_still_updated() -> None:
     torch.testing.assert_close(one.detach(), torch.full((3, 2), 4.0))
 
 
+def test_a_parameter_that_was_cut_or_turned_in_its_own_memory_is_updated_as_it_is() -> None:
+    """As by `table.weight.data = table.weight.data[:n]`."""
+    one, other = shared()
+    optimizer = local(optim.SGD, one, lr=1.0)
+    one.data = one.data[:2]
+    optimizer.step(ones_for(one), None)
+    torch.testing.assert_close(one.detach(), torch.full((2, 2), -1.0))
+    other.data = torch.zeros(2, 2)
+    optimizer = local(optim.SGD, other, lr=1.0)
+    other.data = other.data.t()
+    gradient = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    optimizer.step({id(other): (other, gradient)}, None)
+    torch.testing.assert_close(other.detach(), -gradient)
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
 def test_gradients_are_neither_kept_nor_put_where_the_program_has_its_own(kind: type[Tensor]) -> None:
     one = shared()[0] if kind is torch.Tensor else torch.nn.Parameter(torch.zeros(3, 2))

@@ -98,11 +98,16 @@ class Agent:
             call.take_back()
             raise
         except BaseException:  # Ctrl-C: nobody waits for the answer any more
-            peer.outgoing.forget(call)
+            self._give_up(peer, call)
             raise
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()
+
+    def _give_up(self, peer: Peer, call: Call) -> None:
+        """Something else went wrong while a call was made. What was on the list may have been sent."""
+        if not peer.outgoing.forget(call) and not call.settled:
+            call.take_back()
 
     def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
         """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
@@ -138,8 +143,9 @@ class Agent:
         try:
             channel.send_packed(kind, call, packed, flags, left, call.deadline)
         except CallNotSent:
-            channel.forget(call)
-            raise
+            if channel.forget(call) or not call.asynchronous:
+                raise
+            call.take_back()  # its deadline has ended it meanwhile
 
     def call_async(
         self,
@@ -164,7 +170,7 @@ class Agent:
             call.take_back()
             future._fail(error if translate is None else translate(error))
         except BaseException:
-            call.take_back()
+            self._give_up(peer, call)
             raise
         return future
 
@@ -199,9 +205,9 @@ class Agent:
                 channel.wait_for_room(call)
             left = call.left()
         hurry = 0.0 < left < 2 * TICK  # the tick could come too late
+        channel.pending[call.id] = call  # first: its deadline may have passed
         if hurry:
             self._expire_at(channel, call)
-        channel.pending[call.id] = call
         urgent = urgent or hurry
         if not urgent:
             channel.unhurried.add(call.id)

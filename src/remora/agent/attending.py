@@ -80,10 +80,13 @@ class Attending(Receiving):
 
     def _share_out(self, answered: list[Call], calls: Collection[Call]) -> None:
         """What was answered goes to the thread, if it came for that, or there is nothing to unpickle; or to others."""
+        empty: list[Call] = []
         mine: list[Call] = []
         others: list[Call] = []
         for each in answered:
-            if each.quiet and (each in calls or each.has_nothing):
+            if each.quiet and each.has_nothing:
+                empty.append(each)
+            elif each.quiet and each in calls:
                 mine.append(each)
             elif each.heeded or not each.quiet or not self.attended or self.sleeping:
                 others.append(each)
@@ -91,9 +94,15 @@ class Attending(Receiving):
                 self._aside[each.id] = each
                 if each.heeded and self._took(each):  # meanwhile
                     others.append(each)
+        settle(empty)
+        rest = mine[1:]  # to unpickle the first may take long, or wait for somebody who waits for another
+        for each in rest:
+            self._aside[each.id] = each
+        others += [each for each in rest if (each.heeded or self.sleeping) and self._took(each)]
         if others:
             have_settled(self._crew, others)
-        settle(mine)
+        settle(mine[:1])
+        self._come_for(rest)
         if (self._aside or self._long_aside) and (self.closed or self.sleeping or not self.attended):
             self.pass_on(at_once=True)  # nobody would come for them, or somebody waits for one
 
@@ -101,7 +110,9 @@ class Attending(Receiving):
         return (self._aside.pop(call.id, None) or self._long_aside.pop(call.id, None)) is not None
 
     def _come_for(self, calls: Iterable[Call]) -> None:
-        settle([each for each in calls if self._took(each)])
+        for each in calls:  # those that follow stay where they are: others may come for them meanwhile
+            if self._took(each):
+                settle((each,))
 
     def pass_on(self, at_once: bool = False) -> None:
         """Let the crew have what nobody came for since the last time, or `at_once` all that was put aside."""

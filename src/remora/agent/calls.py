@@ -38,9 +38,16 @@ current_deadline: ContextVar[float | None] = ContextVar("remora_deadline", defau
 
 def name_of(target: object) -> str:
     """How people call a function."""
-    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or str(target)
-    module = getattr(target, "__module__", None)
-    return f"{module}.{name}" if module and not isinstance(target, str) else str(name)
+    if isinstance(target, str):
+        return target
+    try:
+        name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+        module = getattr(target, "__module__", None)
+    except Exception:  # of the program
+        name = module = None
+    if name is None:  # not its `repr`, which is the program's: this may be the thread of the timers
+        name, module = type(target).__qualname__, type(target).__module__
+    return f"{module}.{name}" if module else str(name)
 
 
 class Call:

@@ -44,8 +44,7 @@ class _Members:
 
     def __init__(self, futures: Sequence[torch.futures.Future[Any]]) -> None:
         self._futures = futures
-        self._reader = 0  # the thread that reads, to wait for all of them,
-        self._lane: Lane | None = None  # and what
+        self._reading: dict[int, Lane] = {}  # the threads that read, to wait for all of them, and what
         self._lanes: set[Lane] = set()  # all that threads have come to
 
     def cancel(self) -> bool:
@@ -59,15 +58,18 @@ class _Members:
         lanes = self._by_lane()
         if not lanes:
             return
-        self._reader = get_ident()
+        reader = get_ident()
         everything._when_settled(self._look_up)
         for lane in lanes:
             lane.flush()  # it takes a while until we come to the last
-        for lane, calls in lanes.items():
-            self._lane = lane
-            self._lanes.add(lane)
-            lane.attend(calls, deadline, partial(_is_over, everything, list(calls)), thread)
-        self._lane = None
+        try:
+            for lane, calls in lanes.items():
+                self._reading[reader] = lane
+                self._lanes.add(lane)
+                until = min(deadline, min(call.deadline for call in calls))  # who does not answer wakes nobody
+                lane.attend(calls, until, partial(_is_over, everything, list(calls)), thread)
+        finally:
+            self._reading.pop(reader, None)
 
     def rise(self, thread: object) -> None:
         """A thread waits no longer."""
@@ -94,9 +96,9 @@ class _Members:
         return lanes
 
     def _look_up(self, _: object) -> None:
-        lane = self._lane
-        if lane is not None and get_ident() != self._reader:
-            lane.look_up()
+        for reader, lane in list(self._reading.items()):
+            if reader != get_ident():
+                lane.look_up()
 
 
 def _is_over(everything: Future[Any], calls: list[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -13,6 +14,8 @@ from remora.agent.crew import act_for
 from remora.agent.pacing import Pacing
 from remora.clock import SYSTEM, Clock
 from remora.transport.clocked import ClockedSelector
+
+log = logging.getLogger("remora")
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -26,6 +29,7 @@ class Coroutines:
         self.worker: object = None  # for whom the coroutines act
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def run(
@@ -68,7 +72,11 @@ class Coroutines:
         assert loop is not None
         asyncio.set_event_loop(loop)
         act_for(self.worker)
-        loop.run_forever()
+        while not self._stopped:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):  # of a task that a coroutine began: whoever awaits it is told
+                log.exception("a task of %s wanted to exit", self._name)
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -82,6 +90,7 @@ class Coroutines:
             loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
+        self._stopped = True
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join(2.0)

@@ -209,14 +209,16 @@ class Request:
         self._answered = True
         channel, dispatch = self.channel, self._dispatch
         dispatch.crew.nearly_done()
-        if not packed.buffers and len(packed.body) < LARGE:
-            if dispatch.crew.backlog and self._is_followed():
-                channel.send_lazily(kind, self.frame.call, packed.body, flags)
+        try:
+            if not packed.buffers and len(packed.body) < LARGE:
+                if dispatch.crew.backlog and self._is_followed():
+                    channel.send_lazily(kind, self.frame.call, packed.body, flags)
+                else:
+                    channel.send(kind, self.frame.call, packed.body, flags)
             else:
-                channel.send(kind, self.frame.call, packed.body, flags)
-        else:
-            self._send_large(kind, packed, flags)
-        self._done()
+                self._send_large(kind, packed, flags)
+        finally:
+            self._done()
 
     def _is_followed(self) -> bool:
         """Whether what is run next is for the same caller: the two answers can share a write then."""
@@ -230,7 +232,9 @@ class Request:
         channel, call = self.channel, self.frame.call
         try:
             channel.send_packed(kind, call, packed, flags, 0.0, AT_ONCE)
-        except SerializationError as error:  # it is on a device, and cannot be had from there
+        except SerializationError as error:  # it is on a device, and cannot be had from there; or cannot be copied
+            while packed.undo:
+                packed.undo.pop()()
             described = failures.describe(error, repr(self._dispatch.me))
             channel.send(EXCEPTION, call, failures.dump(described), FAILED)
 

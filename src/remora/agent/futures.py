@@ -75,9 +75,9 @@ def fresh(error: BaseException) -> BaseException:
     """A copy of an error that is kept, to be raised: the one that is kept collects no traceback, and so keeps nothing."""
     try:
         twin = copy.copy(error)
-    except Exception:
-        return error
-    if type(twin) is not type(error) or twin.args != error.args:
+        if type(twin) is not type(error) or twin.args != error.args:
+            return error
+    except Exception:  # (tensors, for example, cannot be compared like that)
         return error
     twin.__cause__, twin.__context__ = error.__cause__, error.__context__
     twin.__suppress_context__ = error.__suppress_context__

@@ -33,11 +33,8 @@ class SendingLarge(Sending):
     ) -> None:
         """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
         what the kernel has not taken by then is copied, so that the message is a value in any case. Raises CallNotSent if
-        a call could not be sent by then; and if its tensors cannot be had from their device (for a reply, whose sender has
-        to say something else then, SerializationError)."""
-        if packed.loading is None:
-            self._send_packed(kind, call, packed, flags, timeout, until)
-            return
+        a call could not be sent by then; and if its tensors cannot be had from their device, or not be copied (for a reply,
+        whose sender has to say something else then, SerializationError)."""
         try:
             self._send_packed(kind, call, packed, flags, timeout, until)
         except SerializationError as error:
@@ -84,8 +81,11 @@ class SendingLarge(Sending):
 
     def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
         """Copy a message and let whoever writes next write it."""
-        packed.complete()
-        data = b"".join((body, *packed.buffers))
+        try:
+            packed.complete()
+            data = b"".join((body, *packed.buffers))
+        except MemoryError:
+            raise SerializationError(f"there is no memory for a copy of {sum(map(len, packed.buffers))} bytes") from None
         self._lazy_bytes += len(data)
         self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
 

@@ -121,6 +121,7 @@ class Receiving(SendingLarge):
                 self._salvage(error.frames, answered)
             self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
             if not isinstance(error, Exception):
+                have_settled(self._crew, answered)  # they are off the list: nobody else would
                 raise
         return answered
 

@@ -246,10 +246,12 @@ class Correspondence:
         errand.finish()
 
     def _bury(self, peer: Peer) -> None:
-        """A worker is gone. Its contexts go, and the passes it had begun: nobody else would end them."""
+        """A worker is gone. Its contexts go, and the passes it had begun, or in which we wait for its gradients: it may have
+        been the only one that would have told us of their end."""
         self.contexts.bury(peer)
         for context in self.contexts.all():
             for this in list(context.passes.values()):
-                if this.root == peer.id:
-                    error = RemoraError(f"{peer.info}, which began a backward pass, is gone: {peer.reason}")
+                if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
+                    did = "began" if this.root == peer.id else "took part in"
+                    error = RemoraError(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
                     self.end(this, blame(error, self.agent.me))

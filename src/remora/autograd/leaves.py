@@ -41,26 +41,44 @@ class Lent:
         try:
             for leaf in self._leaves:
                 own = leaf.grad
-                self._own.append(own)
                 known = gathered.get(id(leaf))
                 gradient = None if known is None else known[1]
                 if gradient is not own:
+                    if own is not None:
+                        leaf.grad = own  # or raise while nothing is changed: it could not be put back, either
                     leaf.grad = gradient
+                self._own.append(own)
         except BaseException:
+            self._put_back()
             _give_back(self._mine)
             raise
 
     def __exit__(self, *error: object) -> None:
         gathered = self._gathered
-        for leaf, own in zip(self._leaves, self._own, strict=True):
+        for leaf in self._leaves:
             gradient = leaf.grad
             if gradient is not None:
                 gathered[id(leaf)] = leaf, gradient
             else:
                 gathered.pop(id(leaf), None)  # a hook that has used the gradient may drop it
-            if gradient is not own:
-                leaf.grad = own
-        _give_back(self._mine)
+        try:
+            self._put_back()
+        finally:
+            _give_back(self._mine)
+
+    def _put_back(self) -> None:
+        """`.grad` is what it was. If a leaf does not take it any more, because a hook has made something else of the leaf,
+        it has none, and the others have theirs all the same."""
+        refused: RuntimeError | None = None
+        for leaf, own in zip(self._leaves, self._own, strict=False):  # not more than were lent
+            if leaf.grad is not own:
+                try:
+                    leaf.grad = own
+                except RuntimeError as error:
+                    leaf.grad = None
+                    refused = error
+        if refused is not None:
+            raise refused
 
 
 def _claim(things: set[int]) -> set[int]:

@@ -211,6 +211,13 @@ class Pass:
         if idle is not None:
             idle()
 
+    def waits_for(self, peer: Peer) -> bool:
+        """Whether gradients are to come from there."""
+        sends = self.context.sends
+        with self._lock:
+            owed = list(self._part) if self._book is None else self._book.owed
+        return any(send.peer is peer for send in map(sends.get, owed) if send is not None)
+
     def learn(self, owed: Owed) -> None:
         """Take note of what workers wait for; later news are better."""
         with self._lock:

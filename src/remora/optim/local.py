@@ -51,7 +51,7 @@ class LocalOptimizer:
         shadowed = [{**options, "params": [next(shadows) for _ in parameters]} for options, parameters in groups]
         plain = len(groups) == 1 and not groups[0][0]
         self._optimizer = optimizer_class(self._shadows if plain else shadowed, *args, **kwargs)
-        self._memory = [shadow.data_ptr() for shadow in self._shadows]  # (nothing else can be there while they use it)
+        self._memory = [_memory(shadow) for shadow in self._shadows]  # (nothing else can be there while they use it)
         self._claims = _claims_on(self._parameters, self)
         # The same order for all, or they could wait for each other in a circle.
         locks = [claim.lock for claim in sorted(set(self._claims), key=lambda claim: claim.number)]
@@ -93,7 +93,7 @@ class LocalOptimizer:
 
     def _take(self, found: Found) -> None:
         for i, (parameter, shadow, gathered) in enumerate(zip(self._parameters, self._shadows, found, strict=True)):
-            memory = parameter.data_ptr()
+            memory = _memory(parameter)
             if memory != self._memory[i]:
                 shadow.data = parameter.data  # the program gave it other memory: `module.to(device)`
                 self._memory[i] = memory
@@ -104,10 +104,9 @@ class LocalOptimizer:
         changed = []
         for i, (parameter, shadow, gathered) in enumerate(zip(self._parameters, self._shadows, found, strict=True)):
             shadow.grad = None
-            memory = shadow.data_ptr()
-            if memory != self._memory[i]:
+            if shadow.data_ptr() != self._memory[i][0]:
                 parameter.data = shadow.data  # the optimizer gave it other memory
-                self._memory[i] = memory
+                self._memory[i] = _memory(shadow)
             if gathered is not None and len(self._claims[i].optimizers) == 1:
                 changed.append(parameter)
         if changed:
@@ -194,6 +193,11 @@ def _shadow(parameter: torch.Tensor) -> torch.Tensor:
     if isinstance(parameter, torch.nn.Parameter):
         return torch.nn.Parameter(data, parameter.requires_grad)
     return data.requires_grad_(parameter.requires_grad)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Where its numbers are, and in which order."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def options_of(group: Options) -> Options:

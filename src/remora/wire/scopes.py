@@ -62,18 +62,20 @@ class PackScope:
 class UnpackScope:
     """One value on its way in: who sent it, and what came with it."""
 
-    __slots__ = ("arrival", "landing", "links", "peer")
+    __slots__ = ("arrival", "landing", "links", "owners", "peer")
 
     peer: object
     arrival: object  # what was made of the attachments
     landing: Landing | None  # the device memory that came with it
     links: dict[int, torch.Tensor]  # tensors whose history began at the sender, by their number there
+    owners: dict[object, torch.Tensor]  # of memory that some of those have in common: whose each element is
 
     def __init__(self, peer: object = None, arrival: object = None, landing: Landing | None = None) -> None:
         self.peer = peer
         self.landing = landing
         self.arrival = arrival
         self.links = {}
+        self.owners = {}
 
 
 class _Incoming(threading.local):

@@ -15,7 +15,7 @@ import torch
 from remora.errors import SerializationError
 from remora.wire import layouts
 from remora.wire.memory import raw_copy, raw_fill
-from remora.wire.scopes import current_unpack_scope
+from remora.wire.scopes import UnpackScope, current_unpack_scope
 from remora.wire.stencils import LINKED_CODE, SMALL_CODE, STRIDED_CODE
 from remora.wire.storages import (
     CONJ,
@@ -189,13 +189,40 @@ def _typed_storage(storage: torch.UntypedStorage, name: str) -> torch.TypedStora
 
 def linked_tensor(number: int, build: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
     """A tensor with a history on its sender. Whoever unpacks the message gives it one here."""
-    tensor = build(*args)
+    scope = current_unpack_scope()
+    tensor = None
+    if scope is not None and build is strided and isinstance(args[0], torch.Tensor):  # it has the memory of an earlier one
+        with torch._C._DisableTorchDispatch():
+            tensor = _as_view(scope, number, args)
+    if tensor is None:
+        tensor = build(*args)
     if tensor.requires_grad:
         tensor.requires_grad_(False)
-    scope = current_unpack_scope()
     if scope is not None:
         scope.links[number] = tensor
     return tensor
+
+
+def _as_view(scope: UnpackScope, number: int, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """If some of its elements are those of an earlier tensor with a history: a view of that one, and not merely a tensor
+    over the same memory. Autograd would not know that a change of one in place is a change of the other, and compute wrong
+    gradients; with a view, it says that it cannot."""
+    source, name, offset, shape, stride, *flags = args
+    if flags or 0 in shape:
+        return None
+    storage = source.untyped_storage()
+    key = storage._cdata, name
+    owners = scope.owners.get(key)  # each element has the number of a tensor behind it, and 1
+    if owners is None:
+        size = storage.nbytes() // DTYPES[name].itemsize
+        owners = scope.owners[key] = torch.zeros(size, dtype=torch.int32, device="cpu")
+        first = next((i for i, each in reversed(scope.links.items()) if each is source), None)
+        if first is not None and source.dtype is DTYPES[name] and not source.is_conj() and not source.is_neg():
+            owners.as_strided(source.shape, source.stride(), source.storage_offset()).fill_(first + 1)
+    places = owners.as_strided(shape, stride, offset)
+    owner = int(places.max())
+    places.fill_(number + 1)
+    return scope.links[owner - 1].as_strided(shape, stride, offset) if owner else None
 
 
 def _parameter(data: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
