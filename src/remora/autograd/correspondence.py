@@ -28,7 +28,7 @@ from remora.autograd.nodes import SEND_NAME
 from remora.autograd.passes import Key, Owed, Parcel, Part, Pass
 from remora.autograd.record import Context
 from remora.devices import streams
-from remora.errors import RemoraError
+from remora.errors import RemoraError, WorkerLost
 from remora.vocabulary.messages import MessageType
 from remora.wire.pickling import pack
 from remora.wire.scopes import PackScope
@@ -253,5 +253,5 @@ class Correspondence:
             for this in list(context.passes.values()):
                 if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
                     did = "began" if this.root == peer.id else "took part in"
-                    error = RemoraError(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
+                    error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
                     self.end(this, blame(error, self.agent.me))
