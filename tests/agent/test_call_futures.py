@@ -84,6 +84,20 @@ def test_wait_gives_up_after_its_own_timeout_and_the_call_goes_on(me: str) -> No
     assert future.wait(timeout=5.0) == 3
 
 
+@pytest.mark.parametrize("collected", [False, True])
+def test_who_waits_in_vain_again_and_again_leaves_nothing_behind(me: str, collected: bool) -> None:
+    call = rpc.rpc_async(me, wait_at_gate, args=(3,))
+    future: Any = torch.futures.collect_all([call]) if collected else call
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            future.wait(timeout=0.001)
+    left = future._watchers
+    assert left is None or callable(left) or len(left) <= 2
+    gate.set()
+    future.wait(timeout=5.0)
+    assert call.wait() == 3
+
+
 def test_the_error_is_raised_by_every_way_of_looking(me: str) -> None:
     future = rpc.rpc_async(me, fail, args=("words",))
     for look in (future.wait, future.value, future.wait):

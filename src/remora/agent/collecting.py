@@ -46,6 +46,7 @@ class _Members:
         self._futures = futures
         self._reading: dict[int, Lane] = {}  # the threads that read, to wait for all of them, and what
         self._lanes: set[Lane] = set()  # all that threads have come to
+        self._told = False  # we will be, when all is settled
 
     def cancel(self) -> bool:
         """There is nothing to give up: the members are others'."""
@@ -59,7 +60,9 @@ class _Members:
         if not lanes:
             return
         reader = get_ident()
-        everything._when_settled(self._look_up)
+        if not self._told:
+            self._told = True
+            everything._when_settled(self._look_up)
         for lane in lanes:
             lane.flush()  # it takes a while until we come to the last
         try:

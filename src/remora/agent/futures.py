@@ -160,6 +160,14 @@ class Future(torch.futures.Future[T]):
         if self._settled:
             self._tell_watchers()
 
+    def _forget(self, watcher: Watcher) -> None:
+        """It does not want to be called any more."""
+        with _guard:
+            if isinstance(self._watchers, list):
+                self._watchers = [each for each in self._watchers if each is not watcher]
+            elif self._watchers is watcher:
+                self._watchers = None
+
     # Looking.
 
     def done(self) -> bool:
@@ -189,14 +197,14 @@ class Future(torch.futures.Future[T]):
         began = clock.now()
         of: Any = self._of
         if not hasattr(of, "attend"):
-            block_until(self._when_settled, timeout, self.what, clock, began)
+            block_until(self._when_settled, timeout, self.what, clock, began, self._forget)
             return
         thread = object()  # (this one, for as long as it waits here)
         try:
             with waiting():
                 of.attend(self, timeout, thread)  # calls can be waited for in a better way
             if not self._settled:
-                block_until(self._when_settled, timeout, self.what, clock, began)
+                block_until(self._when_settled, timeout, self.what, clock, began, self._forget)
         finally:
             of.rise(thread)
 
@@ -290,19 +298,27 @@ def block_until(
     what: str,
     clock: Clock | None = None,
     began: float | None = None,
+    unsubscribe: Callable[[Callable[[object], None]], None] | None = None,
 ) -> None:
-    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run."""
+    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. After a wait in
+    vain the callback is given to `unsubscribe`: there will often be another one."""
     clock = clock or clock_here()
     began = clock.now() if began is None else began
     signal = threading.Lock()
     signal.acquire()
-    subscribe(lambda _: signal.release())
+
+    def wake(_: object) -> None:
+        signal.release()
+
+    subscribe(wake)
 
     def wait(seconds: float | None) -> bool:
         return signal.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
     with waiting():
         if not clock.block(wait, NEVER if timeout is None else began + max(timeout, 0.0)):
+            if unsubscribe is not None:
+                unsubscribe(wake)
             raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
 
 
