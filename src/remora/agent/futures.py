@@ -300,8 +300,8 @@ def block_until(
     began: float | None = None,
     unsubscribe: Callable[[Callable[[object], None]], None] | None = None,
 ) -> None:
-    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. After a wait in
-    vain the callback is given to `unsubscribe`: there will often be another one."""
+    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. If it was in
+    vain, the callback is given to `unsubscribe`: there will often be another wait."""
     clock = clock or clock_here()
     began = clock.now() if began is None else began
     signal = threading.Lock()
