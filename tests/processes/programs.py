@@ -202,7 +202,8 @@ class Pair:
         self.seconds = [0.0, 0.0]  # from the start, or from the interruption
 
     def await_ready(self) -> None:
-        targets.wait_until(lambda: READY in (self.folder / "out0").read_text())
+        out = self.folder / "out0"  # which the process itself makes
+        targets.wait_until(lambda: out.exists() and READY in out.read_text())
 
     def interrupt(self) -> None:
         os.kill(self.pids[0], signal.SIGINT)
