@@ -217,6 +217,13 @@ class Pair:
                 self.seconds[i] = time.monotonic() - self.start
         return RUNNING not in self.codes
 
+    def kill(self) -> None:
+        """Those that have not ended, if something else went wrong."""
+        for pid, code in zip(self.pids, self.codes, strict=True):
+            if code == RUNNING:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
     def _look(self, pid: int) -> int | None:
         """Its exit code; None if it had to be killed."""
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -231,6 +238,14 @@ class Pair:
 
 def run_together(names: list[str], folder: Path) -> dict[str, Any]:
     pairs = [Pair(name, folder / name) for name in names]
+    try:
+        return await_ends(pairs)
+    finally:
+        for pair in pairs:
+            pair.kill()
+
+
+def await_ends(pairs: list[Pair]) -> dict[str, Any]:
     to_interrupt = [pair for pair in pairs if pair.name.startswith("interrupted")]
     for pair in to_interrupt:
         pair.await_ready()

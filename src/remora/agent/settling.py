@@ -19,8 +19,10 @@ def settle(calls: Sequence[Call]) -> None:
 
 
 def have_settled(crew: Crew, calls: Sequence[Call]) -> None:
-    """Have the crew pass them on. None waits for another: a callback may wait for the outcome of the next call."""
-    crew.serve(_Settling(crew, calls))
+    """Have the crew pass them on, though it may be going home: they are on no list any more. None waits for another: a
+    callback may wait for the outcome of the next call."""
+    if calls:
+        crew.see_to(_Settling(crew, calls))
 
 
 class _Settling:
@@ -43,7 +45,7 @@ class _Settling:
                 return  # another thread was quicker
             if calls and not self._another:
                 self._another = True
-                self._crew.serve(self)
+                self._crew.see_to(self)
             _pass_on(call)
 
 
