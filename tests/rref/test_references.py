@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from remora import rpc
+from remora import autograd, rpc
 from remora.errors import CallNotSent, OwnerDied
 from remora.testing.world import World
 
@@ -345,3 +345,48 @@ def test_only_the_owner_has_the_local_value(world: World) -> None:
         reference = rpc.remote("worker1", make, args=(1,))
         with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user WorkerInfo\(id=0, name=worker0\)"):
             reference.local_value()
+
+
+class Bystander:
+    """What pickle takes, and no stencil does."""
+
+
+def all_values(things: Any) -> list[Any]:
+    """What the references in some containers mean, in order."""
+    if isinstance(things, dict):
+        things = list(things.values())
+    if isinstance(things, rpc.RRef):
+        return [things.to_here()]
+    return [value for thing in things for value in all_values(thing)] if isinstance(things, list | tuple) else []
+
+
+def test_references_arrive_wherever_they_are_in_the_arguments(world: World) -> None:
+    with world.acting(0):
+        one, two = rpc.remote("worker1", make, args=(1,)), rpc.remote("worker2", make, args=(2,))
+        mine = rpc.RRef([3])
+        tensor = torch.ones(4)
+        for things, expected in (
+            (one, [[1]]),
+            ((one, two, tensor), [[1], [2]]),
+            ([one, {"two": two, "more": (7, [mine, tensor])}], [[1], [2], [3]]),
+            ({"a": one, "b": one}, [[1], [1]]),  # the same twice
+            ([one, Bystander(), mine], [[1], [3]]),
+        ):
+            assert rpc.rpc_sync("worker1", all_values, args=(things,)) == expected
+            assert rpc.rpc_async("worker2", all_values, kwargs={"things": things}).wait() == expected
+            assert all_values(rpc.rpc_sync("worker1", give_back, args=(things,))) == expected
+        with autograd.context():  # the same in messages that are recorded
+            assert rpc.rpc_sync("worker1", all_values, args=((one, tensor, two),)) == [[1], [2]]
+        del one, two, mine, things
+    nothing_is_left(world, 0, 1, 2)
+
+
+def test_references_that_could_not_be_sent_are_not_counted(world: World) -> None:
+    with world.acting(0):
+        mine = rpc.RRef([1])
+        theirs = rpc.remote("worker1", make, args=(2,))
+        for unsendable in (threading.Lock(), [mine, threading.Lock()]):
+            with pytest.raises(TypeError, match="pickle"):
+                rpc.rpc_sync("worker2", give_back, args=(mine, theirs, unsendable))
+        del mine, theirs
+    nothing_is_left(world, 0, 1, 2)

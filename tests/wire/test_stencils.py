@@ -64,7 +64,7 @@ def test_what_arrives_is_what_was_sent(value: Any) -> None:
     body = stencils.pickled(value, [])
     assert body is not None
     assert same(unpack(body), value)
-    usual = pickling._Packer().pack(value, None)
+    usual = pickling._Packer().pack(value, PackScope())
     assert same(unpack(usual.body, [torch.UntypedStorage(len(each)) for each in usual.buffers]), unpack(body))
 
 
@@ -173,7 +173,7 @@ def test_large_tensors_go_in_buffers(kinds: list[tuple[torch.dtype, tuple[int, .
     tensors = [a_tensor(dtype, shape) for dtype, shape in kinds]
     value = ("name", (*tensors, *beside), {})
     packed = pack(value)
-    usual = pickling._Packer().pack(value, None)
+    usual = pickling._Packer().pack(value, PackScope())
     large = [tensor for tensor in tensors if tensor.nbytes > LARGE // 2]
     assert [bytes(each) for each in packed.buffers] == [bytes(each) for each in usual.buffers]
     assert [id(each) for each in packed.tensors] == [id(each) for each in usual.tensors] == [id(each) for each in large]
@@ -284,3 +284,71 @@ def test_long_texts_beside_tensors() -> None:
     body = stencils.pickled(value, [])
     assert body is not None
     assert same(pickle.loads(body), value)
+
+
+class Ticket:
+    """Something with a writer: known by its number among those of the message."""
+
+
+def write_ticket(ticket: object, scope: PackScope) -> bytes:
+    scope.attachments.append(ticket)
+    return pickle.BININT1 + bytes([len(scope.attachments)])
+
+
+@pytest.fixture
+def tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(stencils._writers, Ticket, write_ticket)
+
+
+@pytest.mark.usefixtures("tickets")
+def test_what_has_a_writer_is_written_by_it() -> None:
+    for make, expected in (
+        (lambda a, b, t: a, lambda t: 1),
+        (lambda a, b, t: (a, t, [b], {"x": 1}), lambda t: (1, t, [2], {"x": 1})),
+        (lambda a, b, t: {"a": (7, "text"), "b": [t, (a, (b,))]}, lambda t: {"a": (7, "text"), "b": [t, (1, (2,))]}),
+    ):
+        scope = PackScope()
+        tensor = a_tensor(torch.float32, (4,))
+        value = make(Ticket(), Ticket(), tensor)  # type: ignore[no-untyped-call]
+        assert same(unpack(pack(value, scope).body), expected(tensor))  # type: ignore[no-untyped-call]
+        assert all(type(each) is Ticket for each in scope.attachments)
+
+
+@pytest.mark.usefixtures("tickets")
+def test_who_has_no_scope_is_told_that_one_is_needed() -> None:
+    for value in (Ticket(), (1, Ticket()), ([Ticket()],)):
+        with pytest.raises(stencils.NeedsScope):
+            stencils.pickled(value, [])
+
+
+@pytest.mark.usefixtures("tickets")
+def test_what_was_written_in_vain_is_taken_back() -> None:
+    undone: list[str] = []
+    twice = Ticket()
+
+    def write_with_undo(ticket: object, scope: PackScope) -> bytes:
+        scope.undo.append(lambda: undone.append("now"))
+        return write_ticket(ticket, scope)
+
+    stencils.register_writer(Ticket, write_with_undo)
+    for value in ((Ticket(), object()), (twice, twice), (Ticket(), stencils._PLACE)):
+        scope = PackScope()
+        scope.attachments.append("before")
+        assert pickling.pack_simply(value, True, scope) is None
+        assert scope.attachments == ["before"]
+        assert undone == ["now"]
+        assert not scope.undo
+        undone.clear()
+
+
+@pytest.mark.usefixtures("tickets")
+def test_a_writer_that_fails_leaves_nothing_behind() -> None:
+    def fail(ticket: object, scope: PackScope) -> bytes:
+        scope.attachments.append(ticket)
+        raise ConnectionError("nobody there")
+
+    stencils.register_writer(Ticket, fail)
+    scope = PackScope()
+    with pytest.raises(ConnectionError, match="nobody there"):
+        pack((1, Ticket()), scope)
+    assert not scope.attachments

@@ -32,7 +32,7 @@ def credentials() -> dict[str, object]:
     return {"memory": shm.identity()}
 
 
-def lent_bytes(body: bytes | bytearray) -> int:
+def lent_bytes(body: bytes | bytearray | memoryview) -> int:
     """How much memory a message has lent, by its body."""
     start = len(body) - _LENGTH.size - _LENGTH.unpack_from(body, len(body) - _LENGTH.size)[0]
     return shm.size_of(body, start)
@@ -97,7 +97,7 @@ class Sharing:
         numbers = self._borrower.given_back()
         return struct.pack(f"<{len(numbers)}Q", *numbers)
 
-    def take_back(self, body: bytes | bytearray) -> None:
+    def take_back(self, body: bytes | bytearray | memoryview) -> None:
         """The peer gives segments back; none at all means that it cannot use any."""
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
         self.willing = self.willing and bool(numbers)

@@ -20,6 +20,7 @@ from remora.wire.frames import RECORDED
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack, pack_simply
 from remora.wire.scopes import PackScope
+from remora.wire.stencils import NeedsScope
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
@@ -117,12 +118,18 @@ def pack_for(
     peer: Peer, way: Route, value: object, recording: Recording | None, ordered: bool = False, detached: bool = False
 ) -> tuple[Packed, int]:
     """`pack_recorded` for a call or its reply. Most are simple, and belong to no recording."""
-    packed = pack_simply(value, not way.moves_cpu) if recording is None else None
-    if packed is not None:
-        return packed, 0
+    simple = True
+    if recording is None:
+        try:
+            packed = pack_simply(value, not way.moves_cpu)
+            if packed is not None:
+                return packed, 0
+            simple = False
+        except NeedsScope:
+            pass
     scope = PackScope(peer, ordered, way)
     scope.detached = detached
-    return pack_recorded(value, scope, recording, simple=recording is not None)
+    return pack_recorded(value, scope, recording, simple=simple)
 
 
 def pack_recorded(

@@ -27,6 +27,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remora.autograd.leaves import Gathered
+from remora.optim.stepping import step
 
 Options = dict[str, Any]
 Group = tuple[Options, list[torch.Tensor]]  # what is special about these parameters, and the parameters
@@ -74,7 +75,7 @@ class LocalOptimizer:
                 self._learn(news)
             try:
                 self._take(found)
-                self._optimizer.step()
+                step(self._optimizer)
             finally:
                 self._hand_over(found)
 
@@ -93,10 +94,10 @@ class LocalOptimizer:
 
     def _take(self, found: Found) -> None:
         for i, (parameter, shadow, gathered) in enumerate(zip(self._parameters, self._shadows, found, strict=True)):
-            memory = _memory(parameter)
-            if memory != self._memory[i]:
+            place, shape, stride = self._memory[i]
+            if parameter.data_ptr() != place or parameter.shape != shape or parameter.stride() != stride:
                 shadow.data = parameter.data  # the program gave it other memory: `module.to(device)`
-                self._memory[i] = memory
+                self._memory[i] = _memory(parameter)
             shadow.grad = None if gathered is None else gathered[1]
 
     def _hand_over(self, found: Found) -> None:

@@ -7,8 +7,11 @@ the rest can be unpickled, or whether anybody still waits for it: every fork tha
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 from collections.abc import Callable
 from functools import partial
+from struct import Struct
 from typing import Any, cast
 
 import torch
@@ -33,6 +36,7 @@ from remora.wire.frames import RECORDED, Frame
 from remora.wire.identities import unpack_id, unpack_ids
 from remora.wire.pickling import register_reducer
 from remora.wire.scopes import PackScope, current_unpack_scope
+from remora.wire.stencils import REFERENCE_CODE, by_number, register_writer
 
 ForkData = tuple[
     int, int, int, int, int, int, str
@@ -51,7 +55,7 @@ class Arrival:
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self.handles: dict[tuple[int, int], RRef[Any]] = {}  # by the id of the fork
+        self.handles: list[RRef[Any] | None] = []  # in the order of the preamble; None: picked up
         self.pending: list[ForkId] = []  # the owner has yet to count these
         self.created: Value | None = None  # what the call in this message makes
 
@@ -123,7 +127,7 @@ class References:
             rref, fork = GloballyUniqueId(value_on, value), GloballyUniqueId(fork_on, fork_id)
             arrival.created = self.table.create(rref, fork, sender.key, script)
         for data, incarnation, record in forks:
-            arrival.handles[data[3], data[4]] = self._adopt(data, sender, arrival, incarnation, record)
+            arrival.handles.append(self._adopt(data, sender, arrival, incarnation, record))
         return arrival
 
     def _adopt(
@@ -263,21 +267,37 @@ class References:
         return f"{'confirmed' if rref.confirmed_by_owner() else 'pending'}, of {rref._owner.name}"
 
 
-def _reduce(rref: RRef[Any], scope: PackScope) -> tuple[Any, ...]:
+def _attach(rref: RRef[Any], scope: PackScope) -> int:
+    """Hand a reference to the peer of the scope. Its number among those of the message."""
     if not isinstance(scope.peer, Peer):
         if not rref.is_owner():
             rref._check_usable("fork an UserRRef")
         rref.__reduce_ex__(5)
-    return _rebuild, (rref._references.serialize(rref, scope),)
+    rref._references.serialize(rref, scope)
+    return len(scope.attachments) - 1
 
 
-def _rebuild(data: ForkData) -> RRef[Any]:
+def _reduce(rref: RRef[Any], scope: PackScope) -> tuple[Any, ...]:
+    return _rebuild, (_attach(rref, scope),)
+
+
+def _write(rref: RRef[Any], scope: PackScope) -> bytes:
+    """What pickle makes of `_reduce`."""
+    return _BY_NUMBER + _NUMBER.pack(_attach(rref, scope)) + _REBUILT
+
+
+def _rebuild(number: int) -> RRef[Any]:
     scope = current_unpack_scope()
     arrival = getattr(scope, "arrival", None)
     if arrival is None:
         raise RemoraError("a reference can only be rebuilt from a call")
-    handle: RRef[Any] = arrival.handles.pop((data[3], data[4]))
+    handle: RRef[Any] = arrival.handles[number]
+    arrival.handles[number] = None
     return handle
 
 
+_BY_NUMBER, _NUMBER, _REBUILT = by_number(REFERENCE_CODE) + pickle.BININT, Struct("<i"), pickle.TUPLE1 + pickle.REDUCE
+
 register_reducer(RRef, _reduce)
+register_writer(RRef, _write)
+copyreg.add_extension(_rebuild.__module__, _rebuild.__qualname__, REFERENCE_CODE)

@@ -114,7 +114,7 @@ def number_of(message: bytes | bytearray | memoryview, at: int) -> int:
     return number
 
 
-def size_of(message: bytes | bytearray, at: int) -> int:
+def size_of(message: bytes | bytearray | memoryview, at: int) -> int:
     """The size of the segment that a reference in a message is to."""
     size: int = _REFERENCE.unpack_from(message, at)[3]
     return size

@@ -97,13 +97,13 @@ def _warm(nbytes: int) -> torch.Tensor:
     return copies.span(warm.take(nbytes), 0, nbytes)
 
 
-def split(body: bytes | bytearray, sizes: int = 0) -> tuple[bytes, Manifest]:
+def split(body: bytes | bytearray | memoryview, sizes: int = 0) -> tuple[bytes, Manifest]:
     """(the body without its manifest, the manifest). Behind it are the sizes of so many buffers."""
     start, manifest = _manifest_of(body, sizes)
     return bytes(memoryview(body)[:start]), manifest
 
 
-def _manifest_of(body: bytes | bytearray, sizes: int) -> tuple[int, Manifest]:
+def _manifest_of(body: bytes | bytearray | memoryview, sizes: int) -> tuple[int, Manifest]:
     end = len(body) - 8 * sizes - _LENGTH.size
     start = end - _LENGTH.unpack_from(body, end)[0]
     return start, pickle.loads(memoryview(body)[start:end])
@@ -144,7 +144,7 @@ def _view(chunk: torch.Tensor | None) -> memoryview | None:
     return None if chunk is None else storage_view(chunk.untyped_storage())
 
 
-def unloading(body: bytes | bytearray, sizes: Sequence[int]) -> Unloading | None:
+def unloading(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> Unloading | None:
     """For the buffers of a message with a manifest; None if none of them is to be copied to a device as it comes."""
     try:
         uploads = {

@@ -50,7 +50,7 @@ class Frame:
         number: int,
         ack: int,
         timeout: float,
-        body: bytes | bytearray,
+        body: bytes | bytearray | memoryview,
         size: int,
     ) -> None:
         self.kind = kind
@@ -297,5 +297,5 @@ class FrameReader:
         return self._start + n
 
 
-def _sizes(body: bytes | bytearray, count: int) -> tuple[int, ...]:
+def _sizes(body: bytes | bytearray | memoryview, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}Q", body, len(body) - 8 * count)

@@ -13,13 +13,14 @@ from remora.wire.packed import Packed
 from remora.wire.warm import SMALLEST, warm
 
 _SAMPLES, _SAMPLE = 16, 64  # how many samples of a buffer, of how many bytes
-_READ, _WRITE = 0x100, 0x200  # PyBUF_READ and PyBUF_WRITE
+READ, _WRITE = 0x100, 0x200  # PyBUF_READ and PyBUF_WRITE
 
 # PYFUNCTYPE keeps the GIL: giving it up and getting it back costs more than these calls do.
-_view_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+# These are for the hot path and believe what they are told: `raw_view(ptr, nbytes, READ)`, `raw_copy(ptr, nbytes)`,
+# `raw_fill(ptr, data, nbytes)`.
+raw_view = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
     ("PyMemoryView_FromMemory", ctypes.pythonapi)
 )
-# `raw_copy(ptr, nbytes)` and `raw_fill(ptr, data, nbytes)` are for the hot path and believe what they are told.
 raw_copy = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -43,7 +44,7 @@ def view(ptr: int, nbytes: int) -> memoryview:
 
 def readonly_view(ptr: int, nbytes: int) -> memoryview:
     """The same, for memory we only read."""
-    return _look(ptr, nbytes, _READ)
+    return _look(ptr, nbytes, READ)
 
 
 def storage_view(storage: torch.UntypedStorage) -> memoryview:
@@ -62,7 +63,7 @@ def _look(ptr: int, nbytes: int, access: int) -> memoryview:
         return memoryview(bytearray())
     if not ptr or nbytes < 0:
         raise ValueError(f"There are no {nbytes} bytes of memory at address {ptr}.")
-    found: memoryview = _view_of(ptr, nbytes, access)
+    found: memoryview = raw_view(ptr, nbytes, access)
     return found
 
 

@@ -66,12 +66,13 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false. `simple`: perhaps it is;
     who has tried `pack_simply` knows.
     """
+    if scope is None:
+        scope = PackScope()
     if simple:
-        as_they_are = scope is None or scope.route is None or not scope.route.moves_cpu
-        packed = pack_simply(value, as_they_are, None if scope is None else scope.links)
+        packed = pack_simply(value, scope.route is None or not scope.route.moves_cpu, scope)
         if packed is not None:
             return packed
-    mark = BEGINNING if scope is None else scope.mark()
+    mark = scope.mark()
     try:
         packer = _idle.pop()
     except IndexError:
@@ -88,20 +89,25 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
         raise
 
 
-def pack_simply(value: object, tensors: bool = True, links: list[torch.Tensor] | None = None) -> Packed | None:
-    """`pack` for most small calls: what is plain, and with `tensors` also those on the CPU, which arrive there. Those with a
-    history go into `links`. None if something in it needs more than that."""
+def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = None) -> Packed | None:
+    """`pack` for most small calls: what is plain, and with `tensors` also those on the CPU, which arrive there. None if
+    something in it needs more than that. Raises NeedsScope if that is all it needs (see `stencils`)."""
     large: list[torch.Tensor] = []
+    mark = BEGINNING if scope is None else scope.mark()
     try:
         if tensors:
-            body = stencils.pickled(value, large, links)
+            body = stencils.pickled(value, large, None if scope is None else scope.links, scope)
         else:
             body = pickle.dumps(value, _PROTOCOL) if stencils.is_plain(value) else None
     except _NOT_BY_NAME:
         body = None  # a function without a name: as any other value
+    except BaseException as error:
+        if scope is not None:
+            scope.roll_back(mark, error)
+        raise
     if body is None:
-        if links:
-            links.clear()  # they are found again
+        if scope is not None:
+            scope.roll_back(mark)  # all of it is found again
         return None
     if not large:
         return Packed(body, [], [], [])
@@ -109,7 +115,7 @@ def pack_simply(value: object, tensors: bool = True, links: list[torch.Tensor] |
     return Packed(body, [readonly_view(each.data_ptr(), each.nbytes()) for each in storages], storages, large)
 
 
-def _pack_by_value(value: object, scope: PackScope | None, mark: Mark, plain: Exception) -> Packed:
+def _pack_by_value(value: object, scope: PackScope, mark: Mark, plain: Exception) -> Packed:
     packer = _Packer(by_value=True)
     try:
         return packer.pack(value, scope)
@@ -169,14 +175,14 @@ class _Packer:
         self._learn()
         self.pickler = self._new_pickler()
 
-    def pack(self, value: object, scope: PackScope | None) -> Packed:
+    def pack(self, value: object, scope: PackScope) -> Packed:
         """Write one value. Whoever gets an exception rolls back and does not use this packer again."""
         if self.known != len(_registered) or self.copied != copyreg.dispatch_table:
             self._learn()
         out, chunks = self.out, self.chunks
         out.scope = scope
         out.room = ROOM
-        out.moves_cpu = scope is not None and scope.route is not None and scope.route.moves_cpu
+        out.moves_cpu = scope.route is not None and scope.route.moves_cpu
         self.pickler.dump(value)
         cargo = out.cargo
         manifest = None if cargo is None else out.unload()
@@ -198,7 +204,7 @@ class _Packer:
         if cargo is not None:
             packed.flags = CARGO
             packed.lent = cargo.lent
-            packed.undo = None if scope is None else scope.undo
+            packed.undo = scope.undo
         if not self.by_value:
             self._retire()
         return packed
@@ -244,8 +250,7 @@ class _Packer:
 
 def _with_scope(reduce: Reduce, out: Outgoing) -> Callable[[Any], Reduced]:
     def bound(obj: Any) -> Reduced:
-        if out.scope is None:
-            out.scope = PackScope()
+        assert out.scope is not None, "something is being packed"
         return reduce(obj, out.scope)
 
     return bound

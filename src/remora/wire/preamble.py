@@ -16,6 +16,7 @@ from remora.wire.frames import REFERENCES
 from remora.wire.packed import Packed
 from remora.wire.scopes import PackScope
 
+Body = bytes | bytearray | memoryview
 Creates = tuple[int, int, int, int, bool]  # the value's id, its first fork's id, and whether it is a TorchScript value
 
 _CARRIES = struct.Struct("<IB")
@@ -35,7 +36,7 @@ def attach(packed: Packed, scope: PackScope, creates: Creates | None = None) -> 
     return REFERENCES
 
 
-def detach(body: bytes | bytearray) -> tuple[Creates | None, list[Any], bytes | bytearray]:
+def detach(body: Body) -> tuple[Creates | None, list[Any], Body]:
     """(what the message makes, the references in it, the rest)."""
     length, makes = _CARRIES.unpack_from(body)
     if not makes:
@@ -47,4 +48,5 @@ def detach(body: bytes | bytearray) -> tuple[Creates | None, list[Any], bytes | 
     if not length:
         return creates, [], body[start:]
     end = start + length
-    return creates, pickle.loads(memoryview(body)[start:end]), body[end:]
+    view = memoryview(body)
+    return creates, pickle.loads(view[start:end]), view[end:]

@@ -13,25 +13,30 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from remora.wire.memory import raw_copy
+from remora.wire.memory import READ, raw_copy, raw_view
+from remora.wire.scopes import PackScope
 from remora.wire.storages import INLINE_BYTES, NAMES, ROOM
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType})  # what pickle treats as we would
+_ARE_PLAIN = PLAIN.issuperset
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one
 LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
+REFERENCE_CODE = 0x52454D04  # … and a reference
 CONTAINERS = frozenset({tuple, list, dict})
 DEPTH = 4  # containers in containers: the arguments are one in the call, which is one in what is recorded of it
 WIDE = 16  # parts of a list or dictionary that are looked at one by one: with more of them, this is not the quicker way
 FEW = 8  # tensors
+_TINY = 1024  # bytes that are copied sooner than looked at
 
 
-def _by_number(code: int) -> bytes:
+def by_number(code: int) -> bytes:
     return pickle.EXT4 + struct.pack("<I", code)
 
 
@@ -44,12 +49,16 @@ _STENCILED = {
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
 
-_LINK, _LINK_END = _by_number(LINKED_CODE) + pickle.BININT1, pickle.TUPLE3 + pickle.REDUCE  # around the makings of a tensor
+_LINK, _LINK_END = by_number(LINKED_CODE) + pickle.BININT1, pickle.TUPLE3 + pickle.REDUCE  # around the makings of a tensor
 
 Around = tuple[bytes, bytes]  # what comes before the data, or its number, and what behind
 Stencil = tuple[int, Around, Around]  # the size of the data; if it is in the pickle; if it is in a buffer
-Tensors = dict[int, bytes]  # those of a message, by their storage, in the order in which they come
+Pieces = Sequence[bytes | memoryview]  # of a pickle: the data of a tensor is copied once, when all is there
+Tensors = dict[int, Pieces]  # those of a message, by their storage, in the order in which they come
 
+Write = Callable[[Any, PackScope], bytes]
+
+_writers: dict[type, Write] = {}
 _stencils: dict[tuple[torch.dtype, torch.Size], Stencil] = {}
 
 
@@ -69,18 +78,36 @@ def is_plain(value: object) -> bool:
     return True
 
 
-def pickled(value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | None = None) -> bytes | None:
-    """The pickle of what is plain but for tensors; None if something else is in it. Tensors that are large go into that
-    list: the data of the n-th has to be in the n-th buffer. Those with a history go into `links`, if histories are
-    recorded."""
+class NeedsScope(Exception):
+    """Something has a writer, which would have to know where it goes."""
+
+
+def register_writer(cls: type, write: Write) -> None:
+    """Have `write(obj, scope)` pickle instances of exactly `cls`. Nothing of it may be counted among what is memoized."""
+    _writers[cls] = write
+
+
+def pickled(
+    value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | None = None, scope: PackScope | None = None
+) -> bytes | None:
+    """The pickle of what is plain but for tensors and what has a writer; None if something else is in it. Tensors that are
+    large go into that list: the data of the n-th has to be in the n-th buffer. Those with a history go into `links`, if
+    histories are recorded."""
     tensors: Tensors = {}
     kind = type(value)
     if kind is torch.Tensor:
         written = _write(value, tensors, large, links)
-        return None if written is None else _BEGIN + written + _END
+        return None if written is None else b"".join((_BEGIN, *written, _END))
     if kind not in CONTAINERS:
-        return pickle.dumps(value, 5) if kind in PLAIN else None
-    twin = _twin(value, kind, tensors, large, links, DEPTH)
+        if kind in PLAIN:
+            return pickle.dumps(value, 5)
+        write = _writers.get(kind)
+        if write is None:
+            return None
+        if scope is None:
+            raise NeedsScope
+        return _BEGIN + write(value, scope) + _END
+    twin = _twin(value, kind, tensors, large, links, scope, DEPTH)
     if twin is None:
         return None
     body = pickle.dumps(twin, 5)
@@ -89,15 +116,22 @@ def pickled(value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | N
     pieces = body[2 + _FRAME if body[2:3] == pickle.FRAME else 2 :].split(_MARK)
     if len(pieces) != len(tensors) + 1:  # the number is among the values after all
         return None
-    pieces[0] = _BEGIN + pieces[0]
-    woven = [b""] * (len(pieces) + len(tensors))
-    woven[::2] = pieces
-    woven[1::2] = tensors.values()
+    woven: list[bytes | memoryview] = [_BEGIN]
+    for piece, written in zip(pieces, tensors.values(), strict=False):
+        woven.append(piece)
+        woven += written
+    woven.append(pieces[-1])
     return b"".join(woven)
 
 
 def _twin(
-    value: Any, kind: type, tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None, depth: int
+    value: Any,
+    kind: type,
+    tensors: Tensors,
+    large: list[torch.Tensor],
+    links: list[torch.Tensor] | None,
+    scope: PackScope | None,
+    depth: int,
 ) -> Any:
     """The same with a number in the place of each tensor: the value itself, if there is none. (What is there twice has to be
     so on arrival. Pickle sees to that for what has no twin; the rest has a tensor in it, which would be there twice.)"""
@@ -112,14 +146,20 @@ def _twin(
                 return None
             part = _PLACE
         elif kind_of_part in CONTAINERS:
-            if part:
-                part = _twin(part, kind_of_part, tensors, large, links, depth - 1) if depth > 1 else None
+            if part and (kind_of_part is not tuple or not _ARE_PLAIN(map(type, part))):
+                part = _twin(part, kind_of_part, tensors, large, links, scope, depth - 1) if depth > 1 else None
                 if part is None:
                     return None
         elif kind_of_part not in PLAIN:
-            return None
+            write = _writers.get(kind_of_part)
+            if write is None or id(part) in tensors:
+                return None
+            if scope is None:
+                raise NeedsScope
+            tensors[id(part)] = (write(part, scope),)
+            part = _PLACE
         twin.append(part)
-    if kind is dict and not all(type(key) in PLAIN for key in value):
+    if kind is dict and not _ARE_PLAIN(map(type, value)):
         return None
     if len(tensors) == before:
         return value
@@ -130,7 +170,7 @@ def _twin(
 
 def _write(
     tensor: torch.Tensor, tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None
-) -> bytes | None:
+) -> Pieces | None:
     """Add the pickle of a tensor to those of the message, by storage; None if it is not that simple."""
     try:
         stencil = _stencils.get((tensor.dtype, tensor.shape)) or _cut(tensor)
@@ -145,19 +185,20 @@ def _write(
         pointer = tensor.data_ptr()
         if not pointer or tensor.is_neg() or tensor.__dict__:  # (no memory: it is a wrapper of `torch.func`)
             return None
-        if nbytes <= INLINE_BYTES or (nbytes <= ROOM and _has_room(nbytes, tensors)):
+        data: bytes | memoryview
+        if nbytes <= INLINE_BYTES or (nbytes <= ROOM and (not tensors or _has_room(nbytes, tensors))):
             before, behind = small
-            data: bytes = raw_copy(pointer, nbytes)
+            data = raw_copy(pointer, nbytes) if nbytes < _TINY else raw_view(pointer, nbytes, READ)
         else:
             before, behind = large_one
             data = bytes((len(large),))
             large.append(tensor)
         if linked:
             assert links is not None, "histories are recorded"
-            written = b"".join((_LINK, bytes((len(links),)), before, data, behind[:-1], _LINK_END))
+            written: Pieces = (_LINK, bytes((len(links),)), before, data, behind[:-1], _LINK_END)
             links.append(tensor)
         else:
-            written = before + data + behind
+            written = (before, data, behind)
     except (RuntimeError, ValueError):  # it has no storage, or no shape, of its own; or there are too many
         return None
     tensors[key] = written
@@ -166,7 +207,7 @@ def _write(
 
 def _has_room(nbytes: int, tensors: Tensors) -> bool:
     """Whether something of a medium size may travel inside the pickle, beside what is there."""
-    return len(tensors) < FEW and nbytes <= ROOM - sum(map(len, tensors.values()))
+    return len(tensors) < FEW and nbytes <= ROOM - sum(len(piece) for written in tensors.values() for piece in written)
 
 
 def _cut(tensor: torch.Tensor) -> Stencil | None:
@@ -180,11 +221,11 @@ def _cut(tensor: torch.Tensor) -> Stencil | None:
     if not nbytes:
         return None
     small = (
-        _by_number(SMALL_CODE) + pickle.BINBYTES + struct.pack("<I", min(nbytes, ROOM)),  # (what has more does not need it)
+        by_number(SMALL_CODE) + pickle.BINBYTES + struct.pack("<I", min(nbytes, ROOM)),  # (what has more does not need it)
         name + sizes + pickle.TUPLE3 + pickle.REDUCE,
     )
     large = (
-        _by_number(STRIDED_CODE) + pickle.MARK + pickle.BININT1,
+        by_number(STRIDED_CODE) + pickle.MARK + pickle.BININT1,
         name + pickle.BININT1 + b"\0" + sizes + _pickled_sizes(tensor.stride()) + pickle.TUPLE + pickle.REDUCE,
     )
     stencil = _stencils[tensor.dtype, shape] = (nbytes, small, large)
