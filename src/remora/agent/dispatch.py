@@ -218,7 +218,13 @@ class Request:
             else:
                 self._send_large(kind, packed, flags)
         finally:
-            self._done()
+            dispatch.serving.pop((channel.session_id, self.frame.call), None)  # (`_done`)
+            pacing = channel.pacing
+            pacing.served = next(pacing.answers)
+            if pacing.paused:
+                pacing.look_at_backlog()
+            if self._admitted:
+                pacing.ended()
 
     def _is_followed(self) -> bool:
         """Whether what is run next is for the same caller: the two answers can share a write then."""

@@ -59,8 +59,8 @@ class Pacing:
         self._one_ended = False  # since then
         self.paused = False  # B3: too many requests are unanswered
         self._taken = 0  # requests (written by the reader alone)
-        self._answered = 0  # counted by whoever answers
-        self._answers = itertools.count(1)
+        self.served = 0  # those that were answered: who answers one takes the next of these
+        self.answers = itertools.count(1)
 
     # B1.
 
@@ -161,18 +161,18 @@ class Pacing:
     def took(self, n: int) -> None:
         """So many requests came in. Called by the reader."""
         self._taken += n
-        if self.paused or self._taken - self._answered > BACKLOG_LIMIT:
-            self._look_at_backlog()
+        if self.paused or self._taken - self.served > BACKLOG_LIMIT:
+            self.look_at_backlog()
 
-    def _look_at_backlog(self) -> None:
+    def look_at_backlog(self) -> None:
         """Stop or go on reading, by how many requests are unanswered."""
-        paused = self._taken - self._answered > BACKLOG_LIMIT
+        paused = self._taken - self.served > BACKLOG_LIMIT
         if paused != self.paused:
             self.paused = paused
             self._channel.reconsider_reading()
 
     def done(self) -> None:
         """A request was answered, or dropped."""
-        self._answered = next(self._answers)
+        self.served = next(self.answers)
         if self.paused:
-            self._look_at_backlog()
+            self.look_at_backlog()

@@ -89,7 +89,7 @@ class Receiving(SendingLarge):
             port.again = True
         if link.outbox_bytes:
             self._drain(port)
-        if events == WRITE or not self._take_turn(port):
+        if events == WRITE or not (self._reading.acquire(False) or self._take_turn(port)):
             self._rearm(port)
             return
         try:

@@ -113,7 +113,9 @@ class Sending(ABC):
             return
         try:  # what `_write_lazy` does, for a message that is alone, as most are
             session = self.session
-            number, ack = session.stamp()
+            number = session.sent = session.sent + 1  # (`stamp`)
+            ack = session.told = session.received
+            session.owed_bytes = 0
             data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
             kept = len(data)
             if flags & SHARED:
@@ -121,7 +123,13 @@ class Sending(ABC):
                 self._lent.append((number, kept))
             session.kept.append((number, kept, data))  # (`keep`)
             session.kept_total += kept
-            self._put((data,))
+            link = self.link
+            if link is not None and not link.failed:  # (`_put`)
+                try:
+                    if not link.write((data,), 0.0, 0.0):
+                        self._has_outbox()
+                except BaseException as error:
+                    self._failed_to_write(link, error)
         finally:
             self._writing.release()
         pacing = self.pacing
@@ -266,12 +274,17 @@ class Sending(ABC):
         try:
             if not link.write(parts, STALL, until):
                 self._has_outbox()
-        except OSError as error:  # half a frame may be on the link: the session says it again on another one
+        except BaseException as error:
+            self._failed_to_write(link, error)
+
+    def _failed_to_write(self, link: StreamLink, error: BaseException) -> None:
+        """Half a frame may be on the link: the session says it again on another one."""
+        if isinstance(error, OSError):
             link.failed = True
             self._link_failed(link, error)
-        except BaseException as error:  # the same, but of Ctrl-C and the like the link itself knows nothing
+        else:  # of Ctrl-C and the like the link itself knows nothing
             self._break_off(link, error)
-            raise
+            raise error
 
     def _break_off(self, link: StreamLink | None, error: BaseException) -> None:
         """Half a frame is on the link, which may be quite well: make sure that whoever reads it notices."""

@@ -166,10 +166,13 @@ class Watch(Patrol):
         if leader == get_ident():
             before = self._began if self._running else NEVER
             self._running = True
-            self._begin()
-            if self._began > self._renew_at and self._set:
+            self._steps += 1  # (`_begin`)
+            self._wrapping_up = False
+            self._began = now = time.monotonic()
+            self._long_at = now + patrol.LONG
+            if now > self._renew_at and self._set:
                 self._renew_alarm()
-            took = self._began - before
+            took = now - before
             if took > patrol.MEDIUM and self._queued():  # what comes next may take as long as what came before
                 if took > patrol.LONG:
                     self.summon()
