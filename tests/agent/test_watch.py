@@ -651,6 +651,24 @@ def test_a_crew_stops_whatever_its_threads_do(crew: Crew, peer: Peer) -> None:
     assert peer.answers(8) == b"\1" * 8
 
 
+def test_a_thread_that_is_being_started_goes_home_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = a_crew(EpollPoller())
+    start, begun = threading.Thread.start, threading.Event()
+
+    def start_late(thread: threading.Thread) -> None:
+        begun.set()
+        wait_until(lambda: crew._stopped)
+        start(thread)
+
+    by = threading.Thread(target=crew._start_thread)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_late)
+        start(by)
+        assert begun.wait(10.0)
+        assert crew.stop(5.0) == 0
+        by.join()
+
+
 def test_it_starts_nobody_where_somebody_is() -> None:
     hired: list[int] = []
     watch = Watch(EpollPoller(), lambda: hired.append(1), lambda: 0)

@@ -313,9 +313,12 @@ class Crew:
         self.backlog.clear()  # their callers have lost us
         end = time.monotonic() + patience
         for thread in threads:
-            while thread.is_alive() and time.monotonic() < end:
+            while (thread.is_alive() or thread in self._threads) and time.monotonic() < end:
                 self._watch.stop()
-                thread.join(0.02)
+                if thread.is_alive():
+                    thread.join(0.02)
+                else:
+                    time.sleep(0.001)  # another one is starting it at this moment
         self._do_chores()
         while self._services:
             self._serve()
