@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,48 @@ def test_whatever_has_a_step() -> None:
     plain = Plain()
     stepping.step(plain)
     assert plain.steps == 1
+
+
+class Delegating:
+    """No torch optimizer, and its step is that of another."""
+
+    def __init__(self, inner: Plain) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_step_that_its_class_does_not_know_of() -> None:
+    plain = Plain()
+    stepping.step(Delegating(plain))
+    assert plain.steps == 1
+
+
+def test_a_wrapper_around_the_step_of_a_class_runs(sgd: torch.optim.SGD, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, steps = torch.optim.SGD.step, []
+
+    @functools.wraps(plain)
+    def counting(self: torch.optim.SGD, *args: Any) -> Any:
+        steps.append(self)
+        return plain(self, *args)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", counting)
+    stepping.step(sgd)
+    assert steps == [sgd]
+    assert value(sgd) == 0.75
+
+
+def test_a_step_of_its_own_may_carry_the_name_and_words_of_another(sgd: torch.optim.SGD) -> None:
+    class Tripling(torch.optim.SGD):
+        @functools.wraps(type(sgd).step)  # which torch has wrapped by now
+        @torch.no_grad()  # type: ignore[misc]
+        def step(self, closure: Any = None) -> None:
+            self.param_groups[0]["params"][0].mul_(3)
+
+    tripling = Tripling([parameter()], lr=0.25)
+    stepping.step(tripling)
+    assert value(tripling) == 3.0
 
 
 @pytest.mark.parametrize(

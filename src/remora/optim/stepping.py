@@ -17,18 +17,30 @@ _OWN_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 
+def _code_of_ceremony() -> object:
+    """What torch's wrapper runs, whatever it is around: the one mark that a wrapper of the program's does not inherit by
+    `functools.wraps`."""
+    try:
+        return torchs.Optimizer.profile_hook_step(_profiled).__code__
+    except (AttributeError, TypeError):
+        return object()  # torch does it in another way: nothing is left out
+
+
+_CEREMONY = _code_of_ceremony()
+
+
 def step(optimizer: Any) -> None:
     """`optimizer.step()`."""
-    bare = getattr(type(optimizer).step, "__wrapped__", None)
-    if bare is None or _profiled() or not _is_only_wrapped(optimizer) or _has_hooks(optimizer):
+    wrapped: Any = getattr(type(optimizer), "step", None)
+    if (
+        getattr(wrapped, "__code__", None) is not _CEREMONY
+        or _profiled()
+        or "step" in optimizer.__dict__  # a scheduler has wrapped that of this very optimizer
+        or _has_hooks(optimizer)
+    ):
         optimizer.step()
     else:
-        bare(optimizer)
-
-
-def _is_only_wrapped(optimizer: Any) -> bool:
-    """Whether torch has wrapped the step of its class, and nobody (a scheduler) that of this very optimizer."""
-    return getattr(type(optimizer).step, "hooked", False) is True and "step" not in optimizer.__dict__
+        wrapped.__wrapped__(optimizer)
 
 
 def _has_hooks(optimizer: Any) -> bool:
