@@ -96,6 +96,10 @@ def test_a_function_that_leaves_its_stream_current(module: Module) -> None:
     assert before.told == ["left"]
 
 
+def test_the_arguments_of_a_function_may_have_any_name(module: Module) -> None:
+    assert streams.restoring(dict, call=1, args=2) == {"call": 1, "args": 2}
+
+
 def test_coroutines_have_streams_of_their_own(module: Module) -> None:
     seen: list[str] = []
 

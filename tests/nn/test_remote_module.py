@@ -35,6 +35,13 @@ class Scale(nn.Module):
         return tensor * self.weight * times * (1 if self.training else 2)
 
 
+class Sum(nn.Module):
+    """Adds up what it is given, under whatever name."""
+
+    def forward(self, **tensors: Tensor) -> Tensor:
+        return torch.stack(list(tensors.values())).sum()
+
+
 class NotThatWay(nn.Module):
     """Cannot be called."""
 
@@ -73,6 +80,18 @@ def test_it_is_called_in_every_way_a_module_is(world: World) -> None:
     assert module(ONE).tolist() == [3.0, 3.0]
     assert module.forward(ONE, times=2).tolist() == [6.0, 6.0]
     assert module.forward_async(ONE, 3).wait().tolist() == [9.0, 9.0]
+
+
+def test_its_arguments_may_have_any_name(world: World) -> None:
+    module = RemoteModule("worker1", Sum)
+    words = dict.fromkeys(("rref", "moved_to", "args", "kwargs"), ONE)
+    assert module(**words) == 8.0
+    assert module.forward_async(**words).wait() == 8.0
+    assert rpc.rpc_sync("worker2", _call_with, args=(module, words)) == 8.0
+
+
+def _call_with(module: RemoteModule, words: dict[str, Tensor]) -> Tensor:
+    return module.forward(**words)  # type: ignore[no-any-return]
 
 
 def test_hooks_of_the_module_run_on_its_worker(world: World) -> None:

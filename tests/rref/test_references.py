@@ -41,6 +41,9 @@ class Counter:
     def fail(self) -> None:
         raise KeyError("no such thing")
 
+    def put(self, **words: int) -> dict[str, int]:
+        return words
+
 
 kept: dict[str, list[Any]] = {}
 gate = threading.Event()
@@ -117,6 +120,15 @@ def test_methods_of_every_kind_are_called_on_the_owner(world: World) -> None:
             counter.rpc_sync().nothing()
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             counter.remote().nothing()
+
+
+def test_the_arguments_of_a_method_may_have_any_name(world: World) -> None:
+    words = {"name": 1, "rref": 2, "api": 3, "timeout": 4, "args": 5, "kwargs": 6}
+    with world.acting(0):
+        counter = rpc.remote("worker1", Counter)
+        assert counter.rpc_sync().put(**words) == words
+        assert counter.rpc_async().put(**words).wait() == words
+        assert counter.remote().put(**words).to_here() == words
 
 
 def test_calls_on_a_value_that_is_being_made_are_sent_at_once_and_wait_there(world: World) -> None:

@@ -157,7 +157,7 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (tensor,) if tensor.layout is torch.strided else ()
 
 
-def restoring(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+def restoring(call: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
     """Call a function of the program on a thread of ours. If it leaves other streams or devices current, they are waited for
     and the thread has its own again: the next function is somebody else's."""
     before = _tokens()

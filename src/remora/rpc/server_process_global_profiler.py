@@ -69,7 +69,7 @@ def _end(wanted: _server_process_global_profile) -> None:
 
 
 def _call(
-    running: list[_server_process_global_profile], function: Callable[..., Any], *args: Any, **kwargs: Any
+    running: list[_server_process_global_profile], function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call a function for all the profiles that are on. They have its events before its caller has the answer."""
     concerned = list(running)

@@ -33,7 +33,7 @@ class Proxy:
         return f"<{self._api} proxy of {self._rref}>"
 
 
-def _invoke(rref: RRef[Any], api: str, timeout: float, name: str, *args: Any, **kwargs: Any) -> Any:
+def _invoke(rref: RRef[Any], api: str, timeout: float, name: str, /, *args: Any, **kwargs: Any) -> Any:
     if api == "remote":
         # Its caller sees no result that could carry the error of a missing method, so that is looked at first.
         kind = type_of(rref, timeout, True)

@@ -162,12 +162,12 @@ def _moved_to(device: str, is_device_map_set: bool) -> tuple[str, bool] | None:
     return None if device == "cpu" else (device, is_device_map_set)
 
 
-def _forward(rref: RRef[Any], moved_to: tuple[str, bool] | None, *args: Any, **kwargs: Any) -> Any:
+def _forward(rref: RRef[Any], moved_to: tuple[str, bool] | None, /, *args: Any, **kwargs: Any) -> Any:
     return rpc.rpc_sync(rref.owner(), _call, args=(rref, moved_to, args, kwargs))
 
 
 def _forward_async(
-    rref: RRef[Any], moved_to: tuple[str, bool] | None, *args: Any, **kwargs: Any
+    rref: RRef[Any], moved_to: tuple[str, bool] | None, /, *args: Any, **kwargs: Any
 ) -> torch.futures.Future[Any]:
     return rpc.rpc_async(rref.owner(), _call, args=(rref, moved_to, args, kwargs))
 
