@@ -139,6 +139,22 @@ def test_a_learning_rate_that_is_a_tensor_may_be_changed_in_place(world: World) 
     assert_same(train_remotely(remote, rrefs, STEPS), train_here(local, here, STEPS))
 
 
+def test_a_parameter_that_is_there_twice_is_treated_as_by_torch(world: World) -> None:
+    [rref], [here] = parameters_on("worker1"), parameters_here(1)
+    again = rpc.rpc_sync("worker1", _another_reference, args=(rref,))  # as tied modules would give
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        remote = DistributedOptimizer(optim.SGD, [rref, again], lr=0.01, momentum=0.9)
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        local = optim.SGD([here, here], lr=0.01, momentum=0.9)
+    assert_same(train_remotely(remote, [rref], STEPS), train_here(local, [here], STEPS))
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        DistributedOptimizer(optim.SGD, [{"params": rref}, {"params": again}], lr=0.01)
+
+
+def _another_reference(rref: rpc.RRef[torch.Tensor]) -> rpc.RRef[torch.Tensor]:
+    return rpc.RRef(rref.local_value())
+
+
 # Learning-rate schedulers.
 
 SCHEDULERS: list[Callable[[optim.Optimizer], Any]] = [

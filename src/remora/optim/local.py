@@ -47,7 +47,9 @@ class LocalOptimizer:
         for parameter in self._parameters:
             _check_parameter(parameter)
         self._ids = [id(parameter) for parameter in self._parameters]
-        self._shadows = [_shadow(parameter) for parameter in self._parameters]
+        # One for each parameter, however often it is there: what torch says of that, it says by the object.
+        shadow_of = {id(parameter): _shadow(parameter) for parameter in self._parameters}
+        self._shadows = [shadow_of[key] for key in self._ids]
         shadows = iter(self._shadows)
         shadowed = [{**options, "params": [next(shadows) for _ in parameters]} for options, parameters in groups]
         plain = len(groups) == 1 and not groups[0][0]
