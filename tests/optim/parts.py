@@ -111,6 +111,21 @@ class Replacing(torch.optim.Optimizer):
                     each.data = each.data - group["lr"] * each.grad
 
 
+class Counting(torch.optim.Optimizer):
+    """Subtracts a multiple of the gradient that grows with each step; the count is kept in its groups, as some do."""
+
+    def __init__(self, params: Any, lr: Any = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "steps": 0})
+
+    @torch.no_grad()  # type: ignore[misc]
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["steps"] += 1
+            for each in group["params"]:
+                if each.grad is not None:
+                    each.sub_(each.grad * group["lr"] * group["steps"])
+
+
 class Meeting(torch.optim.SGD):
     """Steps when `expected` of its kind are in `step` at the same time, and raises if they never are."""
 

@@ -21,6 +21,7 @@ from remora.optim import DistributedOptimizer
 from remora.testing.world import World
 from tests.optim.parts import (
     Broken,
+    Counting,
     Meeting,
     Replacing,
     Unbuildable,
@@ -137,6 +138,30 @@ def test_a_learning_rate_that_is_a_tensor_may_be_changed_in_place(world: World) 
     remote.param_groups[0]["lr"].fill_(0.5)
     local.param_groups[0]["lr"] = 0.5
     assert_same(train_remotely(remote, rrefs, STEPS), train_here(local, here, STEPS))
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_its_own(world: World) -> None:
+    rrefs, here = parameters_on("worker1", "worker2"), parameters_here(2)
+    remote, local = DistributedOptimizer(Counting, rrefs, lr=0.001), Counting(here, lr=0.001)
+    for optimizer, train in ((remote, lambda: train_remotely(remote, rrefs, STEPS)),
+                             (local, lambda: train_here(local, here, STEPS))):  # fmt: skip
+        train()
+        optimizer.param_groups[0]["lr"] = 0.002
+        train()
+    assert_same(values_of(rrefs), here)
+    local.param_groups[0]["lr"] = remote.param_groups[0]["lr"] = 0.003  # not told yet
+    assert remote.state_dict() == local.state_dict()
+
+
+def test_options_that_are_many_numbers(world: World) -> None:
+    rrefs, here, rates = parameters_on("worker1", "worker2"), parameters_here(2), torch.tensor([0.001, 0.002])
+    remote, local = DistributedOptimizer(Counting, rrefs, lr=rates.clone()), Counting(here, lr=rates)
+    for optimizer, train in ((remote, lambda: train_remotely(remote, rrefs, STEPS)),
+                             (local, lambda: train_here(local, here, STEPS))):  # fmt: skip
+        train()
+        optimizer.param_groups[0]["lr"].mul_(2)
+        train()
+    assert_same(values_of(rrefs), here)
 
 
 def test_a_parameter_that_is_there_twice_is_treated_as_by_torch(world: World) -> None:

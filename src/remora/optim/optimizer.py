@@ -29,6 +29,8 @@ from remora.rpc import RRef
 
 State = dict[str, Any]
 
+_INCOMPARABLE = (RuntimeError, ValueError)  # what tensors and arrays of many numbers raise when one asks if they are equal
+
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Updates parameters where they live, with the gradients of a distributed autograd context.
@@ -57,7 +59,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._numbers = [number for _, number, _, _ in made]
         _, _, self.defaults, complete = made[0]
         self._adopt(complete)
-        self._told: list[Options] | None = copy.deepcopy(complete)  # what all owners know of our options, if we know
+        self._told: list[Options] = copy.deepcopy(complete)  # what, to our knowledge, all owners know of our options
 
     def step(self, context_id: int) -> None:  # type: ignore[override]
         """Have every owner update its parameters with the gradients that the context has collected there.
@@ -66,25 +68,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the other. A parameter without a gradient stays as it is.
         """
         autograd._retrieve_context(context_id)  # or say that there is none
-        news = None if self._know_options() else self._options()
+        news = None if self._know_options() else self._news()
         recording = current_recording.set(None)  # a step has no gradients of its own
         try:
             if news is not None:
-                self._told = None
+                after = self._forget(news)
             self._on_owners("step", _step, [(number, context_id, news) for number in self._numbers])
             if news is not None:
-                self._told = copy.deepcopy(news)
+                self._told = after
         finally:
             current_recording.reset(recording)
 
     def _know_options(self) -> bool:
         """Whether all owners know the options as they are now. Every step asks, so nothing is copied for it."""
-        if self._told is None or len(self._told) != len(self.param_groups):
+        if len(self._told) != len(self.param_groups):
             return False
-        for group, told in zip(self.param_groups, self._told, strict=True):
-            if len(group) != len(told) + 1 or not told.items() <= group.items():  # a group has its parameters, too
-                return False
+        try:
+            for group, told in zip(self.param_groups, self._told, strict=True):
+                if len(group) != len(told) + 1 or not told.items() <= group.items():  # a group has its parameters, too
+                    return False
+        except _INCOMPARABLE:
+            return False
         return True
+
+    def _news(self) -> list[Options]:
+        """What not all owners know of the options of each group. No more than that: an optimizer may keep in its groups
+        what it has found out, and that is not to be undone."""
+        return [
+            {name: value for name, value in options.items() if name not in told or not _are_equal(told[name], value)}
+            for options, told in zip(self._options(), self._told, strict=True)
+        ]
+
+    def _forget(self, news: Sequence[Options]) -> list[Options]:
+        """These are about to be told: from here on, some owners may know them, and others what was before. What all will
+        know when they have been told. (Nothing is changed in its place: another thread may be in a step, too.)"""
+        certain = []
+        for group, told, new in zip(self.param_groups, self._told, news, strict=True):
+            certain.append({name: value for name, value in told.items() if name in group and name not in new})
+        self._told = certain
+        return [{**told, **new} for told, new in zip(certain, copy.deepcopy(news), strict=True)]
 
     def state_dict(self) -> State:
         """The state of all owners, as one torch optimizer would give it that had all the parameters, in this order."""
@@ -92,7 +114,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state: State = {}
         for share, part in zip(self._shares, parts, strict=True):
             state.update({share.positions[number]: each for number, each in part["state"].items()})
-        groups = numbered(self._options(), [group["params"] for group in self.param_groups])
+        groups = numbered(self._options_of(parts), [group["params"] for group in self.param_groups])
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: State) -> None:
@@ -107,7 +129,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             (local, {"state": share.part_of(state), "param_groups": numbered(options, share.parameters)})
             for local, share in zip(self.remote_optimizers, self._shares, strict=True)
         ]
-        self._told = None
+        self._told = [{} for _ in groups]
         self._on_owners("load_state_dict", _load_state_dict, parts)
         self._adopt(copy.deepcopy(options))
 
@@ -120,6 +142,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _options(self) -> list[Options]:
         return [options_of(group) for group in self.param_groups]
+
+    def _options_of(self, parts: Sequence[State]) -> list[Options]:
+        """The options of each group as an owner of its parameters has them (see `_news`), but for what is news to it."""
+        found = []
+        for number, news in enumerate(self._news()):
+            owners = [part for share, part in zip(self._shares, parts, strict=True) if share.parameters[number]]
+            found.append({**options_of((owners or parts)[0]["param_groups"][number]), **news})
+        return found
 
     def _adopt(self, options: Sequence[Options]) -> None:
         for group, each in zip(self.param_groups, options, strict=True):
@@ -167,6 +197,13 @@ class _Failed:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def _are_equal(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except _INCOMPARABLE:
+        return False
 
 
 def _attempt(function: Callable[..., Any], *args: Any) -> Any:
