@@ -126,6 +126,14 @@ class Counting(torch.optim.Optimizer):
                     each.sub_(each.grad * group["lr"] * group["steps"])
 
 
+class Remembering(torch.optim.SGD):
+    """Has state that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.state["steps"] = self.state.get("steps", 0) + 1
+
+
 class Meeting(torch.optim.SGD):
     """Steps when `expected` of its kind are in `step` at the same time, and raises if they never are."""
 

@@ -23,6 +23,7 @@ from tests.optim.parts import (
     Broken,
     Counting,
     Meeting,
+    Remembering,
     Replacing,
     Unbuildable,
     parameters_here,
@@ -254,6 +255,17 @@ def test_a_local_optimizer_and_a_distributed_one_load_the_state_of_each_other(wo
     train_remotely(remote, rrefs, STEPS)
     local.load_state_dict(remote.state_dict())
     torch.testing.assert_close(remote.state_dict(), local.state_dict())
+
+
+def test_state_that_belongs_to_no_parameter(world: World) -> None:
+    rrefs, here = parameters_on("worker1", "worker2"), parameters_here(2)
+    remote = DistributedOptimizer(Remembering, rrefs, lr=0.01, momentum=0.9)
+    local = Remembering(here, lr=0.01, momentum=0.9)
+    for _ in range(2):
+        train_remotely(remote, rrefs, STEPS)
+        train_here(local, here, STEPS)
+        torch.testing.assert_close(remote.state_dict(), local.state_dict(), rtol=0, atol=0)
+        remote.load_state_dict(local.state_dict())
 
 
 def test_the_state_of_other_groups_is_refused(world: World) -> None:

@@ -113,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parts = self._on_owners("state_dict", _state_dict, [(local,) for local in self.remote_optimizers])
         state: State = {}
         for share, part in zip(self._shares, parts, strict=True):
-            state.update({share.positions[number]: each for number, each in part["state"].items()})
+            state.update(share.placed(part["state"]))
         groups = numbered(self._options_of(parts), [group["params"] for group in self.param_groups])
         return {"state": state, "param_groups": groups}
 
@@ -123,8 +123,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
             raise ValueError("this state is of an optimizer with other parameter groups, or with groups of other sizes")
         options = [options_of(group) for group in groups]
-        numbers = [number for group in groups for number in group["params"]]
-        state = {i: state_dict["state"][n] for i, n in enumerate(numbers) if n in state_dict["state"]}
+        places = {number: place for place, number in enumerate(itertools.chain(*(group["params"] for group in groups)))}
+        saved = state_dict["state"].items()
+        state = {places.get(key, key): each for key, each in saved if key in places or not isinstance(key, int)}
         parts = [
             (local, {"state": share.part_of(state), "param_groups": numbered(options, share.parameters)})
             for local, share in zip(self.remote_optimizers, self._shares, strict=True)

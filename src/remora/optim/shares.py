@@ -22,9 +22,15 @@ class Share:
     parameters: list[list[RRef[Any]]]
     positions: list[int] = field(default_factory=list)
 
-    def part_of(self, state: Mapping[int, T]) -> dict[int, T]:
-        """The state of these parameters, numbered as on their owner, out of the state of all."""
-        return {number: state[place] for number, place in enumerate(self.positions) if place in state}
+    def part_of(self, state: Mapping[Any, T]) -> dict[Any, T]:
+        """The state of these parameters, numbered as on their owner, out of the state of all. What is under other keys than
+        numbers is of no parameter, and so of all owners."""
+        part = {number: state[place] for number, place in enumerate(self.positions) if place in state}
+        return part | {key: each for key, each in state.items() if not isinstance(key, int)}
+
+    def placed(self, part: Mapping[Any, T]) -> dict[Any, T]:
+        """The state of these parameters, numbered as among all, out of that of their owner."""
+        return {self.positions[key] if isinstance(key, int) else key: each for key, each in part.items()}
 
 
 def numbered(options: Sequence[Options], groups: Sequence[Sequence[object]]) -> list[Options]:
