@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -28,13 +29,12 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
 )  # fmt: skip
 _GENERATED_METHODS = ("forward_async", "forward")  # of these, arrived modules have copies among their attributes
 
-_UNSUPPORTED = (
-    "register_buffer", "register_parameter", "add_module", "register_module", "apply", "cuda", "ipu", "xpu", "cpu", "type",
-    "float", "double", "half", "bfloat16", "to", "register_backward_hook", "register_full_backward_hook",
-    "register_forward_pre_hook", "register_forward_hook", "state_dict", "load_state_dict", "named_parameters", "buffers",
-    "named_buffers", "children", "named_children", "modules", "named_modules", "requires_grad_", "zero_grad",
-    "share_memory", "extra_repr",
-)  # fmt: skip
+_ON_ITS_WORKER = {"forward", "train", "eval", "parameters"}  # (the last only says what is there in its place)
+_UNSUPPORTED = [
+    name
+    for name, method in vars(torch.nn.Module).items()
+    if isinstance(method, FunctionType) and not name.startswith("_") and name not in _ON_ITS_WORKER
+]
 
 
 class _RemoteModule(torch.nn.Module):
