@@ -82,6 +82,18 @@ def test_it_is_called_in_every_way_a_module_is(world: World) -> None:
     assert module.forward_async(ONE, 3).wait().tolist() == [9.0, 9.0]
 
 
+class Negated(RemoteModule):
+    """Does something here with what comes back."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return -super().forward(*args, **kwargs)
+
+
+def test_a_class_of_its_own_is_called_by_what_it_has_for_that(world: World) -> None:
+    module = Negated("worker1", Scale)
+    assert module(ONE).tolist() == module.forward(ONE).tolist() == [-2.0, -2.0]
+
+
 def test_its_arguments_may_have_any_name(world: World) -> None:
     module = RemoteModule("worker1", Sum)
     words = dict.fromkeys(("rref", "moved_to", "args", "kwargs"), ONE)

@@ -87,6 +87,11 @@ class _RemoteModule(torch.nn.Module):
 
     __call__ = forward  # hooks are the owner's, and an arrived module has nothing that nn.Module's would look for
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls) and "__call__" not in vars(cls):
+            cls.__call__ = cls.forward  # type: ignore[method-assign]
+
     def _moved_to(self) -> tuple[str, bool] | None:
         return _moved_to(self.device, self.is_device_map_set)
 
