@@ -315,6 +315,20 @@ def test_what_has_a_writer_is_written_by_it() -> None:
 
 
 @pytest.mark.usefixtures("tickets")
+def test_what_is_packed_is_there_until_it_is_packed() -> None:
+    others: list[torch.Tensor] = []
+
+    def clear(ticket: object, scope: PackScope) -> bytes:  # as another thread may do at any moment
+        arguments.clear()
+        others.extend(torch.zeros(1024) for _ in range(100))  # in memory that is free
+        return write_ticket(ticket, scope)
+
+    stencils.register_writer(Ticket, clear)
+    arguments = [torch.ones(1024), torch.ones(1024)]
+    assert same(unpack(pack((arguments, Ticket())).body), ([torch.ones(1024)] * 2, 1))
+
+
+@pytest.mark.usefixtures("tickets")
 def test_who_has_no_scope_is_told_that_one_is_needed() -> None:
     for value in (Ticket(), (1, Ticket()), ([Ticket()],)):
         with pytest.raises(stencils.NeedsScope):

@@ -54,7 +54,9 @@ _LINK, _LINK_END = by_number(LINKED_CODE) + pickle.BININT1, pickle.TUPLE3 + pick
 Around = tuple[bytes, bytes]  # what comes before the data, or its number, and what behind
 Stencil = tuple[int, Around, Around]  # the size of the data; if it is in the pickle; if it is in a buffer
 Pieces = Sequence[bytes | memoryview]  # of a pickle: the data of a tensor is copied once, when all is there
-Tensors = dict[int, Pieces]  # those of a message, by their storage, in the order in which they come
+# The tensors of a message (and what has a writer, by its id), in the order in which they come. By the storage itself: their
+# data is not copied yet, and a list that they are in may be changed by another thread.
+Tensors = dict[object, Pieces]
 
 Write = Callable[[Any, PackScope], bytes]
 
@@ -179,8 +181,7 @@ def _write(
             return None
         nbytes, small, large_one = stencil
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if storage.nbytes() != nbytes or tensor.storage_offset() or not tensor.is_contiguous() or key in tensors:
+        if storage.nbytes() != nbytes or tensor.storage_offset() or not tensor.is_contiguous() or storage in tensors:
             return None
         pointer = tensor.data_ptr()
         if not pointer or tensor.is_neg() or tensor.__dict__:  # (no memory: it is a wrapper of `torch.func`)
@@ -201,7 +202,7 @@ def _write(
             written = (before, data, behind)
     except (RuntimeError, ValueError):  # it has no storage, or no shape, of its own; or there are too many
         return None
-    tensors[key] = written
+    tensors[storage] = written
     return written
 
 
