@@ -8,7 +8,9 @@ import gc
 import pickle
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -209,6 +211,63 @@ def test_what_cannot_be_made_says_why_to_everybody(world: World) -> None:
             rpc.rpc_sync("worker2", fetch, args=(reference,))
         del reference
     nothing_is_left(world, 0, 1, 2)
+
+
+class Material:
+    """What a function works with; something big, perhaps."""
+
+
+class Awkward(Exception):
+    """Cannot be copied."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Cannot be changed."""
+
+    text: str
+
+
+materials: list[weakref.ref[Material]] = []
+
+
+def fail_with_material(error: type[Exception], *words: str) -> None:
+    material = Material()
+    materials.append(weakref.ref(material))
+    try:
+        raise LookupError("at first")
+    except LookupError as first:
+        raise error(*words) from first
+
+
+@pytest.mark.parametrize(
+    ("owner", "error", "words"),
+    [(1, ValueError, ["12"]), (0, ValueError, ["12"]), (1, Awkward, ["1", "2"]), (0, Frozen, ["12"]), (1, Frozen, ["12"])],
+)
+def test_what_could_not_be_made_keeps_nothing(
+    world: World, owner: int, error: type[Exception], words: list[str]
+) -> None:
+    materials.clear()
+    gc.disable()  # it would find what keeps itself, some day
+    try:
+        with world.acting(0):
+            reference = rpc.remote(f"worker{owner}", fail_with_material, args=(error, *words))
+            with pytest.raises(error, match="12") as caught:
+                reference.to_here()
+            if owner:
+                assert "fail_with_material" in caught.value.remote_traceback  # type: ignore[attr-defined]
+                assert "at first" in caught.value.remote_traceback  # type: ignore[attr-defined]
+            else:
+                assert isinstance(caught.value.__cause__, LookupError)
+            deadline = time.monotonic() + 5
+            while materials[0]() is not None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert materials[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_creation_that_ends_in_time_is_not_timed_out_because_nobody_looks(world: World) -> None:

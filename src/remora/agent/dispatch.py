@@ -198,9 +198,9 @@ class Request:
                 self._dispatch.company.expect(self.channel)
             self._done()
 
-    def fail(self, error: BaseException) -> None:
-        """Answer with an error."""
-        described = failures.describe(error, repr(self._dispatch.me))
+    def fail(self, error: BaseException, stack: str | None = None) -> None:
+        """Answer with an error. `stack`: where it was raised, if it does not know any more."""
+        described = failures.describe(error, repr(self._dispatch.me), stack)
         self._send(EXCEPTION, Packed(failures.dump(described), [], [], []), FAILED)
 
     def _send(self, kind: int, packed: Packed, flags: int) -> None:

@@ -79,9 +79,16 @@ def fresh(error: BaseException) -> BaseException:
             return error
     except Exception:  # (tensors, for example, cannot be compared like that)
         return error
-    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
-    twin.__suppress_context__ = error.__suppress_context__
+    chain(twin, error.__cause__, error.__context__, error.__suppress_context__)
     return twin
+
+
+def chain(
+    error: BaseException, cause: BaseException | None, context: BaseException | None, suppress_context: bool
+) -> None:
+    """Say what an error came from. (It may be a frozen dataclass.)"""
+    for name, value in ("__cause__", cause), ("__context__", context), ("__suppress_context__", suppress_context):
+        object.__setattr__(error, name, value)
 
 
 class Future(torch.futures.Future[T]):

@@ -210,7 +210,7 @@ class References:
         if not request.has_room(self._answer, kind, value):
             return  # the caller does not read its answers
         if value.error is not None:
-            request.fail(value.error)
+            request.fail(value.error, value.stack)
         else:
             request.reply(kind, value.get())
 

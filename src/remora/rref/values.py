@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from remora.agent.futures import block_until, fresh
+from remora.agent.futures import block_until, chain, fresh
 from remora.devices import streams
 from remora.vocabulary.effects import RRefId
+from remora.wire.failures import stack_of
 
 log = logging.getLogger("remora")
 
@@ -19,7 +20,7 @@ _UNSET = object()
 class Value:
     """Set once, to a value or an error. It keeps the identity of what it is given."""
 
-    __slots__ = ("_moment", "_value", "_watchers", "error", "id", "made_at", "ready", "script")
+    __slots__ = ("_moment", "_value", "_watchers", "error", "id", "made_at", "ready", "script", "stack")
 
     def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
         self.id = id
@@ -27,7 +28,8 @@ class Value:
         self.made_at = time.time()
         self._value = value
         self._moment = streams.moment() if streams.watched else None  # when it is there, on devices
-        self.error: BaseException | None = None  # why it could not be made
+        self.error: BaseException | None = None  # why it could not be made; see `_without_frames`
+        self.stack: str | None = None  # where that was raised
         self.ready = value is not _UNSET  # there is a value, or an error
         self._watchers: list[Callable[[], None]] = []
 
@@ -38,7 +40,8 @@ class Value:
                 self._moment = streams.moment() if streams.watched else None
                 self._value = value
             else:
-                self.error = error
+                self.stack = stack_of(error)
+                self.error = _without_frames(error)
             self.ready = True
             self.tell()
 
@@ -84,3 +87,19 @@ class Value:
     def peek(self) -> Any:
         """The value if it is there, for showing; else None."""
         return None if self._value is _UNSET else self._value
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """A copy of an error, and of those that it came from, without their tracebacks. It is kept for as long as somebody has a
+    reference to the value, and those keep what the function had in hand: its arguments, and this value."""
+    copies: dict[int, BaseException] = {}
+    found: list[BaseException | None] = [error]
+    while found:
+        each = found.pop()
+        if each is not None and id(each) not in copies:
+            copies[id(each)] = fresh(each)
+            found += each.__cause__, each.__context__
+    for twin in copies.values():
+        chain(twin, copies.get(id(twin.__cause__)), copies.get(id(twin.__context__)), twin.__suppress_context__)
+        twin.with_traceback(None)  # (it has one if it cannot be copied)
+    return copies[id(error)]

@@ -46,10 +46,11 @@ class Failure:
     recipe: tuple[bytes, tuple[bytes, ...]] | None  # a packed _Recipe, None if it cannot be packed
 
 
-def describe(exc: BaseException, worker: str) -> Failure:
-    """What to tell the caller of `exc`, which was raised on `worker`. Never raises."""
+def describe(exc: BaseException, worker: str, stack: str | None = None) -> Failure:
+    """What to tell the caller of `exc`, which was raised on `worker`. `stack`: where, if it does not know any more. Never
+    raises."""
     summary = _shorten(_printable(exc))
-    text = f"On {worker}:\n{summary}\n{_shorten(_stack(exc))}"
+    text = f"On {worker}:\n{summary}\n{_shorten(stack_of(exc) if stack is None else stack)}"
     recipe, left_out = _packed_recipe(exc)
     if left_out:
         text += f"\n(Not sent, because they cannot be pickled: {', '.join(left_out)}.)"
@@ -96,7 +97,8 @@ def _notes(exc: BaseException) -> tuple[str, ...]:
         return ()
 
 
-def _stack(exc: BaseException) -> str:
+def stack_of(exc: BaseException) -> str:
+    """Where it was raised, and what caused it."""
     try:
         return "".join(traceback.format_exception(exc))
     except Exception as error:
