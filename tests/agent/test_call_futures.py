@@ -376,6 +376,30 @@ def _fail_and_chain(to: str) -> Any:
     return weakref.ref(future)
 
 
+def _fail_in_a_callback(to: str) -> Any:
+    def refuse(done: torch.futures.Future[int]) -> None:
+        raise KeyError("no") from LookupError("not there")
+
+    future = rpc.rpc_async(to, double, args=(1,)).then(refuse)
+    with pytest.raises(RuntimeError, match="KeyError") as caught:
+        future.wait()
+    assert "in refuse" in caught.value.__notes__[0]
+    return weakref.ref(future)
+
+
+def _fail_in_a_callback_while_handling_another_error(to: str) -> Any:
+    def refuse(done: torch.futures.Future[int]) -> None:
+        try:
+            raise KeyError("no")
+        except KeyError:
+            raise RuntimeError("no more") from None
+
+    future = rpc.rpc_async(to, double, args=(1,)).then(refuse)
+    with pytest.raises(RuntimeError, match="no more"):
+        future.wait()
+    return weakref.ref(future)
+
+
 def _fail_and_await(to: str) -> Any:
     future = rpc.rpc_async(to, fail, args=("words",))
 
@@ -408,7 +432,10 @@ def _cancel(to: str) -> Any:
 
 @pytest.mark.parametrize(
     "use",
-    [_succeed, _fail_and_wait, _fail_and_wait_all, _fail_and_chain, _fail_and_await, _time_out, _cancel],
+    [
+        _succeed, _fail_and_wait, _fail_and_wait_all, _fail_and_chain, _fail_in_a_callback,
+        _fail_in_a_callback_while_handling_another_error, _fail_and_await, _time_out, _cancel,
+    ],
     ids=lambda use: use.__name__,
 )
 def test_a_settled_future_can_be_collected(me: str, use: Any) -> None:

@@ -18,6 +18,7 @@ from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
 from remora.errors import CallCancelled
+from remora.wire.failures import stack_of
 
 log = logging.getLogger("remora")
 
@@ -83,6 +84,16 @@ def fresh(error: BaseException) -> BaseException:
     return twin
 
 
+def chained(error: BaseException) -> list[BaseException]:
+    """An error, and those that it came from."""
+    found = [error]
+    for each in found:  # which grows
+        for origin in (each.__cause__, each.__context__):
+            if origin is not None and all(origin is not known for known in found):
+                found.append(origin)
+    return found
+
+
 def chain(
     error: BaseException, cause: BaseException | None, context: BaseException | None, suppress_context: bool
 ) -> None:
@@ -122,8 +133,10 @@ class Future(torch.futures.Future[T]):
         _Base.set_result(self, value)
 
     def _fail(self, error: BaseException) -> None:
-        # Its traceback would lead back here through the frames of whoever raised it, where no collector can follow.
-        failure = self._failure = _Failure(error.with_traceback(None), self.what, self._origin)
+        # Their tracebacks would lead back here through the frames of whoever raised them, where no collector can follow.
+        for each in chained(error):
+            each.with_traceback(None)
+        failure = self._failure = _Failure(error, self.what, self._origin)
         self._set_unwrap_func(failure.show)
         self._announce()
         super().set_result(cast(T, error))
@@ -295,6 +308,7 @@ def _as_runtime_error(error: BaseException) -> BaseException:
     if isinstance(error, RuntimeError):
         return error
     shown = RuntimeError(f"Got the following error when running the callback: {type(error).__name__}: {error}")
+    shown.add_note(f"It was raised here:\n{stack_of(error)}")  # a future keeps no tracebacks
     shown.__cause__ = error
     return shown
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from remora.agent.futures import block_until, chain, fresh
+from remora.agent.futures import block_until, chain, chained, fresh
 from remora.devices import streams
 from remora.vocabulary.effects import RRefId
 from remora.wire.failures import stack_of
@@ -92,13 +92,7 @@ class Value:
 def _without_frames(error: BaseException) -> BaseException:
     """A copy of an error, and of those that it came from, without their tracebacks. It is kept for as long as somebody has a
     reference to the value, and those keep what the function had in hand: its arguments, and this value."""
-    copies: dict[int, BaseException] = {}
-    found: list[BaseException | None] = [error]
-    while found:
-        each = found.pop()
-        if each is not None and id(each) not in copies:
-            copies[id(each)] = fresh(each)
-            found += each.__cause__, each.__context__
+    copies = {id(each): fresh(each) for each in chained(error)}
     for twin in copies.values():
         chain(twin, copies.get(id(twin.__cause__)), copies.get(id(twin.__context__)), twin.__suppress_context__)
         twin.with_traceback(None)  # (it has one if it cannot be copied)
