@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
@@ -58,6 +60,40 @@ def test_an_error_on_the_worker_that_began(world: World) -> None:
         with pytest.raises(ValueError, match="stepped on a mine"):
             autograd.backward(context_id, [result.sum()])
         wait_for_no_passes(world)
+
+
+class Batch:
+    """What a program works with; something big, perhaps."""
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast"])
+@pytest.mark.parametrize("where", ["here alone", "here", "elsewhere"])
+def test_an_error_keeps_nothing(world: World, where: str, mode: str) -> None:
+    def train() -> None:
+        batch = Batch()
+        batches.append(weakref.ref(batch))
+        x = leaf(0)
+        with autograd.context() as context_id:
+            result = mined(x) if where == "here alone" else rpc.rpc_sync("worker1", _of(where), args=(x,))
+            autograd.backward(context_id, [(mined(result) if where == "here" else result).sum()], mode=mode)
+
+    batches: list[weakref.ref[Batch]] = []
+    broken.set()
+    gc.disable()  # it would find what keeps itself, some day
+    try:
+        with pytest.raises(ValueError, match="stepped on a mine"):
+            train()
+        wait_for_no_contexts(world)
+        deadline = time.monotonic() + SOON
+        while batches[0]() is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert batches[0]() is None
+    finally:
+        gc.enable()
+
+
+def _of(where: str) -> Callable[[Tensor], Tensor]:
+    return mined if where == "elsewhere" else torch.sin
 
 
 def test_an_error_further_away(world: World) -> None:

@@ -19,7 +19,7 @@ from torch.autograd.profiler import record_function
 from remora.agent.agent import Agent
 from remora.agent.calls import UNSET_TIMEOUT, Call
 from remora.agent.dispatch import Request
-from remora.agent.futures import Future
+from remora.agent.futures import Future, fresh
 from remora.agent.peers import Peer
 from remora.autograd.blame import Blame, blame
 from remora.autograd.contexts import Contexts
@@ -225,7 +225,7 @@ class Correspondence:
             context.ended[key] = set()
         if this is not None:
             errand.begin()
-            this.abort(why.error(), errand.finish)
+            this.abort(fresh(why.error()), errand.finish)  # a copy: it keeps no frames, which would keep the pass
         for peer in told - {told_by}:
             self._send_end(peer, key, why, errand)
 

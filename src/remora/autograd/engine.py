@@ -75,16 +75,27 @@ class Engine:
 
     def _wait(self, this: Pass, start: Callable[[Errand[Blame]], None]) -> None:
         """Start something and wait until all that came of it is done."""
+        failure = self._outcome(this, start)
+        if failure is not None:
+            try:
+                raise failure.error()
+            finally:
+                del failure  # or the error would keep itself, and all that it saw, through this frame
+
+    def _outcome(self, this: Pass, start: Callable[[Errand[Blame]], None]) -> Blame | None:
         outcome: Future[Blame | None] = Future(repr(this))
         errand: Errand[Blame] = Errand(outcome._succeed)
         this.on_abort = lambda error: errand.finish(blame(error, self._me))
-        start(errand)
-        errand.finish()
-        if this.desk is not None:
-            self._work_at(this.desk, outcome)
-        failure = outcome.wait()
-        if failure is not None:
-            raise failure.error()
+        try:
+            start(errand)
+            errand.finish()
+            if this.desk is not None:
+                self._work_at(this.desk, outcome)
+            return outcome.wait()
+        finally:
+            # What `start` raised ends the pass, and nobody waits any more. Told to the outcome, it would have it for ever:
+            # its traceback leads back here, and from the outcome to the error no collector can follow.
+            this.on_abort = None
 
     def _work_at(self, desk: Desk, outcome: Future[Blame | None]) -> None:
         """Do what is put there until there is an outcome."""

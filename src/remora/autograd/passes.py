@@ -42,7 +42,7 @@ class Pass:
         self.told: set[Peer] = set()  # whom we gave a part in this pass
         self.failure: BaseException | None = None
         self.owed_everywhere: Owed = {}  # FAST: what others said they wait for
-        self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it
+        self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it, while it waits
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
         self.desk: Desk | None = None
         self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of the context
@@ -206,8 +206,9 @@ class Pass:
             if idle is not None and self._running:
                 self._when_idle.append(idle)
                 idle = None
-        if first and self.on_abort is not None:
-            self.on_abort(error)
+        tell = self.on_abort
+        if first and tell is not None:
+            tell(error)
         if idle is not None:
             idle()
 
