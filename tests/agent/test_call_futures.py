@@ -387,6 +387,25 @@ def _fail_in_a_callback(to: str) -> Any:
     return weakref.ref(future)
 
 
+class Awkward(RuntimeError):
+    """Does not take the arguments that it says it was made of."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+        self.two = two
+
+
+def _fail_awkwardly_in_a_callback(to: str) -> Any:
+    def refuse(done: torch.futures.Future[int]) -> None:
+        raise Awkward("1", "2")
+
+    future = rpc.rpc_async(to, double, args=(1,)).then(refuse)
+    with pytest.raises(Awkward, match="12") as caught:
+        future.wait()
+    assert caught.value.two == "2"
+    return weakref.ref(future)
+
+
 def _fail_in_a_callback_while_handling_another_error(to: str) -> Any:
     def refuse(done: torch.futures.Future[int]) -> None:
         try:
@@ -434,7 +453,7 @@ def _cancel(to: str) -> Any:
     "use",
     [
         _succeed, _fail_and_wait, _fail_and_wait_all, _fail_and_chain, _fail_in_a_callback,
-        _fail_in_a_callback_while_handling_another_error, _fail_and_await, _time_out, _cancel,
+        _fail_in_a_callback_while_handling_another_error, _fail_awkwardly_in_a_callback, _fail_and_await, _time_out, _cancel,
     ],
     ids=lambda use: use.__name__,
 )

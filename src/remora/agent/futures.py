@@ -75,13 +75,24 @@ def _place(origin: Origin) -> tuple[str, int]:
 def fresh(error: BaseException) -> BaseException:
     """A copy of an error that is kept, to be raised: the one that is kept collects no traceback, and so keeps nothing."""
     try:
-        twin = copy.copy(error)
+        twin = _copied(error)
         if type(twin) is not type(error) or twin.args != error.args:
             return error
     except Exception:  # (tensors, for example, cannot be compared like that)
         return error
     chain(twin, error.__cause__, error.__context__, error.__suppress_context__)
     return twin
+
+
+def _copied(error: BaseException) -> BaseException:
+    try:
+        return copy.copy(error)
+    except Exception:  # its constructor wants other arguments than it passed on, or it cannot be changed
+        if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
+            raise
+        twin = type(error).__new__(type(error), *error.args)
+        vars(twin).update(vars(error))
+        return twin
 
 
 def chained(error: BaseException) -> list[BaseException]:
