@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 
@@ -29,26 +28,33 @@ class _Watch(MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name == "torch":
-            sys.meta_path.remove(self)
-            return _redirecting(find_spec(name))
+            return self._redirecting(self._found_by_others(name, path, target))
         if name.startswith("remora.") and not name.startswith("remora.compat"):
             __import__("torch")  # else it would be imported in the middle of a module of ours that the redirection needs
         return None
 
+    def _found_by_others(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """What would be found without us. We stay: whoever asks may only want to know whether torch is installed."""
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        return next((spec for finder in finders if (spec := finder.find_spec(name, path, target)) is not None), None)
 
-def _redirecting(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The spec of torch, such that loading it ends with the redirection."""
-    if spec is None or spec.loader is None:
+    def _redirecting(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+        """The spec of torch, such that loading it ends with the redirection."""
+        if spec is None or spec.loader is None:
+            return spec
+        loader, load = spec.loader, spec.loader.exec_module
+
+        def load_and_redirect(module: ModuleType) -> None:
+            del loader.exec_module  # the loader is itself again
+            load(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _redirect()
+
+        loader.exec_module = load_and_redirect  # type: ignore[method-assign]
         return spec
-    loader, load = spec.loader, spec.loader.exec_module
-
-    def load_and_redirect(module: ModuleType) -> None:
-        del loader.exec_module  # the loader is itself again
-        load(module)
-        _redirect()
-
-    loader.exec_module = load_and_redirect  # type: ignore[method-assign]
-    return spec
 
 
 def _redirect() -> None:
