@@ -36,3 +36,25 @@ assert done == [None]
 assert len(sys.meta_path) == len(before) - 1
 """
     run(WATCH + asked, tmp_path)
+
+
+def test_a_module_of_ours_that_is_imported_before_torch_is_not_there_twice(tmp_path: Path) -> None:
+    """It is imported by the redirection while it is looked for: errors of a second one would be caught by nobody."""
+    (tmp_path / "torch.py").write_text("")
+    imports_ours_first = """
+import importlib.util
+def redirect():
+    import remora.errors
+    return remora.errors.RemoraError
+if sys.argv[1:]:
+    assert importlib.util.find_spec("remora.errors") is not None
+from remora.errors import RemoraError
+import remora.errors
+assert done == [RemoraError]
+assert remora.errors is sys.modules["remora.errors"]
+assert remora.errors.RemoraError is RemoraError
+importlib.reload(remora.errors)
+assert remora.errors.RemoraError is not RemoraError  # which does make another one
+"""
+    run(WATCH + imports_ours_first, tmp_path)
+    run(WATCH + "sys.argv.append('asked')" + imports_ours_first, tmp_path)

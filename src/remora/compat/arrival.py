@@ -29,8 +29,9 @@ class _Watch(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name == "torch":
             return self._redirecting(self._found_by_others(name, path, target))
-        if name.startswith("remora.") and not name.startswith("remora.compat"):
+        if name.startswith("remora.") and not name.startswith("remora.compat") and name not in sys.modules:
             __import__("torch")  # else it would be imported in the middle of a module of ours that the redirection needs
+            return _imported_meanwhile(name)
         return None
 
     def _found_by_others(
@@ -55,6 +56,22 @@ class _Watch(MetaPathFinder):
 
         loader.exec_module = load_and_redirect  # type: ignore[method-assign]
         return spec
+
+
+def _imported_meanwhile(name: str) -> ModuleSpec | None:
+    """The spec of a module that the redirection has imported while it was looked for, such that loading it yields that
+    module: importlib would make a second one, whose classes are not those that everybody else has."""
+    module = sys.modules.get(name)
+    if module is None or module.__spec__ is None or module.__spec__.loader is None:
+        return None
+    loader = module.__spec__.loader
+
+    def leave_alone(module: ModuleType) -> None:
+        del loader.create_module, loader.exec_module  # the loader is itself again
+
+    loader.create_module = lambda spec: module  # type: ignore[method-assign]
+    loader.exec_module = leave_alone  # type: ignore[method-assign]
+    return module.__spec__
 
 
 def _redirect() -> None:
