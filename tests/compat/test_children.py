@@ -104,3 +104,12 @@ def test_the_environment_is_marked_once_and_put_back(monkeypatch: pytest.MonkeyP
     children.exclude()
     assert os.environ["PYTHONPATH"] == "/somewhere"
     assert children.VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("before", ["", ":/somewhere", "/somewhere:", "/some::where"])
+def test_empty_parts_of_the_path_stay(before: str) -> None:
+    """`PYTHONPATH=$PYTHONPATH:/somewhere` makes one where nothing was set, and Python takes it for the current folder."""
+    environment = {"PYTHONPATH": before}
+    children.mark(environment)
+    children.mark(environment)
+    assert environment["PYTHONPATH"] == (f"{children.STARTUP}:{before}" if before else children.STARTUP)

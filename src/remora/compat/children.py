@@ -40,5 +40,6 @@ def exclude() -> None:
 def mark(environment: MutableMapping[str, str]) -> None:
     """Make it the environment of a process that runs on Remora."""
     environment[VARIABLE] = "1"
-    path = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part and part != STARTUP]
-    environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *path])
+    before = environment.get("PYTHONPATH")
+    path = [part for part in before.split(os.pathsep) if part != STARTUP] if before else []
+    environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *path])  # an empty part of it means the current folder
