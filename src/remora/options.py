@@ -54,6 +54,10 @@ class Settings:
             if name not in TRANSPORTS:
                 raise ValueError(f"unknown transport {name!r}: choose from {', '.join(TRANSPORTS)}")
 
+    def time_to_meet(self, call_timeout: float) -> float:
+        """Seconds to find all workers of the group, where a call may take that long; 0: for ever."""
+        return call_timeout if self.bringup_timeout is None else self.bringup_timeout
+
     def with_environment(self) -> Settings:
         """These settings, where they are silent, completed from the environment."""
         env = os.environ

@@ -61,7 +61,7 @@ class Worker:
         self.leaks: list[str] = []  # values that somebody held when no call was under way any more
         self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
         settings = settings.with_environment()
-        bringup = timeout if settings.bringup_timeout is None else settings.bringup_timeout
+        bringup = settings.time_to_meet(timeout)
         introduction = self.introduction = Introduction(self._me, secrets.token_hex(8), settings)
         self._places = Places(name, wishes, settings.auto_device_map)
         self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places)

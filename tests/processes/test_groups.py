@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
+from remora.errors import RendezvousError
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -233,6 +234,15 @@ def test_nobody_at_the_master_port_is_an_error_within_the_timeout(pair: Workers)
     assert kind == "RendezvousError"
     assert str(port) in words
     assert seconds < 5.0
+
+
+@pytest.mark.parametrize(("bringup", "call"), [(0.1, 60.0), (0.4, 0.01)])
+def test_the_master_port_is_watched_for_as_long_as_the_bring_up_may_take(bringup: float, call: float) -> None:
+    """However long a call may take: rank 0 may start late, and a program may not want to wait for long."""
+    begun = time.monotonic()
+    with pytest.raises(RendezvousError, match=f"nobody listened .* within {bringup:g} s"):
+        start("worker1", 1, 2, f"tcp://127.0.0.1:{free_port()}", bringup_timeout=bringup, rpc_timeout=call)
+    assert bringup / 2 <= time.monotonic() - begun < 10.0
 
 
 def test_a_master_port_taken_by_something_else_is_named(pair: Workers) -> None:

@@ -72,7 +72,7 @@ def init_rpc(
     check_worker_name(name)
     if api._is_current_rpc_agent_set():
         raise RuntimeError(f"RPC is already initialized in this process, as {api._get_current_rpc_agent()}")
-    store = open_store(settings.init_method, rank, world_size, settings.rpc_timeout)
+    store = open_store(settings.init_method, rank, world_size, settings.bringup_timeout)
     dist_autograd._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, settings)
 

@@ -33,6 +33,11 @@ class RpcBackendOptions:
     def rpc_timeout(self, seconds: float) -> None:
         self._rpc_timeout = check_timeout(seconds)
 
+    @property
+    def bringup_timeout(self) -> float:
+        """Seconds the workers of a group have to find each other; 0 is for ever. As long as a call, where nobody says."""
+        return self.rpc_timeout
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name.lstrip('_')}={value!r}" for name, value in vars(self).items() if name != "settings")
         return f"{type(self).__name__}({shown})"
@@ -65,6 +70,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
             self.set_device_map(worker, device_map)
         self.devices: list[torch.device] = [] if devices is None else [as_device(device) for device in devices]
         self.settings = Settings()
+
+    @property
+    def bringup_timeout(self) -> float:
+        """See `remora.options.Settings`."""
+        return self.settings.time_to_meet(self.rpc_timeout)
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
         """Where tensors on a device here go on worker `to`. Adds to what was set before; whether it can be is found out when
