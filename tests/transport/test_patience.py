@@ -96,5 +96,7 @@ def test_one_that_does_not_is_left_behind() -> None:
     release.set()
 
 
-def test_waiting_can_be_for_ever() -> None:
-    assert in_time(lambda: 7, float("inf")) == 7
+@pytest.mark.parametrize("deadline", [float("inf"), 1e18])
+def test_waiting_can_be_for_ever(deadline: float) -> None:
+    assert in_time(lambda: 7, deadline) == 7
+    assert in_time(lambda: time.sleep(0.05) or 7, deadline) == 7  # also if it takes a while

@@ -56,7 +56,7 @@ def in_time(function: Callable[[], T], deadline: float) -> T:
         done.set()
 
     threading.Thread(target=run, name="remora-waits", daemon=True).start()
-    if not done.wait(max(deadline - time.monotonic(), 0)):
+    if not done.wait(min(max(deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)):  # it knows no infinity
         raise TimeoutError
     value, error = outcome[0]
     if error is not None:
