@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import socket
@@ -114,10 +115,10 @@ def test_ipv6(port: int) -> None:
     check_shared(open_store(url, 0, 2, 20), open_store(url, 1, 2, 20))
 
 
-@pytest.mark.parametrize("timeout", [20.0, 0.0])
-def test_the_timeout_is_that_of_the_store(tmp_path: Path, timeout: float) -> None:
+@pytest.mark.parametrize(("timeout", "days"), [(20.0, 20 / 86400), (0.0, 365), (math.inf, 365), (1e18, 365)])
+def test_the_timeout_is_that_of_the_store(tmp_path: Path, timeout: float, days: float) -> None:
     opened = open_store(f"file://{tmp_path}/store", 0, 1, timeout)
-    assert opened.timeout == (timedelta(seconds=timeout) if timeout else timedelta(days=365))
+    assert opened.timeout == timedelta(days=days)
 
 
 # --- something is missing ---

@@ -72,7 +72,7 @@ def open_store(init_method: str, rank: int, world_size: int | None, timeout: flo
         store = _open_tcp(meeting, url)
     else:
         store = _rendezvous(meeting, url)
-    store.set_timeout(timedelta(seconds=timeout) if timeout else _FOR_EVER)
+    store.set_timeout(_duration(timeout or math.inf))
     return store
 
 
@@ -115,8 +115,12 @@ def _translated(meeting: _Meeting, function: Callable[[], T]) -> T:
 
 
 def _left(meeting: _Meeting) -> timedelta:
-    left = meeting.deadline - time.monotonic()
-    return _FOR_EVER if left == math.inf else timedelta(seconds=max(left, 0.1))
+    return _duration(max(meeting.deadline - time.monotonic(), 0.1))
+
+
+def _duration(seconds: float) -> timedelta:
+    """What a store takes for a timeout: it has no word for ever, nor for what comes close to it."""
+    return timedelta(seconds=seconds) if seconds < _FOR_EVER.total_seconds() else _FOR_EVER
 
 
 # --- file:// ---
