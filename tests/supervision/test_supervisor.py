@@ -85,6 +85,18 @@ def test_always_restarts_after_success_as_well() -> None:
         assert supervisor.wait(timeout=20.0) == {"a": Outcome(0, 2)}
 
 
+def test_the_time_to_wait_is_up_between_two_lives_as_well() -> None:
+    with Supervisor(RestartPolicy(limit=1, delay=5.0)) as supervisor:
+        supervisor.start("a", python("import sys; sys.exit(1)"))
+
+        def has_ended() -> bool:
+            with pytest.raises(TimeoutError, match="still running"):
+                supervisor.wait(timeout=0.02)
+            return not supervisor.pids()
+
+        until(has_ended)
+
+
 SLEEPER = "import time; time.sleep(60)"
 
 

@@ -108,12 +108,12 @@ class Supervisor:
         """
         end = None if timeout is None else time.monotonic() + timeout
         with self._signals_heard() as bell:
-            while self._signal is None and any(charge.outcome is None for charge in self._charges.values()):
+            while self._signal is None and self._unfinished():
                 self._start_due()
                 self._sleep(bell, end)
                 self._reap()
-                if end is not None and time.monotonic() >= end and self.pids():
-                    raise TimeoutError(f"still running after {timeout:g} s: {', '.join(self.pids())}")
+                if end is not None and time.monotonic() >= end and (names := self._unfinished()):
+                    raise TimeoutError(f"still running after {timeout:g} s: {', '.join(names)}")
             if self._signal is not None:
                 self.stop(self._signal)
         if self._signal is not None:
@@ -137,6 +137,10 @@ class Supervisor:
         self.stop()
 
     # The work.
+
+    def _unfinished(self) -> list[str]:
+        """Those that run, and those that wait for their next life."""
+        return [charge.name for charge in self._charges.values() if charge.outcome is None]
 
     def _start_due(self) -> None:
         now = time.monotonic()
