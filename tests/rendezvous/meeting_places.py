@@ -90,3 +90,15 @@ class CountingStore(Store):  # type: ignore[misc]
 
     def has_extended_api(self) -> bool:
         return self.extended
+
+
+class FrozenStore(CountingStore):
+    """Answers nothing while it is frozen, as a store does whose host is."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.thawed = threading.Event()
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        self.thawed.wait()
+        return super()._ask(operation, *arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting_places import KINDS, CountingStore, meeting_place
+from meeting_places import KINDS, CountingStore, FrozenStore, meeting_place
 from torch.distributed import FileStore, HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
@@ -93,6 +93,28 @@ def test_a_store_that_failed_is_not_touched_again() -> None:
             assert "frame" not in str(caught.value)
     assert sum(store.counts.values()) == 1
     assert "broken" in repr(board)
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for_for_long() -> None:
+    """Its host may be frozen, or cut off; then it may be there again."""
+    store = FrozenStore(HashStore())
+    board = Board(store, patience=0.05)
+    for _ in range(3):
+        with pytest.raises(RendezvousError, match=r"does not answer: 0\.05 s were not enough\. If .* frozen or cut off"):
+            board.put("a", "b")
+    store.thawed.set()
+    deadline = time.monotonic() + 10.0
+    while not _answers(board):
+        assert time.monotonic() < deadline
+    assert board.take(["a"]) == ["b"]
+    assert store.counts["set"] == 1, "it was asked once"
+
+
+def _answers(board: Board) -> bool:
+    try:
+        return board.has(["a"])
+    except RendezvousError:
+        return False
 
 
 def test_a_store_written_in_python_lives_as_long_as_the_board() -> None:

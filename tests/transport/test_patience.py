@@ -100,3 +100,13 @@ def test_one_that_does_not_is_left_behind() -> None:
 def test_waiting_can_be_for_ever(deadline: float) -> None:
     assert in_time(lambda: 7, deadline) == 7
     assert in_time(lambda: time.sleep(0.05) or 7, deadline) == 7  # also if it takes a while
+
+
+def test_when_no_thread_can_be_started_it_is_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is when the interpreter ends, and a worker is shut down by `atexit`."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert in_time(lambda: 7, soon()) == 7

@@ -1,33 +1,40 @@
 """A c10d store as a notice board: the few operations that groups need, with our errors. It knows no group.
 
 Everything lies below the prefix `remora`, so that the store can be shared with process groups. A store that failed once
-is not touched again: after a full disk a FileStore never returns from the next operation.
+is not touched again: after a full disk a FileStore never returns from the next operation. One that does not answer, since
+its host is frozen or cut off, is not waited for long, and not asked again before it has answered.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
+from remora.transport.patience import Patience
+
+T = TypeVar("T")
 
 PREFIX = "remora"
 KIND = "kind"
+PATIENCE = 15.0  # seconds; a host that looks up names in vain is held up for 5 s, or twice that
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+_WHO_HOSTS_IT = "If another worker hosts it (rank 0 does for tcp:// and env://)"
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
 class Board:
     """Keys and values that all workers of a group see. Values are texts; an empty one stands for none."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, patience: float = PATIENCE) -> None:
         self.where = describe(store)
         self._kept = store  # PrefixStore keeps only the native part, which is not enough of a store written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
+        self._patience = Patience(patience)
         self._broken = ""
 
     def __repr__(self) -> str:
@@ -35,30 +42,25 @@ class Board:
 
     def swap(self, key: str, new: str, old: str = "") -> str:
         """Put `new` where `old` (or nothing, if that is empty) stands. Returns what stands there now."""
-        with self._watched():
-            return self._store.compare_set(key, old, new).decode()
+        return self._ask(lambda: self._store.compare_set(key, old, new)).decode()
 
     def put(self, key: str, value: str) -> None:
         """Write a value, whatever stands there."""
-        with self._watched():
-            self._store.set(key, value)
+        self._ask(lambda: self._store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that starts at 0; returns the sum."""
-        with self._watched():
-            return self._store.add(key, amount)
+        return self._ask(lambda: self._store.add(key, amount))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of the keys have been written."""
-        with self._watched():
-            return self._store.check(list(keys))
+        return self._ask(lambda: self._store.check(list(keys)))
 
     def take(self, keys: Sequence[str]) -> list[str]:
         """The values of keys that are known to be there; in one go where the store can."""
-        with self._watched():
-            if self._extended and len(keys) > 1:
-                return [value.decode() for value in self._store.multi_get(list(keys))]
-            return [self._store.get(key).decode() for key in keys]
+        if self._extended and len(keys) > 1:
+            return [value.decode() for value in self._ask(lambda: self._store.multi_get(list(keys)))]
+        return [value.decode() for value in self._ask(lambda: [self._store.get(key) for key in keys])]
 
     def wait(self, key: str, deadline: float) -> bool:
         """Wait until the key is written; False if it is not at the deadline.
@@ -78,19 +80,24 @@ class Board:
         if self.swap(KIND, kind) != kind:
             raise RendezvousError(f"{_MIXED} This worker's group is {kind}, the others at {self.where} are not.")
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _ask(self, operation: Callable[[], T]) -> T:
+        """What the store answers, with our errors. Its own operations would wait for a frozen host for ever."""
         if self._broken:
             raise RendezvousError(self._broken)
         try:
-            yield
+            return self._patience.ask(operation)
+        except TimeoutError:
+            reason = f"does not answer: {self._patience.seconds:g} s were not enough"
+            raise RendezvousError(
+                f"{self._store_of_the_group()} {reason}. {_WHO_HOSTS_IT}, that worker may be frozen or cut off."
+            ) from None
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].rstrip(".")
-            self._broken = (
-                f"The store at {self.where}, where the workers of the group meet, failed: {reason}. If another worker "
-                "hosts it (rank 0 does for tcp:// and env://), that worker may have ended."
-            )
+            self._broken = f"{self._store_of_the_group()} failed: {reason}. {_WHO_HOSTS_IT}, that worker may have ended."
             raise RendezvousError(self._broken) from error
+
+    def _store_of_the_group(self) -> str:
+        return f"The store at {self.where}, where the workers of the group meet,"
 
 
 def describe(store: Store) -> str:

@@ -55,10 +55,43 @@ def in_time(function: Callable[[], T], deadline: float) -> T:
             outcome.append((None, error))
         done.set()
 
-    threading.Thread(target=run, name="remora-waits", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="remora-waits", daemon=True).start()
+    except RuntimeError:  # at the end of the interpreter none can be started any more
+        run()
     if not done.wait(min(max(deadline - time.monotonic(), 0), threading.TIMEOUT_MAX)):  # it knows no infinity
         raise TimeoutError
     value, error = outcome[0]
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
+
+
+class Patience:
+    """Asks something that may not answer, such as a store whose host is frozen or cut off, and waits `seconds` at most.
+
+    While a question is overdue no other is asked, as it would have to wait behind that one: TimeoutError at once.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._answered = threading.Event()  # to the question that was overdue last
+        self._answered.set()
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """What the blocking function returns; TimeoutError if it does not in time."""
+        if not self._answered.is_set():
+            raise TimeoutError
+        answered = threading.Event()
+
+        def ask() -> T:
+            try:
+                return question()
+            finally:
+                answered.set()
+
+        try:
+            return in_time(ask, time.monotonic() + self.seconds)
+        except TimeoutError:
+            self._answered = answered
+            raise
