@@ -68,7 +68,9 @@ class Worker:
         self.clock = settings.clock
         self.agent.crew.worker = self.agent.coroutines.worker = self
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
-        self.group: Group = StaticGroup(store, world_size, bringup) if world_size else DynamicGroup(store, bringup)
+        self.group: Group = (
+            StaticGroup(store, world_size, bringup, introduction.has_ended) if world_size else DynamicGroup(store, bringup)
+        )
         try:
             introduction.secret, bind_host = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from remora import rpc
 from remora.errors import RendezvousError
+from remora.rendezvous.board import Board
+from remora.rendezvous.record import WorkerRecord
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -195,6 +198,22 @@ def test_a_worker_that_comes_late_is_waited_for(pair: Workers) -> None:
     pair.run(1, start, "worker1", 1, 2, pair.init_method)
     assert first.result() == ["worker0", "worker1"]
     leave_all(pair, [0, 1])
+
+
+def test_no_group_is_formed_with_a_worker_that_was_killed_while_it_waited(tmp_path: Path) -> None:
+    """Nobody listens where it did; one that is there, whoever it is, keeps its place."""
+    board = Board(FileStore(f"{tmp_path}/rendezvous", -1))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        waiting = WorkerRecord("worker0", 0, "another life", "some host", (address,)).to_json().decode()
+        board.swap("static/1/0/0", waiting)
+        assert start("worker0", 0, 1, f"file://{tmp_path}/rendezvous", bringup_timeout=5.0) == ["worker0"]
+        leave()
+    assert "another life" in board.take(["static/1/0/roster"])[0]
+    board.swap("static/1/2/0", waiting)
+    assert start("worker0", 0, 1, f"file://{tmp_path}/rendezvous", bringup_timeout=5.0) == ["worker0"]
+    leave()
+    assert "another life" not in board.take(["static/1/2/roster"])[0]
 
 
 def test_two_workers_of_one_name_are_refused(pair: Workers) -> None:

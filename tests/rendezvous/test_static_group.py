@@ -347,6 +347,43 @@ def test_impatient_workers_end_up_in_one_group(seed: int, monkeypatch: pytest.Mo
     assert all("waited" in error for error in given_up)
 
 
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("first", ["successor", "other"])
+def test_who_died_while_it_waited_is_replaced(first: str, counted: bool, place: Open) -> None:
+    """All were started again, since one of them had failed before it came: the dead are not waited for, nor in the way."""
+    dead = record("a", 0)
+    call = RollCall(StaticGroup(place(), 2, 20)._board, 2, dead)
+    assert call._board.swap(call._key(0), call._mine) == call._mine
+    call._board.add(call._key("arrived"), int(counted))
+    members = [record("a", 0), record("b", 1)]
+
+    def join(each: WorkerRecord) -> list[WorkerRecord]:
+        return StaticGroup(place(), 2, 5.0, lambda other: other == dead).join(each)
+
+    def join_later(each: WorkerRecord) -> list[WorkerRecord]:
+        while call._board.add(call._key("arrived"), 0) == int(counted):
+            time.sleep(0.001)
+        return join(each)
+
+    early, late = members if first == "successor" else members[::-1]
+    assert [each.result() for each in at_once(lambda: join(early), lambda: join_later(late))] == [members, members]
+
+
+def test_the_last_to_come_is_not_overlooked_though_the_place_was_left_in_the_same_moment() -> None:
+    """Who gives up says so first, and is taken off the count then: meanwhile another may have come in its place."""
+    shown = StaticGroup(HashStore(), 2, 20)._board
+    quitter, members = RollCall(shown, 2, record("a", 0)), [record("a", 0), record("b", 1)]
+    assert shown.swap(quitter._key(0), quitter._mine) == quitter._mine
+    shown.add(quitter._key("arrived"), 1)
+    shown.swap(quitter._key(0), "", old=quitter._mine)
+    waiting, last = (RollCall(shown, 2, each) for each in members[::-1])
+    joined = at_once(
+        lambda: waiting.attend(time.monotonic() + 5.0),
+        lambda: shown.wait(waiting._key(1), time.monotonic() + 5.0) and last.attend(time.monotonic() + 5.0),
+    )
+    assert [each.result().workers for each in joined] == [tuple(members)] * 2  # type: ignore[union-attr]
+
+
 # --- a store that fails ---
 
 

@@ -91,6 +91,19 @@ class Introduction:
             return False
         return True
 
+    def has_ended(self, record: WorkerRecord) -> bool:
+        """Whether that worker is dead for certain: nobody listens where it did."""
+        addresses = self._reachable(record)
+        for address in addresses:
+            try:
+                dial.connect(address, self._settings.reconnect_timeout).close()
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
+            except OSError:
+                pass
+            return False
+        return bool(addresses)
+
     def _reachable(self, record: WorkerRecord) -> list[Address]:
         """The peer's addresses that may work from here, best first."""
         same_host = record.host == host_identity()

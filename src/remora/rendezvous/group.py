@@ -15,7 +15,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -51,15 +51,21 @@ class Group(Protocol):
 
 
 class StaticGroup:
-    """A group of `world_size` workers with the ids from 0 on, who all have to come. A timeout of 0 means none."""
+    """A group of `world_size` workers with the ids from 0 on, who all have to come. A timeout of 0 means none.
 
-    def __init__(self, store: Store, world_size: int, timeout: float) -> None:
+    `has_ended` finds out whether one that came has died: all may have been started again while some were waiting.
+    """
+
+    def __init__(
+        self, store: Store, world_size: int, timeout: float, has_ended: Callable[[WorkerRecord], bool] | None = None
+    ) -> None:
         if world_size < 1:
             raise RendezvousError(f"A group has at least one worker, but world_size is {world_size}.")
         self.group_id = ""
         self._board = Board(store)
         self._size = world_size
         self._timeout = timeout
+        self._has_ended = has_ended
         self._members: list[WorkerRecord] = []
 
     def __repr__(self) -> str:
@@ -72,7 +78,7 @@ class StaticGroup:
         deadline = time.monotonic() + self._timeout if self._timeout else math.inf
         self._board.agree_on_kind("static")
         while True:
-            roster = RollCall(self._board, self._size, record).attend(deadline)
+            roster = RollCall(self._board, self._size, record, self._has_ended).attend(deadline)
             if roster.error:
                 raise RendezvousError(f"{roster.error} The group at {self._board.where} was not formed.")
             if roster.has(record):

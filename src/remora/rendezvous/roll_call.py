@@ -3,17 +3,18 @@
 On the board, below `static/<size>/`, so that groups of different sizes do not mix:
 
     generation        which group is forming now: 0, then 1 when that one is complete, and so on
-    <g>/<id>          the record of the worker that took this id; emptied if it gives up
+    <g>/<id>          the record of the worker that took this id; emptied if it gives up, or is found dead
     <g>/gone/<id>     the worker that gave up, to be told from one that never came
-    <g>/arrived       how many have signed in
-    <g>/state         changes whenever someone gives up; says `closed` once the roster has been decided on
+    <g>/arrived       how many have signed in; those who died before the group was complete are in it, too
+    <g>/state         changes whenever someone gives up or is found dead; says `closed` once the roster has been decided on
     <g>/roster        the outcome for all: the members and the group's id, or why there is none
 
 The generation is read from the board and not counted by a process, so workers with different histories agree on it.
 A roster is decided on by changing `state` from what it was *before* the records were gathered, so nobody who gave up
 meanwhile is in it. The generation moves on before the roster is shown, so whoever has seen it finds the next one.
 Each worker takes a fixed number of steps, and looks now and then whether the roster is there; only the last one reads all
-records, in one go where the store can.
+records, in one go where the store can, and makes sure that nobody of them has died while it waited: all may have been
+started again since.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from remora.errors import RendezvousError
@@ -63,20 +64,22 @@ class Roster:
 class RollCall:
     """One worker's part in the forming of one group."""
 
-    def __init__(self, board: Board, size: int, record: WorkerRecord) -> None:
+    def __init__(
+        self, board: Board, size: int, record: WorkerRecord, has_ended: Callable[[WorkerRecord], bool] | None = None
+    ) -> None:
         self._board = board
         self._size = size
         self._record = record
+        self._has_ended = has_ended
         self._mine = record.to_json().decode()
         self._started = time.monotonic()
         self._generation = int(board.swap(f"static/{size}/generation", "0"))
 
     def attend(self, deadline: float) -> Roster:
         """Sign in and wait for the roster. If it does not come in time, take that back and say who is missing."""
-        if self._board.swap(self._key(self._record.id), self._mine) != self._mine:
-            self._board.put(self._key("conflict"), self._mine)
+        self._sign_in()
         self._board.put(_LAST, json.dumps([self._record.name, self._size]))
-        if self._board.add(self._key("arrived"), 1) == self._size:
+        if self._board.add(self._key("arrived"), 1) >= self._size:
             self._close()
         try:
             complete = self._board.wait(self._key("roster"), deadline)
@@ -86,6 +89,22 @@ class RollCall:
         if not complete:
             self._give_up()
         return Roster.from_json(self._board.take([self._key("roster")])[0])
+
+    def _sign_in(self) -> None:
+        key = self._key(self._record.id)
+        held = self._board.swap(key, self._mine)
+        if held != self._mine and self._clear_place_of_the_dead(WorkerRecord.from_json(held)):
+            held = self._board.swap(key, self._mine)
+        if held != self._mine:
+            self._board.put(self._key("conflict"), self._mine)
+
+    def _clear_place_of_the_dead(self, record: WorkerRecord) -> bool:
+        """Whether a worker that has signed in is dead. Its place is free then, and it is in no roster."""
+        if self._has_ended is None or not self._has_ended(record):
+            return False
+        self._board.swap(self._key(record.id), "", old=record.to_json().decode())
+        self._reopen()
+        return True
 
     # The last to come decides on the roster.
 
@@ -109,6 +128,9 @@ class RollCall:
         if not all(texts):
             return None
         workers = tuple(WorkerRecord.from_json(text) for text in texts)
+        others = [each for each in workers if each.incarnation != self._record.incarnation]
+        if [each for each in others if self._clear_place_of_the_dead(each)]:
+            return None  # who comes in their place will be the last
         return Roster(secrets.token_hex(16), workers, _duplicate_name(workers))
 
     def _conflict(self) -> Roster | None:
@@ -138,11 +160,17 @@ class RollCall:
         """Take our signature back; False if the roster has been decided on, with us in it."""
         self._board.put(self._key(f"gone/{self._record.id}"), str(self._record))
         self._board.swap(self._key(self._record.id), "", old=self._mine)
+        if not self._reopen():
+            return False
+        self._board.add(self._key("arrived"), -1)
+        return True
+
+    def _reopen(self) -> bool:
+        """Somebody is not there any more: no roster of those who were is decided on. False if one has been."""
         state = self._board.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
             mark = f"open, without {secrets.token_hex(8)}"
             if (state := self._board.swap(self._key("state"), mark, old=state)) == mark:
-                self._board.add(self._key("arrived"), -1)
                 return True
         return False
 
