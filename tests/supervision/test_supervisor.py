@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import remora
 from remora.supervision import Outcome, RestartPolicy, Supervisor
 
 QUICK = RestartPolicy(limit=3, delay=0.02)
@@ -58,6 +59,15 @@ def test_functions_and_commands_run_and_their_exit_codes_are_told(tmp_path: Path
     assert codes == {"function": 0, "command": 7, "lambda": 3, "raises": 1, "killed": -9, "told": 5}
     assert {(outcome.restarts, outcome.ended) for outcome in found.values()} == {(0, False)}
     assert (tmp_path / "lives").read_text() == "0\n"
+
+
+def test_a_function_finds_what_its_supervisor_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remora itself as well: it may lie beside a program that was started from somewhere else."""
+    (tmp_path / "remora").symlink_to(Path(remora.__file__).parent)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Supervisor(NEVER) as supervisor:
+        supervisor.start("a", lambda: sys.exit(Path(sys.modules["remora"].__file__ or "").parent != tmp_path / "remora"))
+        assert supervisor.wait(timeout=20.0) == {"a": Outcome(0, 0)}
 
 
 def test_a_crash_loop_hits_the_limit_with_growing_pauses(tmp_path: Path) -> None:

@@ -113,17 +113,21 @@ def _start_function(
         cloudpickle.dump((target, args), luggage)
         luggage.seek(0)
         number = luggage.fileno()
-        command = [sys.executable, "-c", "from remora.supervision.child import run; run()", str(number)]
-        return _start(command, env, [number])
+        return _start([sys.executable, "-c", _UNPACK, str(number)], env, [number])
 
 
-def run() -> None:
+# The path comes first: this module, too, may be one that only our path leads to.
+_UNPACK = """
+import os, pickle, sys
+luggage = os.fdopen(int(sys.argv.pop()), "rb")
+sys.path[:] = pickle.load(luggage)
+from remora.supervision.child import run
+run(luggage)
+"""
+
+
+def run(luggage: IO[bytes]) -> None:
     """The life of a process that runs a function. What it raises is printed, and ends it with exit code 1."""
-    with _luggage(int(sys.argv.pop())) as luggage:
-        sys.path[:] = pickle.load(luggage)
+    with luggage:
         target, args = cloudpickle.load(luggage)
     target(*args)
-
-
-def _luggage(number: int) -> IO[bytes]:
-    return os.fdopen(number, "rb")
