@@ -143,6 +143,13 @@ def test_a_missing_address(environment: pytest.MonkeyPatch) -> None:
         open_store("file://", 0, 2, 20)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_port_that_cannot_be_is_not_waited_for(environment: pytest.MonkeyPatch, rank: int) -> None:
+    environment.setenv("MASTER_PORT", "99999")
+    with pytest.raises(ValueError, match="99999"):
+        open_store("env://", rank, 2, 5.0)
+
+
 def test_an_unknown_way() -> None:
     assert "No rendezvous handler for carrier-pigeon" in refusal("carrier-pigeon://coop")
 

@@ -157,7 +157,7 @@ def _check_file(meeting: _Meeting, path: str) -> None:
 def _open_tcp(meeting: _Meeting, url: str) -> Store:
     place = _place(url)
     if place is None:
-        return _rendezvous(meeting, url)  # something is missing, and PyTorch says what
+        return _rendezvous(meeting, url)  # something is missing or wrong, and PyTorch says what
     host, port, hosts = place
     if not hosts:
         _await_host(meeting, host, port)
@@ -174,7 +174,7 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
 
 
 def _place(url: str) -> tuple[str, int, bool] | None:
-    """Host and port of the store, and whether this process is to host it; None if something of that is not known."""
+    """Host and port of the store, and whether this process is to host it; None if any of that is missing or wrong."""
     parts = urlparse(url)
     query = dict(parse_qsl(parts.query))
     if parts.scheme == "env":
@@ -182,7 +182,7 @@ def _place(url: str) -> tuple[str, int, bool] | None:
     else:
         rank, host, port = "", parts.hostname or "", str(parts.port or "")
     rank = query.get("rank", rank)
-    if not (rank.isdigit() and host and port.isdigit()):
+    if not (rank.isdigit() and host and port.isdigit() and int(port) < 2**16):
         return None
     launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return host, int(port), rank == "0" and not launcher_hosts
