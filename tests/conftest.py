@@ -7,10 +7,14 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests import leaks
 
 LEAK_TIMEOUT = 3.0
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes says more of the machine than of the code
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

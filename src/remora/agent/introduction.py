@@ -19,6 +19,7 @@ from remora.transport.stream import StreamLink
 from remora.vocabulary.ids import WorkerInfo
 
 CHUNK = 4096
+SOON = 1.0  # seconds
 
 
 class PeerRefused(ConnectionRefusedError):
@@ -92,11 +93,12 @@ class Introduction:
         return True
 
     def has_ended(self, record: WorkerRecord) -> bool:
-        """Whether that worker is dead for certain: nobody listens where it did."""
+        """Whether that worker is dead for certain: nobody listens where it did. It is not if the network does not say
+        so soon."""
         addresses = self._reachable(record)
         for address in addresses:
             try:
-                dial.connect(address, self._settings.reconnect_timeout).close()
+                dial.connect(address, SOON).close()
             except (ConnectionRefusedError, FileNotFoundError):
                 continue
             except OSError:

@@ -31,6 +31,7 @@ from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
 
 _GRACE = 2.0  # for a roster that has been decided on to be shown
+_LOOKING = 3.0  # seconds to find out who of those that came has died
 _MAX_SHOWN = 16
 _LAST = "static/last"
 _CLOSED = "closed"
@@ -128,10 +129,17 @@ class RollCall:
         if not all(texts):
             return None
         workers = tuple(WorkerRecord.from_json(text) for text in texts)
-        others = [each for each in workers if each.incarnation != self._record.incarnation]
-        if [each for each in others if self._clear_place_of_the_dead(each)]:
+        if self._some_have_died(workers):
             return None  # who comes in their place will be the last
         return Roster(secrets.token_hex(16), workers, _duplicate_name(workers))
+
+    def _some_have_died(self, workers: Iterable[WorkerRecord]) -> bool:
+        """All are looked for, as long as that does not hold the others up: there may be many, of whom the network says
+        nothing."""
+        enough = time.monotonic() + _LOOKING
+        others = [each for each in workers if each.incarnation != self._record.incarnation]
+        dead = [each for each in others if time.monotonic() < enough and self._clear_place_of_the_dead(each)]
+        return bool(dead)
 
     def _conflict(self) -> Roster | None:
         """As many came as there are ids, and one is free: two workers want the same."""
