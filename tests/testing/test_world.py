@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
+from remora.agent import injection
 from remora.errors import CallNotSent, WorkerLost
 from remora.testing import faults
 from remora.testing.world import World
@@ -97,6 +98,24 @@ def test_the_functions_of_faults_act_for_the_worker_they_are_called_on() -> None
         assert world.run(0, name_of, "worker1") == "worker1"
         world.run(0, faults.clear)
         assert not world.faults.plan
+
+
+def test_they_give_the_world_a_plan_if_it_has_none() -> None:
+    with World(2) as world:
+        world.run(1, faults.set, "fail PYTHON_CALL * 1; kill worker1 after 1 PYTHON_RET")  # (of this process nobody dies)
+        with pytest.raises(CallNotSent):
+            world.run(0, name_of, "worker1")
+        assert world.run(0, name_of, "worker1") == "worker1"
+        world.wait_until(lambda: not world[1].agent.running)
+        assert [record.deed for record in world.faults.report().records] == ["fail", "kill"]
+
+
+def test_of_a_worker_that_ended_nothing_is_kept_by_a_plan_that_comes_later() -> None:
+    before = len(injection._injectors)
+    with World(2) as world:
+        world.kill(1)
+        world.faults.set("drop PYTHON_CALL * 1")
+    assert len(injection._injectors) == before
 
 
 def test_a_world_without_a_plan_has_nothing_in_the_way() -> None:

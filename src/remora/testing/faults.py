@@ -21,12 +21,17 @@ from remora.faults.deeds import Cut, Freeze, Heal, Kill, MessageFault, Pair, Par
 from remora.faults.injector import Message, Report, Stage
 from remora.faults.plan import Plan
 from remora.rpc import api
+from remora.testing.world import world_of
 from remora.worker import Worker
 
 
 def stage(worker: Worker | None = None) -> Stage:
     """Where the plan of a worker is at work; of the current worker by default. From now on its links pass a plan."""
-    agent = (worker or api._get_current_rpc_agent()).agent
+    chosen = worker or api._get_current_rpc_agent()
+    world = world_of(chosen)
+    if world is not None:  # its plan is for all who live there: to kill one is not to kill this process
+        return world.faults
+    agent = chosen.agent
     if agent.faults is None:
         injection.begin(agent, "")
     assert agent.faults is not None

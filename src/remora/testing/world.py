@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,10 +76,11 @@ class World:
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))
+        _worlds.add(self)
         if self._clock is not None:
             self._clock.still = Stillness(self)
         if parsed is not None:
-            _ = self.faults  # from the first link on
+            self._stage = self._make_stage(self.workers)  # from the first link on
         for worker in self.workers:
             worker.start()
         if parsed is not None:
@@ -88,10 +90,14 @@ class World:
     def faults(self) -> Stage:
         """The fault plan of this world: `set` another, `heal`, `report` what was done, count the `messages`."""
         if self._stage is None:
-            stage = self._stage = Stage("world", shared=True, clock=self._clock or SYSTEM)
-            for worker in self.workers:
-                injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
+            self._stage = self._make_stage([worker for worker in self.workers if worker.agent.running])
         return self._stage
+
+    def _make_stage(self, workers: list[Worker]) -> Stage:
+        stage = Stage("world", shared=True, clock=self._clock or SYSTEM)
+        for worker in workers:
+            injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
+        return stage
 
     @property
     def clock(self) -> VirtualClock:
@@ -200,6 +206,14 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_worlds: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+def world_of(worker: Worker) -> World | None:
+    """The world that a worker lives in; None if its process is its own."""
+    return next((world for world in list(_worlds) if worker in world.workers), None)
 
 
 def _make_clock(kind: str) -> VirtualClock | None:
