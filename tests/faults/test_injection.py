@@ -65,6 +65,15 @@ def test_so_it_does_when_much_goes_wrong_at_once(world: World, deed: str) -> Non
     assert len(world.faults.report()) > 5
 
 
+@pytest.mark.parametrize("kind", ["PYTHON_CALL", "PYTHON_RET"])
+def test_what_a_worker_loses_on_the_way_to_itself_is_said_again(kind: str) -> None:
+    ran.clear()
+    with World(1, clock="auto", faults=f"drop {kind} * 1") as world:
+        assert call(world, "own", to="worker0", timeout=60) == "own"
+        assert how_often() == {"own": 1}
+        assert world.clock.now() < 3  # a heartbeat, and not the call's deadline
+
+
 @pytest.mark.parametrize("shared_memory", [0, 1 << 30])
 def test_a_large_tensor_that_is_lost_is_sent_again(shared_memory: int) -> None:
     tensor = torch.arange(100_000.0)

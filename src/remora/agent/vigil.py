@@ -73,13 +73,21 @@ class Vigil:
             if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
                 self._crew.serve_quickly(partial(channel.say, ACK))
                 heard.append(now)
-            elif peer is not self._peers.me:
+            elif peer is self._peers.me:
+                self._ask_ourselves(channel, link, now)
+            else:
                 heard.append(link.last_heard)
                 if link.midway:  # what its sender says meanwhile to hear of us comes behind the rest, and that may take long
                     self._crew.serve_quickly(partial(channel.say, ACK))
                 self._care_for(peer, channel, link, now)
         if heard:
             self._conclude(peer, max(heard), now)
+
+    def _ask_ourselves(self, channel: Channel, link: StreamLink, now: float) -> None:
+        """That we live is beyond doubt; but what was lost on the way to ourselves (by a fault plan) is to be missed, too."""
+        quiet = now - max(link.last_heard, self._awake)
+        if channel.session.kept and quiet > self._limits.heartbeat:
+            self._crew.serve_quickly(partial(channel.say, PING))
 
     def _care_for(self, peer: Peer, channel: Channel, link: StreamLink, now: float) -> None:
         """See to one link."""
