@@ -85,6 +85,14 @@ def test_the_seed_decides_what_is_left_to_chance() -> None:
     assert unlucky(1) != unlucky(2)
 
 
+def test_it_does_so_for_plans_that_are_set_later_as_well() -> None:
+    with World(1, seed=7) as world:
+        world.faults.set("fail PYTHON_CALL * p=0.5; seed 3")
+        assert world.faults.plan.seed == 7
+        world.run(0, faults.set, "fail PYTHON_CALL * p=0.5")
+        assert world.faults.plan.seed == 7
+
+
 def test_the_functions_of_faults_act_for_the_worker_they_are_called_on() -> None:
     with World(2, faults="") as world:
         world.run(0, faults.set, "fail PYTHON_CALL worker0->worker1 1")

@@ -12,7 +12,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remora.clock import SYSTEM, Clock
 from remora.faults.course import NEVER, Course, Record
@@ -46,8 +46,11 @@ class Report:
 class Stage:
     """A plan at work, and the workers it works on."""
 
-    def __init__(self, name: str, plan: Plan | str = "", shared: bool = False, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, name: str, plan: Plan | str = "", shared: bool = False, clock: Clock = SYSTEM, seed: int | None = None
+    ) -> None:
         self.clock = clock
+        self._seed = seed  # decides what is left to chance, whatever the plan says
         self.shared = shared  # all workers are here: each message is seen where it leaves, and counted there alone
         self.injectors: list[Injector] = []
         self._leavers: list[Injector] = []
@@ -62,6 +65,8 @@ class Stage:
     def set(self, plan: Plan | str) -> None:
         """Have another plan from now on: counting begins anew, and what was cut or frozen is as this one says."""
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
+        if self._seed is not None:
+            parsed = replace(parsed, seed=self._seed)
         with self._lock:
             self.course = Course(parsed, self.clock.now(), self._records, self._began)
         if self.injectors:

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -94,7 +93,7 @@ class World:
         return self._stage
 
     def _make_stage(self, workers: list[Worker]) -> Stage:
-        stage = Stage("world", shared=True, clock=self._clock or SYSTEM)
+        stage = Stage("world", shared=True, clock=self._clock or SYSTEM, seed=self._seed)
         for worker in workers:
             injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
         return stage
@@ -122,8 +121,7 @@ class World:
 
     def set_faults(self, plan: Plan | str) -> None:
         """Follow a plan from now on, with the seed of this world if it has one."""
-        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
-        self.faults.set(parsed if self._seed is None else replace(parsed, seed=self._seed))
+        self.faults.set(plan)
 
     @property
     def has_faults(self) -> bool:
