@@ -153,6 +153,37 @@ def test_a_frozen_worker_thaws() -> None:
     assert not running.frozen
 
 
+@pytest.mark.parametrize(
+    ("text", "until"),
+    [
+        ("freeze b for 5s; freeze b at 1s for 1s", 5.0),
+        ("freeze b at 1s for 1s; freeze b for 5s", 5.0),
+        ("freeze b for 2s; freeze b at 1s for 3s", 4.0),
+        ("freeze b for 1s; freeze b at 500ms", NEVER),
+        ("freeze b; freeze b at 1s for 1s", NEVER),
+    ],
+)
+def test_who_is_frozen_twice_thaws_when_the_last_of_them_is_over(text: str, until: float) -> None:
+    running = course(text)
+    for now in (0.5, 1.0, 2.0, 3.0, 3.5):
+        running.advance(now)
+        assert running.frozen, now
+    assert running.frozen == {"b": until}
+    running.advance(10.0)
+    assert bool(running.frozen) is (until == NEVER)
+    assert [record.deed for record in running.records].count("thaw") == (until != NEVER)
+
+
+def test_who_was_healed_before_its_time_is_not_healed_again() -> None:
+    running = course("freeze b for 5s; cut a-b for 5s; freeze b after 1 for 5s")
+    running.heal(1.0)
+    running.passed("a", "b", CALL, True, 3.0)
+    running.advance(5.0)
+    assert running.frozen == {"b": 8.0}
+    running.advance(8.0)
+    assert [record.deed for record in running.records] == ["freeze", "cut", "heal", "freeze", "thaw"]
+
+
 def test_everything_can_be_healed_at_once() -> None:
     running = course("cut a-b; freeze c")
     running.heal(1.0)

@@ -133,7 +133,8 @@ class Course:
             case Heal():
                 self._cuts.append(fault)
             case Freeze():
-                self.frozen[fault.worker] = NEVER if fault.lasting is None else now + fault.lasting
+                until = NEVER if fault.lasting is None else now + fault.lasting
+                self.frozen[fault.worker] = max(until, self.frozen.get(fault.worker, until))
                 self._undo_later(fault.lasting, now, partial(self._thaw, fault))
             case Kill():
                 self.killed.add(fault.worker)
@@ -148,12 +149,14 @@ class Course:
             self._later(now + lasting, undo)
 
     def _mend(self, fault: Cut | Partition, now: float) -> None:
-        self._cuts = [other for other in self._cuts if other is not fault]
-        self._note(now, "heal", _whom(fault))
+        if any(other is fault for other in self._cuts):  # else it was healed before
+            self._cuts = [other for other in self._cuts if other is not fault]
+            self._note(now, "heal", _whom(fault))
 
     def _thaw(self, fault: Freeze, now: float) -> None:
-        self.frozen.pop(fault.worker, None)
-        self._note(now, "thaw", fault.worker)
+        if self.frozen.get(fault.worker, NEVER) <= now:  # else it works again already, or another freeze lasts longer
+            del self.frozen[fault.worker]
+            self._note(now, "thaw", fault.worker)
 
     def heal(self, now: float) -> None:
         """Everything that is cut or frozen works again."""
