@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from remora import rpc
 from remora.errors import RemoraError
+from remora.testing import faults, processes
 from remora.testing.processes import ProcessEnded, Processes
 from tests import leaks
 
@@ -71,6 +75,68 @@ def test_they_can_be_killed_and_frozen() -> None:
             workers.run(0, call, "worker1", 1, 2)
         with pytest.raises(ProcessEnded, match="exit code -9"):
             workers.run(1, call, "worker0", 1, 2)
+
+
+def freeze_late(plan: str) -> list[str]:
+    """Follow a plan by which this process is stopped, while it is so busy that it comes to that late."""
+    start = subprocess.Popen.__init__
+
+    def start_and_pause(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        time.sleep(0.15)
+
+    subprocess.Popen.__init__ = start_and_pause  # type: ignore[method-assign]
+    faults.set(plan)
+    end = time.monotonic() + 20
+    while len(faults.report()) < 2 and time.monotonic() < end:
+        time.sleep(0.001)
+    return [record.deed for record in faults.report().records]
+
+
+def test_a_plan_does_not_freeze_a_busy_process_for_longer_than_it_says() -> None:
+    with Processes(1) as workers:
+        assert workers.start(0, freeze_late, "freeze worker0 for 20ms").result(5) == ["freeze", "thaw"]
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stat:
+                if int(stat.read().rpartition(")")[2].split()[1]) == pid:
+                    found.append(int(name))
+        except OSError:
+            pass  # it ended while we looked
+    return found
+
+
+def runs(pid: int) -> bool:
+    try:
+        return processes._state(f"/proc/{pid}/stat") not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="processes are looked for in /proc")
+def test_whoever_is_frozen_by_a_plan_can_be_thawed_and_ended_before_its_time() -> None:
+    with Processes(2) as workers:
+        pids = [workers.pid(0), workers.pid(1)]
+        before = set(children(pids[0]) + children(pids[1]))
+        for rank in range(2):
+            workers.start(rank, faults.set, f"freeze worker{rank} for 60s")
+            wait_until(lambda pid=pids[rank]: processes._stands_still(pid))
+        wakers = set(children(pids[0]) + children(pids[1])) - before
+        assert wakers
+        workers.thaw(0)
+        assert workers.run(0, call, "worker0", 1, 2) == 3
+    wait_until(lambda: not any(map(runs, wakers)))
 
 
 def test_what_they_are_still_doing_ends_with_the_block() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -253,12 +254,26 @@ def _kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+# Wakes a process at a time, and again until it notices: it may be stopped late. Ends when told to, and when nobody could.
+_WAKER = """
+import os, select, signal, sys, time
+pause = float(sys.argv[2]) - time.monotonic()
+while not select.select([0], [], [], max(pause, 0.0))[0]:
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+    pause = 0.01
+"""
+
+
 def _stop_process(until: float) -> None:
     """Stop this process. Somebody else has to wake it up: a process that does nothing but wait for the time."""
-    waker: subprocess.Popen[bytes] | None = None
-    if until != NEVER:
-        seconds = max(until - SYSTEM.now(), 0.0)
-        waker = subprocess.Popen(["sh", "-c", f"sleep {seconds:.3f}; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
-    if waker is not None:
-        waker.wait()
+    if until == NEVER:
+        _stop_here()
+        return
+    command = [sys.executable, "-ISc", _WAKER, str(os.getpid()), repr(until)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE):  # at the end of the block it is told that we are awake
+        _stop_here()
+
+
+def _stop_here() -> None:
+    """Returns when we are awake again. (A signal to the process may reach another thread, while this one goes on.)"""
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
