@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,41 @@ def test_they_run_what_they_are_sent() -> None:
             workers.run(0, fail, "no such key")
         assert "in fail" in str(caught.value.__cause__)
         workers.shutdown()
+
+
+class Homebound:
+    """Can be rebuilt in the process it comes from, and nowhere else."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return come_home, (os.getpid(),)
+
+
+def come_home(pid: int) -> str:
+    if os.getpid() != pid:
+        raise LookupError("this is not my home")
+    return "home"
+
+
+def test_an_answer_that_cannot_be_read_is_no_other_answer() -> None:
+    with Processes(1) as workers:
+        strange, plain = workers.start(0, Homebound), workers.start(0, add, 1, 2)
+        assert plain.result(10) == 3
+        for _ in range(2):
+            with pytest.raises(LookupError, match="not my home"):
+                strange.result(10)
+
+
+def complain_to(path: str) -> None:
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+
+
+def test_who_answers_when_the_block_has_ended_does_so_in_silence(tmp_path: Path) -> None:
+    with Processes(2) as workers:
+        for rank in range(2):
+            workers.run(rank, complain_to, str(tmp_path / f"{rank}"))
+        workers.start(0, add, 1, 2)  # its answer is not read
+        workers.start(1, time.sleep, 0.1)
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["", ""]
 
 
 def test_they_follow_a_plan_and_tell_what_it_did() -> None:
