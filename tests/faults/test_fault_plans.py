@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +104,11 @@ def test_statements_may_stand_on_lines_of_their_own() -> None:
         ("partition a,b", "is not a division into groups"),
         ("partition a|b after 3", "'after' is not understood"),
         ("freeze a>b", "'a>b' is not the name of a worker"),
+        ("freeze *", "'*' is not the name of a worker"),
+        ("kill * at 1s", "'*' is not the name of a worker"),
+        ("cut a-b after -3", "-3 is not a number of messages"),
+        ("delay * * 1e999s", "'1e999s' is not a time"),
+        ("cut a-b for 1e999ms", "'1e999ms' is not a time"),
         ("seed x", "'x' is not a seed"),
         ("drop * *; kill", "in the fault plan statement 'kill'"),
     ],
@@ -111,6 +118,28 @@ def test_a_plan_that_makes_no_sense_says_why(text: str, problem: str) -> None:
         Plan.parse(text)
     assert problem in str(caught.value)
     assert "in the fault plan statement" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MessageFault("delay", seconds=float("nan")),
+        lambda: MessageFault("delay", seconds=float("inf")),
+        lambda: When(at=-1.0),
+        lambda: When(at=float("nan")),
+        lambda: When(after=-1),
+        lambda: When(at=1.0, after=1),
+        lambda: Cut(Pair("a", "b", both=True), lasting=-1.0),
+        lambda: Partition((("a",), ("b",)), lasting=float("nan")),
+        lambda: Partition((("a",), ("b",)), When(after=1)),
+        lambda: Freeze("a", lasting=float("inf")),
+        lambda: Freeze("*"),
+        lambda: Kill("*"),
+    ],
+)
+def test_neither_can_a_fault_be_made_that_would_never_come_or_not_read_back(make: Callable[[], Fault | When]) -> None:
+    with pytest.raises(ValueError):
+        make()
 
 
 def test_plans_add_up() -> None:

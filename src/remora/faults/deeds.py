@@ -7,6 +7,7 @@ as if it had never been made). What happens to *links* and *workers* happens at 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from remora.vocabulary.messages import MessageType
@@ -67,7 +68,7 @@ class MessageFault:
     def __post_init__(self) -> None:
         if not 0.0 <= self.chance <= 1.0:
             raise ValueError(f"a chance is from 0 to 1, not {self.chance}")
-        if self.seconds < 0 or (self.seconds and self.deed != "delay"):
+        if not _is_time(self.seconds) or (self.seconds and self.deed != "delay"):
             raise ValueError(f"{self.deed} takes no time of {self.seconds} s")
         if self.which.n < 0 or (self.which.n < 1 and self.which.choice != "first"):
             raise ValueError(f"{self.deed}: messages are counted from 1, not from {self.which.n}")
@@ -83,6 +84,12 @@ class When:
     after: int | None = None
     kind: MessageType | None = None
 
+    def __post_init__(self) -> None:
+        if not _is_time(self.at):
+            raise ValueError(f"nothing happens at {self.at} s")
+        if self.after is not None and (self.after < 0 or self.at):
+            raise ValueError(f"nothing happens after {self.after} messages at {self.at} s: one of the two, and not below 0")
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -91,6 +98,9 @@ class Cut:
     link: Pair
     when: When = field(default_factory=When)
     lasting: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_lasting(self.lasting)
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,11 @@ class Partition:
     when: When = field(default_factory=When)
     lasting: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_lasting(self.lasting)
+        if self.when.after is not None:
+            raise ValueError("a partition is no link on which messages are counted: say at what time it comes")
+
     def separates(self, one: str, other: str) -> bool:
         """Whether two workers are in different groups."""
         sides = [i for name in (one, other) for i, group in enumerate(self.groups) if name in group]
@@ -123,6 +138,10 @@ class Freeze:
     when: When = field(default_factory=When)
     lasting: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_worker(self.worker)
+        _check_lasting(self.lasting)
+
 
 @dataclass(frozen=True)
 class Kill:
@@ -130,6 +149,23 @@ class Kill:
 
     worker: str
     when: When = field(default_factory=When)
+
+    def __post_init__(self) -> None:
+        _check_worker(self.worker)
+
+
+def _is_time(seconds: float) -> bool:
+    return 0.0 <= seconds < inf
+
+
+def _check_lasting(seconds: float | None) -> None:
+    if seconds is not None and not _is_time(seconds):
+        raise ValueError(f"nothing lasts for {seconds} s; what is for good says nothing")
+
+
+def _check_worker(name: str) -> None:
+    if name == ANY:
+        raise ValueError("one worker freezes or dies at a time: name each of them")
 
 
 LinkFault = Cut | Heal | Partition

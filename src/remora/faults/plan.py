@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import inf
 from typing import assert_never
 
 from remora.faults.deeds import (
@@ -116,9 +117,10 @@ class _Words:
     def seconds(self) -> float:
         word = self.next("a time")
         match = _TIME.fullmatch(word)
-        if match is None:
+        seconds = inf if match is None else float(match[1]) / (1000.0 if match[2] == "ms" else 1.0)
+        if seconds == inf:
             raise self.wrong(f"{word!r} is not a time: write 50ms or 2s")
-        return float(match[1]) / (1000.0 if match[2] == "ms" else 1.0)
+        return seconds
 
     def kind(self) -> MessageType | None:
         word = self.next("a message type")
@@ -131,7 +133,7 @@ class _Words:
 
     def name(self) -> str:
         word = self.next("a worker")
-        if not _NAME.fullmatch(word):
+        if not _NAME.fullmatch(word) or word == ANY:
             raise self.wrong(f"{word!r} is not the name of a worker")
         return word
 
@@ -222,6 +224,8 @@ def _when(words: _Words, counted: bool = True) -> When:
         return When(words.seconds())
     if counted and words.take("after"):
         count = words.number("a number of messages")
+        if count < 0:
+            raise words.wrong(f"{count} is not a number of messages")
         named = bool(words.left) and words.left[0] in MessageType.__members__
         return When(after=count, kind=words.kind() if named else None)
     return When()
