@@ -74,6 +74,13 @@ def test_what_a_worker_loses_on_the_way_to_itself_is_said_again(kind: str) -> No
         assert world.clock.now() < 3  # a heartbeat, and not the call's deadline
 
 
+def test_what_is_late_and_out_of_order_is_late() -> None:
+    with World(2, clock="auto", faults="delay PYTHON_CALL * 5s; reorder PYTHON_CALL *") as world:
+        assert call(world, 1, timeout=60) == 1
+        assert world.clock.now() == 5.0
+        assert [record.deed for record in world.faults.report().records] == ["delay", "reorder"]
+
+
 @pytest.mark.parametrize("shared_memory", [0, 1 << 30])
 def test_a_large_tensor_that_is_lost_is_sent_again(shared_memory: int) -> None:
     tensor = torch.arange(100_000.0)

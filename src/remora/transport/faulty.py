@@ -126,7 +126,7 @@ class Pipe:
         self.closed = False
         self.flows = _Flow(inner, wire), _Flow(wire, inner)
         self._splitters = Splitter(), Splitter()
-        self._swapped: bytes | None = None  # waits for the next frame to go first
+        self._swapped: tuple[float, bytes] | None = None  # (not before, frame): waits for the next one to go first
         self._arrived(leftover)
         self.events: dict[socket.socket, int] = {}  # what the selector watches for
 
@@ -158,17 +158,19 @@ class Pipe:
         fate = self.judge.leaving(kind, number)
         if fate.damaged:
             frame = GARBAGE + frame[HEADER_SIZE:]
-        if fate.swapped and self._swapped is None:
-            self._swapped = frame * fate.copies
+        due = self.pump.clock.now() + fate.delay if fate.delay else 0.0
+        if fate.swapped and fate.copies and self._swapped is None:
+            self._swapped = due, frame * fate.copies
             self.pump.at(self.pump.clock.now() + SWAP_PATIENCE, self._release_swapped)
         elif fate.copies:
-            self.flows[0].put(frame * fate.copies, self.pump.clock.now() + fate.delay if fate.delay else 0.0)
+            self.flows[0].put(frame * fate.copies, due)
             self._release_swapped()
         self.judge.left(kind, number)
 
     def _release_swapped(self) -> None:
         if self._swapped is not None:
-            self.flows[0].put(self._swapped, 0.0)
+            due, frame = self._swapped
+            self.flows[0].put(frame, due)
             self._swapped = None
 
     def move(self, now: float) -> bool:
