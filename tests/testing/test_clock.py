@@ -48,6 +48,10 @@ def test_it_stands_still_until_it_is_moved() -> None:
     assert clock.now() == 2.5
     with pytest.raises(ValueError, match="does not go back"):
         clock.advance(-1)
+    for nowhere in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"not by {nowhere}"):
+            clock.advance(nowhere)
+    assert clock.now() == 2.5
 
 
 @pytest.fixture

@@ -106,6 +106,8 @@ class VirtualClock:
         """Let time pass: from one deadline to the next, and at each until all that follows from it is done."""
         if seconds < 0:
             raise ValueError(f"time does not go back, not even by {-seconds} s")
+        if not seconds < NEVER:  # there is always another heartbeat
+            raise ValueError(f"time is advanced by so many seconds, not by {seconds}")
         with self._turning:
             end = self._now + seconds
             self._settle()
