@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from remora import rpc
+from remora.errors import CallTimeout
+from remora.testing.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 SAFEGUARD = "    if ticket not in tickets:\n"
@@ -33,6 +39,26 @@ def test_the_example_holds_under_every_plan(tmp_path: Path) -> None:
     outcome = run_example(tmp_path)
     assert outcome.returncode == 0, outcome.stdout[-3000:] + outcome.stderr[-1000:]
     assert "9 passed" in outcome.stdout
+
+
+def work() -> None:
+    pass
+
+
+def my_program() -> None:
+    rpc.rpc_sync("worker1", work)
+
+
+def test_what_is_said_of_virtual_time_is_so(remora_world: Callable[..., World]) -> None:
+    section = PAGE.read_text().partition("\n## Virtual time\n")[2]
+    code = re.search(r"```\n(def test_.*?)```", section, re.DOTALL)
+    assert code is not None
+    found: dict[str, Any] = {}
+    names = {"rpc": rpc, "pytest": pytest, "CallTimeout": CallTimeout, "work": work, "my_program": my_program}
+    exec(code[1], names, found)
+    assert len(found) == 2
+    for test in found.values():
+        test(remora_world)
 
 
 @pytest.mark.timeout(110)
