@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remora.errors import SerializationError
 from remora.wire.cargo import Landing, Region, split
@@ -115,6 +116,15 @@ def test_strides_bits_and_wishes(road: Road) -> None:
 def test_a_small_view_leaves_the_rest_behind(road: Road) -> None:
     assert there(road, torch.zeros(LARGE)[3:5]).untyped_storage().nbytes() < 100
     assert there(road, torch.zeros(LARGE)[::100]).untyped_storage().nbytes() == LARGE // 100 * 4
+
+
+@pytest.mark.parametrize("sent", [torch.ones(LARGE), torch.ones(LARGE)[::100]], ids=["whole", "with gaps"])
+def test_a_thread_that_makes_fake_tensors_sends_real_ones(road: Road, sent: torch.Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        packed = packed_by(road, sent)
+    body, landing = landed(road, packed)
+    found = unpack(body, [from_bytes(buffer) for buffer in packed.buffers], UnpackScope(landing=landing))
+    assert torch.equal(found, sent)
 
 
 def test_other_buffers_of_the_message_are_not_mixed_up(road: Road) -> None:

@@ -57,7 +57,7 @@ class Download:
         self._pinned = nbytes <= PINNED_UP_TO
         self._plan = _pieces(parts)
         self._under_way: deque[_Piece] = deque()
-        with _plainly():
+        with plainly():
             make = copies.pinned if self._pinned else pageable
             self.memory = [make(part.nbytes) for part in parts]
             beside = nbytes > copies.CHUNK  # else there is nothing to wait for in the midst of it
@@ -97,7 +97,7 @@ class Download:
         """Wait for one piece after the other; which bytes of `memory`, or of `targets` in its place, are there. In order."""
         while self._under_way:
             try:
-                with _plainly():
+                with plainly():
                     ranges = self._take(self._under_way[0], targets or self.memory)
                     self._under_way.popleft()
                     self._go_on()
@@ -124,7 +124,7 @@ class Upload:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.device = device
         self._stream = streams.for_arrivals(device)
-        with _plainly(), streams.on(self._stream):
+        with plainly(), streams.on(self._stream):
             self._whole = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._at = 0
         self._chunk: torch.Tensor | None = None
@@ -138,7 +138,7 @@ class Upload:
         if not size:
             return None
         if self._failure is None or self._chunk is None or self._chunk.nbytes != size:
-            with _plainly():
+            with plainly():
                 self._chunk = copies.pinned(size)
         return self._chunk
 
@@ -158,7 +158,7 @@ class Upload:
             self._under_way.clear()
 
     def _start(self, place: slice, chunk: torch.Tensor) -> None:
-        with _plainly():
+        with plainly():
             self._done = begin(self.device, self._stream, [(self._whole[place], chunk)])
         self._under_way.append(self._done)
         if len(self._under_way) > AHEAD:
@@ -218,7 +218,7 @@ def _await(done: Any) -> None:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Whatever modes the thread is in, which may be the program's: these are bytes."""
     with torch.inference_mode(False), torch._C._DisableTorchDispatch():
         yield

@@ -24,7 +24,7 @@ from typing import Protocol, cast
 import torch
 
 from remora.devices import copies
-from remora.devices.transit import Download, Upload, upload
+from remora.devices.transit import Download, Upload, plainly, upload
 from remora.wire.memory import allocate, storage_view
 from remora.wire.warm import warm
 
@@ -72,6 +72,10 @@ class Cargo:
 
     def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
         """(the manifest, what goes in buffers of the message from number `first_buffer` on, if anything does)."""
+        with plainly():
+            return self._close(first_buffer, undo)
+
+    def _close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
         manifest: Manifest = []
         parts: list[torch.Tensor] = []
         trial: tuple[str, bytes] | None = None

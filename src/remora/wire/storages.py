@@ -214,8 +214,9 @@ def compacted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tens
     """
     shape, stride = tensor.shape, tensor.stride()
     narrow = [size if step else 1 for size, step in zip(shape, stride, strict=True)]
-    gapped = torch.empty(0, dtype=_CARRIERS[tensor.itemsize], device=tensor.device)
-    return gapped.set_(storage, tensor.storage_offset(), narrow, stride).clone().expand(shape)
+    with torch._C._DisableTorchDispatch():  # whatever mode the thread is in: the copy is real
+        gapped = torch.empty(0, dtype=_CARRIERS[tensor.itemsize], device=tensor.device)
+        return gapped.set_(storage, tensor.storage_offset(), narrow, stride).clone().expand(shape)
 
 
 # What follows runs on the receiver. Its names are on the wire.
