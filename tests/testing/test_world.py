@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from remora import rpc
 from remora.agent import injection
+from remora.devices.maps import Wishes
 from remora.errors import CallNotSent, WorkerLost
 from remora.testing import faults
 from remora.testing.world import World
@@ -30,6 +32,27 @@ def test_each_worker_acts_for_itself() -> None:
         assert [world.run(i, name_of, f"worker{(i + 1) % 3}") for i in range(3)] == ["worker1", "worker2", "worker0"]
         assert world.run_all(my_name) == ["worker0", "worker1", "worker2"]
         assert len(world) == 3
+
+
+def test_options_of_workers_are_given_by_name() -> None:
+    maps = {"worker0": {"cpu": "cpu"}}
+    with World(1, rpc_timeout=7.0, num_worker_threads=3, heartbeat=0.5, device_maps=maps) as world:
+        assert (world.timeout, world[0].agent.timeout, world[0].agent.crew.limit) == (7.0, 7.0, 3)
+        assert world[0].get_device_map("worker0") == {torch.device("cpu"): torch.device("cpu")}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"threads": 0}, "num_worker_threads must be positive, got 0"),
+        ({"timeout": -1.0}, "rpc_timeout must not be negative, got -1"),
+        ({"heartbeatt": 1.0}, "unknown option 'heartbeatt'"),
+        ({"devices": lambda rank: {0: Wishes()}[rank]}, "^1$"),
+    ],
+)
+def test_those_that_make_no_sense_are_refused_at_once(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError), match=problem):
+        World(2, **{"timeout": 1.0, **options}).close()
 
 
 def test_what_is_under_way_is_told_in_words() -> None:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -32,8 +33,8 @@ from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
 from remora.faults.plan import Plan
-from remora.options import Settings
 from remora.rpc import api
+from remora.rpc.options import RemoraRpcBackendOptions
 from remora.testing.clock import VirtualClock
 from remora.testing.stillness import Stillness
 from remora.worker import Worker
@@ -53,10 +54,9 @@ class World:
         faults: Plan | str | None = None,
         seed: int | None = None,
         clock: Literal["system", "virtual", "auto"] = "system",
-        devices: Callable[[int], Wishes] = lambda rank: Wishes(),
-        **settings: Any,
+        devices: Callable[[int], Wishes] | None = None,
+        **options: Any,
     ) -> None:
-        self.timeout = timeout
         self.random = random.Random(seed)  # for whatever a test leaves to chance; the same seed decides for the plan
         self._seed = seed
         self._stage: Stage | None = None
@@ -65,13 +65,15 @@ class World:
         self._clock = _make_clock(clock)
         plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # before anything is started that would have to end
+        names = {"num_worker_threads": threads, "rpc_timeout": timeout, "transports": ["inproc"]}
+        chosen = RemoraRpcBackendOptions(**{**names, **options})
+        self.timeout, threads = chosen.rpc_timeout, chosen.num_worker_threads
+        settings = replace(chosen.settings, faults="", clock=self._clock or SYSTEM)  # (the plan is the world's)
+        wishes = [Wishes(chosen.device_maps) if devices is None else devices(rank) for rank in range(n)]
         store = HashStore()
-        chosen = Settings(  # the plan is the world's, not each worker's
-            **{"transports": ["inproc"], **settings}, faults="", clock=self._clock or SYSTEM
-        )
 
         def start(rank: int) -> Worker:
-            return Worker(f"worker{rank}", rank, n, store, timeout, threads, chosen, devices(rank))
+            return Worker(f"worker{rank}", rank, n, store, self.timeout, threads, settings, wishes[rank])
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))
