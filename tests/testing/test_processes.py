@@ -113,6 +113,20 @@ def test_they_can_be_killed_and_frozen() -> None:
             workers.run(1, call, "worker0", 1, 2)
 
 
+def test_a_plan_may_freeze_and_kill_them_at_once() -> None:
+    with Processes(2, timeout=3.0) as workers:
+        workers.set_faults("freeze worker1")
+        wait_until(lambda: processes._stands_still(workers.pid(1)))
+        workers.thaw(1)
+        assert workers.run(0, call, "worker1", 1, 2) == 3
+        workers.set_faults("kill worker0; kill worker1")
+        for rank in range(2):
+            with pytest.raises(ProcessEnded, match="exit code -9"):
+                workers.run(rank, time.sleep, 3.0)
+        with pytest.raises(ValueError, match="'kil' is no deed"):
+            workers.set_faults("kil worker0")
+
+
 def freeze_late(plan: str) -> list[str]:
     """Follow a plan by which this process is stopped, while it is so busy that it comes to that late."""
     start = subprocess.Popen.__init__

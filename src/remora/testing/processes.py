@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from remora.faults.deeds import Freeze, Kill
 from remora.faults.injector import Report
 from remora.faults.plan import Plan
 
@@ -31,6 +32,7 @@ T = TypeVar("T")
 _context: Any = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 _PRELOADED = ["torch", "remora.rpc", "remora.testing.processes"]
 _PATIENCE = 10.0
+_GLANCE = 0.01  # how long to wait for an answer that may never come before another look at its process
 
 
 class ProcessEnded(RuntimeError):
@@ -153,8 +155,29 @@ class Processes:
         return [each.result(self._timeout) for each in [process.send(function, *args, **kwargs) for process in living]]
 
     def set_faults(self, plan: Plan | str) -> None:
-        """Have all living workers follow another plan from now on."""
-        self.run_all(_set_faults, str(plan))
+        """Have all living workers follow another plan from now on. Whom it kills or freezes needs not say that it does."""
+        parsed = Plan.parse(plan) if isinstance(plan, str) else plan
+        victims = {fault.worker for fault in parsed.faults if isinstance(fault, Freeze | Kill)}
+        living = [process for process in self._processes if process.process.is_alive()]
+        for process, pending in [(process, process.send(_set_faults, str(parsed))) for process in living]:
+            if f"worker{process.rank}" in victims:
+                self._await_answer_or_silence(process, pending)
+            else:
+                pending.result(self._timeout)
+
+    def _await_answer_or_silence(self, process: _Process, pending: Pending[None]) -> None:
+        end = time.monotonic() + self._timeout
+        silent = False
+        while not silent:
+            try:
+                pending.result(_GLANCE)
+                return
+            except ProcessEnded:
+                return
+            except TimeoutError:
+                silent = _stands_still(process.process.pid)
+                if not silent and time.monotonic() > end:
+                    raise
 
     def fault_report(self, rank: int) -> Report:
         """What the plan did on one worker, to what it sent."""
