@@ -247,7 +247,8 @@ def test_a_port_in_use_by_the_process_group_of_this_process(port: int, monkeypat
 
 
 WAIT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the test run was told to ignore
 from remora.rendezvous.store import open_store
 print("ready", flush=True)
 open_store(sys.argv[1], 1, 2, 60)
