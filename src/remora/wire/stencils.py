@@ -6,6 +6,8 @@ small, or the number of the buffer that the data is in, if it is large. So `pick
 number in the place of each tensor, and what a *stencil* makes of the tensor takes the place of the number. The receiver
 sees the same pickle as always. (Numbers of buffers, and of tensors with a history, are a byte: who has more goes the usual
 way.)
+
+What upper layers send with many calls (references) may have a *writer*, which says what takes the place of its number.
 """
 
 from __future__ import annotations
