@@ -69,6 +69,28 @@ def echo_many(to: str, count: int) -> tuple[int, int]:
     return memory()
 
 
+def double_in_place(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.mul_(2.0)
+
+
+async def sum_slowly(tensor: torch.Tensor) -> float:
+    return float(tensor.sum())
+
+
+def lent_after(to: str, function: Any) -> int:
+    """How much of our memory others have as soon as a call has returned."""
+    rpc.rpc_sync(to, function, args=(torch.ones(MB),))
+    return memory()[1]
+
+
+def echo_more_than_half(to: str) -> tuple[int, int]:
+    """The limit of the memory is less than two of these."""
+    tensor = torch.ones(6 * MB)
+    for _ in range(3):
+        assert torch.equal(rpc.rpc_sync(to, targets.echo, args=(tensor,)), tensor)
+    return memory()
+
+
 def fetch_and_keep(to: str) -> int:
     return hold(rpc.rpc_sync(to, fill, args=(MB, 3.0)))
 
@@ -76,6 +98,11 @@ def fetch_and_keep(to: str) -> int:
 def start_with(init_method: str, rank: int, size: int, **settings: Any) -> None:
     options = rpc.RemoraRpcBackendOptions(init_method=init_method, **settings)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+
+
+def start_all(workers: Workers, **settings: Any) -> None:
+    for pending in [workers.start(rank, start_with, workers.init_method, rank, 2, **settings) for rank in range(2)]:
+        pending.result()
 
 
 @pytest.fixture
@@ -102,6 +129,21 @@ def test_tensors_that_are_kept_keep_their_values(pair: Workers) -> None:
 def test_the_same_memory_serves_again_and_again(pair: Workers) -> None:
     total, _ = pair.run(0, echo_many, "worker1", 40)
     assert total <= 128 * MB
+
+
+@used
+@pytest.mark.parametrize("function", [targets.echo, double_in_place, torch.sum, sum_slowly])
+def test_what_a_call_lent_comes_back_with_its_answer(pair: Workers, function: Any) -> None:
+    assert pair.run(0, lent_after, "worker1", function) == 0
+
+
+@used
+def test_so_one_that_takes_most_of_the_memory_always_has_it() -> None:
+    with Workers(2, join=False) as workers:
+        start_all(workers, shared_memory=40 * MB)
+        total, lent = workers.run(0, echo_more_than_half, "worker1")
+        assert total >= 24 * MB, "none of them went over the connection"
+        assert lent == 0
 
 
 def be_quick_to_return_it() -> None:
@@ -134,10 +176,7 @@ def test_memory_of_a_receiver_that_was_killed_is_free_again() -> None:
 @pytest.mark.parametrize("limit", [0, 3 * MB])
 def test_without_enough_of_it_tensors_go_the_usual_way(limit: int) -> None:
     with Workers(2, join=False) as workers:
-        for pending in [
-            workers.start(rank, start_with, workers.init_method, rank, 2, shared_memory=limit) for rank in range(2)
-        ]:
-            pending.result()
+        start_all(workers, shared_memory=limit)
         assert workers.run(0, send_many, "worker1", 3) == [float(i * MB) for i in range(3)]
         assert workers.run(0, memory)[0] <= limit
         workers.run(1, let_go)

@@ -69,6 +69,34 @@ def test_a_segment_is_given_back_when_the_last_tensor_is_gone_and_lent_again(len
     assert lender.counts() == (total, 1), "the same memory was lent again"
 
 
+def numbers_lent_one_after_the_other(lender: shm.Lender, floats: int, times: int) -> list[int]:
+    """Which segments serve, if each is given back before the next is wanted."""
+    found = []
+    for _ in range(times):
+        reference = lend(lender, [torch.ones(floats)])
+        assert reference is not None
+        found.append(shm.number_of(reference, 0))
+        lender.take_back(found[-1:], "b", 0.0)
+    return found
+
+
+@pytest.mark.parametrize("floats", [1 << 15, 1 << 17, 250_000, MB])
+def test_small_ones_take_turns_and_large_ones_are_used_again_at_once(lender: shm.Lender, floats: int) -> None:
+    numbers = numbers_lent_one_after_the_other(lender, floats, 40)
+    turns = len(set(numbers))
+    size = lender.counts()[0] // turns
+    assert turns == max(1, min(shm.TURNS, shm.IN_TURN // size))
+    assert numbers[turns:] == numbers[:-turns], "each in its turn: the one that was given back first"
+
+
+def test_none_is_made_to_take_turns_where_there_is_no_room_for_it() -> None:
+    lender = shm.Lender(MB)
+    try:
+        assert len(set(numbers_lent_one_after_the_other(lender, MB // 8, 10))) == 1
+    finally:
+        lender.close()
+
+
 def test_no_more_is_lent_than_the_limit_allows(lender: shm.Lender) -> None:
     references = []
     while (reference := lend(lender, [torch.ones(3 * MB)])) is not None:

@@ -203,9 +203,10 @@ def test_large_tensors_that_are_not_that_simple() -> None:
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=12))
 def test_those_between_go_inside_while_there_is_room(thousands: list[int]) -> None:
     tensors = [torch.full((1000 * n,), n, dtype=torch.uint8) for n in thousands]
-    large: list[torch.Tensor] = []
-    body = stencils.pickled(tuple(tensors), large)
+    beside: list[stencils.Large] = []
+    body = stencils.pickled(tuple(tensors), beside)
     assert body is not None
+    large = [tensor for tensor, _, _ in beside]
     assert all(each.nbytes > INLINE_BYTES for each in large)
     inside = [each.nbytes for each in tensors if not any(each is other for other in large)]
     assert sum(nbytes for nbytes in inside if nbytes > INLINE_BYTES) <= ROOM

@@ -3,7 +3,8 @@
 (Tensors on devices: `remora.agent.handover`.)
 
 A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are. The
-receiver gives the memory back, when it is done with it, by a word (GIVE_BACK) that goes along with whatever is sent next.
+receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or by a word
+(GIVE_BACK) that goes along with whatever else is sent next.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger("remora")
 
 SHARED_FROM = 1 << 16  # bytes of tensors in a message; below, the kernel copies them faster than we can arrange this
 
-_LENGTH = struct.Struct("<I")
+_TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what is given back, behind that
 
 
 def credentials() -> dict[str, object]:
@@ -34,8 +35,9 @@ def credentials() -> dict[str, object]:
 
 def lent_bytes(body: bytes | bytearray | memoryview) -> int:
     """How much memory a message has lent, by its body."""
-    start = len(body) - _LENGTH.size - _LENGTH.unpack_from(body, len(body) - _LENGTH.size)[0]
-    return shm.size_of(body, start)
+    end = len(body) - _TAIL.size
+    reference, returned = _TAIL.unpack_from(body, end)
+    return shm.size_of(body, end - returned - reference)
 
 
 class Sharing:
@@ -71,13 +73,19 @@ class Sharing:
         except BaseException:
             self._lender.take_back([segment.number], self._key, self._now())
             raise
-        return packed.body + reference + _LENGTH.pack(len(reference))
+        packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
+        returned = self.returns() if self.unused else b""
+        return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned))
 
     def borrow(self, frame: Frame) -> bool:
         """Give a message the memory it refers to. False if that cannot be had."""
         view = memoryview(frame.body)
-        end = len(view) - _LENGTH.size
-        start = end - _LENGTH.unpack_from(view, end)[0]
+        end = len(view) - _TAIL.size
+        reference, returned = _TAIL.unpack_from(view, end)
+        if returned:
+            self._take_back(view[end - returned : end])
+            end -= returned
+        start = end - reference
         try:
             frame.buffers = self._borrower.take(view[start:end], self._now())
         except (OSError, ValueError) as error:
@@ -88,21 +96,27 @@ class Sharing:
                 return True
             log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
             return False
-        frame.size += sum(storage.nbytes() for storage in frame.buffers)
+        for storage in frame.buffers:
+            frame.size += storage.nbytes()
         frame.body = bytes(view[:start])
         return True
 
     def returns(self) -> bytes:
-        """The same, as the body of a word."""
+        """What is not used any more, as the body of a word."""
         numbers = self._borrower.given_back()
         return struct.pack(f"<{len(numbers)}Q", *numbers)
 
     def take_back(self, body: bytes | bytearray | memoryview) -> None:
         """The peer gives segments back; none at all means that it cannot use any."""
+        self.willing = self.willing and bool(body)
+        self._take_back(body)
+
+    def _take_back(self, body: bytes | bytearray | memoryview) -> None:
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
-        self.willing = self.willing and bool(numbers)
         self._lender.take_back(numbers, self._key, self._now())
-        self.handover.take_back(number for number in numbers if number & DEVICE)
+        on_devices = [number for number in numbers if number & DEVICE]
+        if on_devices:
+            self.handover.take_back(on_devices)
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""

@@ -17,7 +17,7 @@ from remora.transport.clocked import ClockedSelector
 
 log = logging.getLogger("remora")
 
-Done = Callable[[Any, BaseException | None], None]
+Done = Callable[[list[Any], BaseException | None], None]  # a list of one value, to be taken out; or an error
 
 
 class Coroutines:
@@ -35,7 +35,7 @@ class Coroutines:
     def run(
         self, coroutine: Coroutine[Any, Any, Any], context: Context, pacing: Pacing, done: Done
     ) -> Callable[[], None]:
-        """Run a coroutine in a context; `done(value, error)` is called on the loop's thread. Returns a way to cancel it."""
+        """Run a coroutine in a context; `done([value], error)` is called on the loop's thread. Returns a way to cancel it."""
         loop = self._started()
         task: list[asyncio.Task[None]] = []
 
@@ -46,7 +46,7 @@ class Coroutines:
         def finish(finished: asyncio.Task[None]) -> None:
             if finished.cancelled():  # perhaps before it began
                 coroutine.close()
-                done(None, asyncio.CancelledError("the call was cancelled"))
+                done([], asyncio.CancelledError("the call was cancelled"))
 
         def cancel() -> None:
             loop.call_soon_threadsafe(lambda: task[0].cancel())  # (it has begun: the loop keeps the order)
@@ -120,13 +120,13 @@ async def _follow(coroutine: Coroutine[Any, Any, Any], pacing: Pacing, done: Don
     would pile up. It begins when the caller has room for its answer (others may have filled it since it was admitted)."""
     try:
         await _room(pacing)
-        value = await coroutine
+        held = [await coroutine]
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # also SystemExit: it must not end the loop that others run on
-        done(None, error)
+        done([], error)
     else:
-        done(value, None)
+        done(held, None)
 
 
 async def _room(pacing: Pacing) -> None:

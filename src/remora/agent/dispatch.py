@@ -139,6 +139,7 @@ class Request:
             raise SerializationError(f"the arguments {what}")
         scope = UnpackScope(self.caller, frame.arrival, frame.landing)
         value = unpack(frame.body, frame.buffers, scope)
+        frame.buffers = ()  # whoever has the value has its memory
         return self._joined(value, scope) if frame.flags & RECORDED else value
 
     def target(self) -> Any:
@@ -162,11 +163,15 @@ class Request:
             self.grad_enabled = header[2]
         return value
 
-    def reply(self, kind: int, value: object, error: BaseException | None = None) -> None:
-        """Answer with a value; with an error, if there is one, or if the value cannot be packed."""
+    def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
+        """Answer with what a function returned, which is taken out of the list; or with an error, if there is one."""
         if error is not None:
             self.fail(error)
-            return
+        else:
+            self.reply(kind, held.pop())
+
+    def reply(self, kind: int, value: object) -> None:
+        """Answer with a value; with an error, if it cannot be packed."""
         if self.channel.closed:
             self.drop()  # nobody hears it: do not hand out references in it
             return
@@ -179,6 +184,7 @@ class Request:
         except BaseException as failure:
             self.fail(failure)
             return
+        del value  # (nobody needs it when it is packed, and copied)
         self._send(kind, packed, flags)
         if recording is not None:
             self._dispatch.crew.at_leisure(recording.look_ahead)

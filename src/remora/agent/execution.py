@@ -25,7 +25,8 @@ from remora.wire.frames import ASYNC
 PYTHON_RET = int(MessageType.PYTHON_RET)
 SCRIPT_RET = int(MessageType.SCRIPT_RET)
 
-Finish = Callable[[object, BaseException | None], None]
+Held = list[Any]  # one value, to be taken out: nobody else keeps it then, and memory that came with a call goes back early
+Finish = Callable[[Held, BaseException | None], None]
 
 
 class Deferred(NamedTuple):
@@ -46,15 +47,16 @@ class Execution:
 
     def python_call(self, request: Request) -> None:
         """Run a Python function and answer with what it returns."""
-        self.run_function(request, request.target(), partial(request.reply, PYTHON_RET))
+        self.run_function(request, request.target(), partial(request.answer, PYTHON_RET))
 
     def script_call(self, request: Request) -> None:
         """Run a torch operator or a TorchScript function."""
-        self.run_script(request, request.unpack(), partial(request.reply, SCRIPT_RET))
+        self.run_script(request, request.unpack(), partial(request.answer, SCRIPT_RET))
 
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
         function, args, kwargs = target
+        del target
         call = function if self.observer is None else partial(self.observer, function)
         if streams.watched:
             call = partial(streams.restoring, call)
@@ -65,12 +67,13 @@ class Execution:
             else:
                 with recording_for(request.recording, request.grad_enabled):
                     result = call(*args, **kwargs)
+            del args, kwargs
             if type(result) is CoroutineType:
                 self._await(request, result, finish)
                 return
         except BaseException as error:
             print_failure(error)
-            finish(None, error)
+            finish([], error)
             return
         finally:
             current_deadline.reset(token)
@@ -79,13 +82,15 @@ class Execution:
         elif type(result) is Deferred:
             self._follow(result.function, result.future, finish)
         else:
-            finish(result, None)
+            held = [result]
+            del result
+            finish(held, None)
 
     def _follow(self, function: object, result: object, finish: Finish) -> None:
         """The function returned a future: its value is the result, when it is there. No thread waits."""
         if not isinstance(result, torch._C.Future):
             kind = type(result)
-            finish(None, RuntimeError(
+            finish([], RuntimeError(
                 "Functions decorated with @rpc.async_function must return a torch.futures.Future object, "
                 f"but got {kind.__module__}.{kind.__qualname__} from {getattr(function, '__qualname__', function)!r}"
             ))  # fmt: skip
@@ -94,7 +99,7 @@ class Execution:
 
         def pass_on(_: object) -> None:
             error = failure_of(future)
-            finish(None if error is not None else future.value(), error)
+            finish([] if error is not None else [future.value()], error)
 
         when_done(future, pass_on)
 
@@ -120,6 +125,7 @@ class Execution:
     def run_script(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
         kind, name, args, kwargs = target
+        del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
         token = current_deadline.set(request.deadline)
         try:
@@ -128,8 +134,9 @@ class Execution:
             else:
                 with recording_for(request.recording, request.grad_enabled):
                     result = call(kind, name, args, kwargs)
+            del args, kwargs
         except BaseException as error:
-            finish(None, error)
+            finish([], error)
             return
         finally:
             current_deadline.reset(token)
@@ -137,12 +144,14 @@ class Execution:
             if isinstance(result, torch._C.Future):
                 self._follow(name, result, finish)
             else:
-                finish(None, RuntimeError(
+                finish([], RuntimeError(
                     "Async functions must return an IValue of Future type, but got "
                     f"{torch._C._jit_try_infer_type(result).type().annotation_str} from {name}"
                 ))  # fmt: skip
         else:
-            finish(result, None)
+            held = [result]
+            del result
+            finish(held, None)
 
 
 def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -230,7 +230,7 @@ class Sending(ABC):
             self._unhurried_at = 0.0
         if self.sharing is not None and self.sharing.unused:
             returns = self.sharing.returns()
-            lazy.append((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))
+            lazy.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # before an answer: the next call may need it
         batch: list[bytes] = []
         while self._words:
             batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0))

@@ -18,7 +18,7 @@ import torch
 
 from remora.agent.agent import Agent
 from remora.agent.dispatch import Request
-from remora.agent.execution import Execution
+from remora.agent.execution import Execution, Held
 from remora.agent.futures import fresh
 from remora.agent.peers import Peer
 from remora.errors import OwnerDied, RemoraError
@@ -186,8 +186,8 @@ class References:
         value = arrival.created
         assert value is not None
 
-        def finish(result: object, error: BaseException | None) -> None:
-            request.acknowledge(REMOTE_RET, value.settle, result, error)  # who waits for the value is often the caller
+        def finish(held: Held, error: BaseException | None) -> None:
+            request.acknowledge(REMOTE_RET, value.settle, held.pop() if held else None, error)  # who waits for the value is often the caller
 
         try:
             target = request.target()

@@ -18,7 +18,8 @@ import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,11 +28,15 @@ from remora.wire.memory import address_of
 
 SMALLEST = 1 << 17
 IDLE = 10.0  # seconds after which memory that nobody uses is returned to the system
+# What has just been given back is still in the cache of the borrower's core, and to write there takes three times as long
+# as where it is not. So several segments of a size take turns, until that is as much as such a cache holds.
+TURNS, IN_TURN = 8, 1 << 21  # segments, bytes
 _ALIGNED = 64
 _STAMP = struct.Struct("<Q")  # at the beginning of a segment: its number
 _REFERENCE = struct.Struct("<QIIQI")  # number, process, descriptor, size, how many places
 _PLACE = struct.Struct("<QQ")
 
+_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once: far quicker than one by one, as they are touched
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -41,6 +46,8 @@ _libc.mmap.argtypes = (
 _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
+_frombuffer = torch.frombuffer
+_nothing: Callable[[], torch.UntypedStorage] = partial(torch.UntypedStorage, 0)
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 
@@ -70,7 +77,7 @@ class Segment:
         self.descriptor = os.memfd_create(f"remora-{self.number}", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(self.descriptor, 0, size)  # or a write would end the process when memory is short
-            self.map = mmap.mmap(self.descriptor, size)
+            self.map = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | _POPULATE)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -122,7 +129,10 @@ def size_of(message: bytes | bytearray | memoryview, at: int) -> int:
 
 def room_for(buffers: Iterable[memoryview]) -> int:
     """The size that a segment needs to take these."""
-    return _ALIGNED + sum(-(-buffer.nbytes // _ALIGNED) * _ALIGNED for buffer in buffers)
+    room = _ALIGNED
+    for buffer in buffers:
+        room += -(-buffer.nbytes // _ALIGNED) * _ALIGNED
+    return room
 
 
 class Lender:
@@ -138,15 +148,30 @@ class Lender:
     def lend(self, size: int, borrower: Hashable) -> Segment | None:
         """A segment of at least this size for a message to `borrower`; None if there is none to be had."""
         with self._lock:
-            fitting = [segment for segment in self._free if size <= segment.size <= max(4 * size, SMALLEST)]
-            segment = min(fitting, key=lambda each: each.size, default=None)
-            if segment is not None:
-                self._free.remove(segment)
-            else:
+            segment = self._find(size)
+            if segment is None:
                 segment = self._make(_rounded(size))
             if segment is not None:
                 self._lent[segment.number] = (segment, borrower)
         return segment
+
+    def _find(self, size: int) -> Segment | None:
+        """The smallest that fits, and of those the one that came back first; None if another one should be made."""
+        found: Segment | None = None
+        fitting = 0
+        most = max(4 * size, SMALLEST)
+        for segment in self._free:
+            if size <= segment.size <= most:
+                fitting += 1
+                if found is None or segment.size < found.size:
+                    found = segment
+        if found is None:
+            return None
+        turns = min(IN_TURN // found.size, TURNS)
+        if fitting < turns and self._total + found.size <= self.limit:
+            return None
+        self._free.remove(found)
+        return found
 
     def _make(self, size: int) -> Segment | None:
         while self._free and self._total + size > self.limit:
@@ -166,7 +191,7 @@ class Lender:
         with self._lock:
             for number in numbers:
                 segment, to = self._lent.get(number, (None, None))
-                if segment is not None and to == borrower:
+                if segment is not None and (to is borrower or to == borrower):
                     del self._lent[number]
                     segment.used_at = now
                     self._free.append(segment)
@@ -220,24 +245,24 @@ class Borrower:
     def take(self, reference: bytes | memoryview, now: float) -> list[torch.UntypedStorage]:
         """The memory that a message refers to. OSError or ValueError if it cannot be had."""
         number, process, descriptor, size, count = _REFERENCE.unpack_from(reference)
-        places = [_PLACE.unpack_from(reference, _REFERENCE.size + i * _PLACE.size) for i in range(count)]
-        if any(at + length > size for at, length in places):
-            raise ValueError("a message refers to memory beyond its segment")
-        mapping = self._map(number, f"/proc/{process}/fd/{descriptor}", size, now)
-        region: Any = (ctypes.c_char * size).from_address(mapping.address)
-        region.loan = _Loan(mapping, number, self.unused)
-        return [_storage(region, at, length) for at, length in places]
-
-    def _map(self, number: int, path: str, size: int, now: float) -> _Mapping:
+        places = [_PLACE.unpack_from(reference, _REFERENCE.size + index * _PLACE.size) for index in range(count)]
         with self._lock:
-            known = self._maps.get(number)
-            if known is None:
-                known = self._maps[number] = self._open(number, path, size)
-            known.used_at = now
-            return known
+            mapping = self._maps.get(number)
+            if mapping is None:
+                mapping = self._maps[number] = self._open(number, process, descriptor, size)
+            mapping.used_at = now
+        for at, length in places:
+            if at + length > mapping.size:
+                raise ValueError("a message refers to memory beyond its segment")
+        region: Any = mapping.kind.from_address(mapping.address)
+        region.loan = _Loan(mapping, number, self.unused)
+        return [
+            _frombuffer(region, dtype=torch.uint8, offset=at, count=length).untyped_storage() if length else _nothing()
+            for at, length in places
+        ]
 
-    def _open(self, number: int, path: str, size: int) -> _Mapping:
-        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    def _open(self, number: int, process: int, descriptor: int, size: int) -> _Mapping:
+        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(opened).st_size != size:
                 raise ValueError("a segment does not have the size it should have")
@@ -284,23 +309,18 @@ class _Loan:
 class _Mapping:
     """A segment in our address space. Not Python's `mmap`: that would keep a descriptor open for each."""
 
-    __slots__ = ("address", "size", "used_at")
+    __slots__ = ("address", "kind", "size", "used_at")
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = 0
+        self.kind: Any = ctypes.c_char * size
         self.used_at = 0.0
-        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _POPULATE, descriptor, 0)
         if address is None or address == _FAILED:
             raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
         self.address: int = address
         self.size = size
 
-    def __del__(self) -> None:
+    def __del__(self, unmap: Callable[[int, int], object] = _munmap) -> None:  # (there may be no globals any more)
         if self.size:
-            _munmap(self.address, self.size)
-
-
-def _storage(region: Any, at: int, length: int) -> torch.UntypedStorage:
-    if not length:
-        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
-    return torch.frombuffer(region, dtype=torch.uint8, offset=at, count=length).untyped_storage()
+            unmap(self.address, self.size)

@@ -67,6 +67,12 @@ class Packed:
                 pass
             self.loading = None
 
+    def let_go(self) -> None:
+        """All of it was copied: nothing need be kept for its sake."""
+        self.buffers.clear()
+        self.keepalive.clear()
+        self.tensors.clear()
+
     def pieces(self, head: bytes) -> Iterator[list[bytes | memoryview]]:
         """The message, with this before its buffers, in lists of what is there: as it comes from devices."""
         assert self.loading is not None, "something is on its way"

@@ -22,7 +22,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 
 from remora.wire import callables, stencils, tensors
-from remora.wire.memory import buffer_of, readonly_view
+from remora.wire.memory import buffer_of
 from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import BEGINNING, Mark, PackScope, UnpackScope, current_unpack_scope, incoming
 from remora.wire.storages import ROOM, Outgoing, Reduced
@@ -92,7 +92,7 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
 def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = None) -> Packed | None:
     """`pack` for most small calls: what is plain, and with `tensors` also those on the CPU, which arrive there. None if
     something in it needs more than that. Raises NeedsScope if that is all it needs (see `stencils`)."""
-    large: list[torch.Tensor] = []
+    large: list[stencils.Large] = []
     mark = BEGINNING if scope is None else scope.mark()
     try:
         if tensors:
@@ -111,8 +111,12 @@ def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = N
         return None
     if not large:
         return Packed(body, [], [], [])
-    storages: list[Any] = [tensor.untyped_storage() for tensor in large]
-    return Packed(body, [readonly_view(each.data_ptr(), each.nbytes()) for each in storages], storages, large)
+    packed = Packed(body, [], [], [])
+    for tensor, storage, view in large:
+        packed.buffers.append(view)
+        packed.keepalive.append(storage)
+        packed.tensors.append(tensor)
+    return packed
 
 
 def _pack_by_value(value: object, scope: PackScope, mark: Mark, plain: Exception) -> Packed:

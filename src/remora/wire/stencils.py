@@ -60,6 +60,7 @@ Pieces = Sequence[bytes | memoryview]  # of a pickle: the data of a tensor is co
 # data is not copied yet, and a list that they are in may be changed by another thread.
 Tensors = dict[object, Pieces]
 
+Large = tuple[torch.Tensor, torch.UntypedStorage, memoryview]  # a tensor that is not in the pickle, and where its data is
 Write = Callable[[Any, PackScope], bytes]
 
 _writers: dict[type, Write] = {}
@@ -92,7 +93,7 @@ def register_writer(cls: type, write: Write) -> None:
 
 
 def pickled(
-    value: Any, large: list[torch.Tensor], links: list[torch.Tensor] | None = None, scope: PackScope | None = None
+    value: Any, large: list[Large], links: list[torch.Tensor] | None = None, scope: PackScope | None = None
 ) -> bytes | None:
     """The pickle of what is plain but for tensors and what has a writer; None if something else is in it. Tensors that are
     large go into that list: the data of the n-th has to be in the n-th buffer. Those with a history go into `links`, if
@@ -132,7 +133,7 @@ def _twin(
     value: Any,
     kind: type,
     tensors: Tensors,
-    large: list[torch.Tensor],
+    large: list[Large],
     links: list[torch.Tensor] | None,
     scope: PackScope | None,
     depth: int,
@@ -173,7 +174,7 @@ def _twin(
 
 
 def _write(
-    tensor: torch.Tensor, tensors: Tensors, large: list[torch.Tensor], links: list[torch.Tensor] | None
+    tensor: torch.Tensor, tensors: Tensors, large: list[Large], links: list[torch.Tensor] | None
 ) -> Pieces | None:
     """Add the pickle of a tensor to those of the message, by storage; None if it is not that simple."""
     try:
@@ -195,7 +196,7 @@ def _write(
         else:
             before, behind = large_one
             data = bytes((len(large),))
-            large.append(tensor)
+            large.append((tensor, storage, raw_view(pointer, nbytes, READ)))
         if linked:
             assert links is not None, "histories are recorded"
             written: Pieces = (_LINK, bytes((len(links),)), before, data, behind[:-1], _LINK_END)

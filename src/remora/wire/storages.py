@@ -243,7 +243,8 @@ def strided(
     tensor: torch.Tensor = prototypes[name].new()
     if type(tensor) is not torch.Tensor:
         return without_modes(strided, source, name, offset, shape, stride, flags)
-    tensor.set_(storage_of(source), offset, shape, stride)
+    storage = incoming.frame[0][source] if type(source) is int else storage_of(source)  # (most of them are large)
+    tensor.set_(storage, offset, shape, stride)
     return flagged(tensor, flags) if flags else tensor
 
 
