@@ -3,8 +3,8 @@
 (Tensors on devices: `remora.agent.handover`.)
 
 A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are. The
-receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or by a word
-(GIVE_BACK) that goes along with whatever else is sent next.
+receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or by a
+word (GIVE_BACK) that goes along with whatever else is sent next.
 """
 
 from __future__ import annotations

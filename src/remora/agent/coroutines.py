@@ -35,7 +35,7 @@ class Coroutines:
     def run(
         self, coroutine: Coroutine[Any, Any, Any], context: Context, pacing: Pacing, done: Done
     ) -> Callable[[], None]:
-        """Run a coroutine in a context; `done([value], error)` is called on the loop's thread. Returns a way to cancel it."""
+        """Run a coroutine in a context; `done([value], error)` is called on the loop's thread. A way to cancel it."""
         loop = self._started()
         task: list[asyncio.Task[None]] = []
 

@@ -187,7 +187,8 @@ class References:
         assert value is not None
 
         def finish(held: Held, error: BaseException | None) -> None:
-            request.acknowledge(REMOTE_RET, value.settle, held.pop() if held else None, error)  # who waits for the value is often the caller
+            result = held.pop() if held else None
+            request.acknowledge(REMOTE_RET, value.settle, result, error)  # who waits for the value is often the caller
 
         try:
             target = request.target()

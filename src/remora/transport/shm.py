@@ -30,7 +30,7 @@ SMALLEST = 1 << 17
 IDLE = 10.0  # seconds after which memory that nobody uses is returned to the system
 # What has just been given back is still in the cache of the borrower's core, and to write there takes three times as long
 # as where it is not. So several segments of a size take turns, until that is as much as such a cache holds.
-TURNS, IN_TURN = 8, 1 << 21  # segments, bytes
+TURNS, IN_TURN = 4, 1 << 21  # segments, bytes
 _ALIGNED = 64
 _STAMP = struct.Struct("<Q")  # at the beginning of a segment: its number
 _REFERENCE = struct.Struct("<QIIQI")  # number, process, descriptor, size, how many places
