@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from remora import rpc
+from remora.errors import WorkerLost
 from remora.transport import shm
 from tests.processes import targets
-from tests.workers import Workers
+from tests.workers import WorkerGone, Workers
 
 MB = 1 << 20
 pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
@@ -35,6 +38,11 @@ def sums() -> list[float]:
 def let_go() -> None:
     held.clear()
     gc.collect()
+
+
+def served() -> int:
+    """How many requests are being served here."""
+    return rpc._get_current_rpc_agent().agent.dispatch.counts()
 
 
 def memory() -> tuple[int, int]:
@@ -180,6 +188,93 @@ def test_without_enough_of_it_tensors_go_the_usual_way(limit: int) -> None:
         assert workers.run(0, send_many, "worker1", 3) == [float(i * MB) for i in range(3)]
         assert workers.run(0, memory)[0] <= limit
         workers.run(1, let_go)
+
+
+def die_instead_of_copying() -> None:
+    """From now on this process ends where it should fill memory that it has lent, as its message says already."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    shm.Segment.fill = die  # type: ignore[method-assign]
+
+
+def meet(other: str) -> None:
+    """Both know all memory of the other that the next small tensor could be in."""
+    for _ in range(shm.TURNS + 2):
+        rpc.rpc_sync(other, targets.echo, args=(torch.ones(100_000),))
+
+
+def send_one(to: str) -> None:
+    rpc.rpc_async(to, hold, args=(torch.ones(100_000),))
+
+
+def fetch_one(to: str) -> str:
+    try:
+        rpc.rpc_sync(to, fill, args=(100_000, 3.0))
+    except WorkerLost as error:
+        return str(error)
+    return "it came"
+
+
+def number_held() -> int:
+    return len(held)
+
+
+later = pytest.mark.skipif(not shm.LATER, reason="nothing is filled after it was lent on this machine")
+
+
+@used
+@later
+def test_a_function_does_not_run_with_arguments_that_their_sender_did_not_live_to_copy() -> None:
+    with Workers(3) as workers:
+        workers.run(0, meet, "worker1")
+        workers.run(0, die_instead_of_copying)
+        with pytest.raises(WorkerGone):
+            workers.run(0, send_one, "worker1")
+        workers.kill(0)
+        targets.wait_until(lambda: workers.run(1, served) == 0, what="it is given up")
+        assert workers.run(1, number_held) == 0
+        workers.run(2, send_one, "worker1")
+        targets.wait_until(lambda: workers.run(1, number_held) == 1, what="others are served")
+        workers.run(1, let_go)
+
+
+@used
+@later
+def test_an_answer_that_its_sender_did_not_live_to_copy_is_lost() -> None:
+    with Workers(2) as workers:
+        workers.run(0, meet, "worker1")
+        workers.run(1, die_instead_of_copying)
+        outcome = workers.run(0, fetch_one, "worker1")
+        workers.kill(1)
+    assert "worker1" in outcome
+    assert "it came" not in outcome
+
+
+def total_of(tensor: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """What is in a tensor when the function begins, and the same with one more in each place."""
+    return float(tensor.sum()), tensor.add_(1)
+
+
+def call_from_many_threads(to: str, threads: int, times: int) -> int:
+    """Each has sizes and values of its own, and sees that no other's are in what it gets."""
+
+    def call(seed: int) -> int:
+        for i in range(times):
+            size, value = 20_000 + 7_000 * ((seed + i) % 32), float(seed * times + i)
+            before, after = rpc.rpc_sync(to, total_of, args=(torch.full((size,), value, dtype=torch.float64),))
+            assert before == size * value
+            assert after.shape == (size,)
+            assert bool((after == value + 1).all())
+        return times
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(call, range(threads)))
+
+
+def test_nobody_sees_what_is_not_there_yet(pair: Workers) -> None:
+    assert pair.run(0, call_from_many_threads, "worker1", 4, 60) == 240
 
 
 def forget_where_processes_are() -> None:

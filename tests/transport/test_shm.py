@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -22,10 +24,23 @@ def view(tensor: torch.Tensor) -> memoryview:
     return readonly_view(tensor.data_ptr(), tensor.nbytes)
 
 
+def take(borrower: shm.Borrower, reference: bytes | None) -> list[torch.UntypedStorage]:
+    assert reference is not None
+    storages, filling = borrower.take(reference, 0.0)
+    assert filling is None
+    return storages
+
+
 def lend(lender: shm.Lender, tensors: list[torch.Tensor], to: str = "b") -> bytes | None:
     buffers = [view(tensor) for tensor in tensors]
     segment = lender.lend(shm.room_for(buffers), to)
-    return None if segment is None else segment.fill(buffers)
+    if segment is None:
+        return None
+    reference = segment.refer(buffers)
+    segment.fill(buffers)
+    segment.tell()
+    lender.filled(segment, 0.0)
+    return reference
 
 
 @pytest.fixture
@@ -39,7 +54,7 @@ def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.L
     sent = [torch.arange(100_000), torch.zeros(0), torch.randn(333)]
     reference = lend(lender, sent)
     borrower = shm.Borrower()
-    storages = borrower.take(reference, 0.0)
+    storages = take(borrower, reference)
     for tensor, storage in zip(sent, storages, strict=True):
         got = torch.empty(0, dtype=tensor.dtype).set_(storage)
         assert torch.equal(got, tensor)
@@ -51,7 +66,7 @@ def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.L
 
 def test_a_segment_is_given_back_when_the_last_tensor_is_gone_and_lent_again(lender: shm.Lender) -> None:
     borrower = shm.Borrower()
-    one, two = borrower.take(lend(lender, [torch.ones(MB), torch.ones(MB)]), 0.0)
+    one, two = take(borrower, lend(lender, [torch.ones(MB), torch.ones(MB)]))
     part = torch.empty(0).set_(one)[5:10]
     del one, two
     gc.collect()
@@ -151,18 +166,99 @@ def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
         "lender = shm.Lender(1 << 30); tensor = torch.arange(1 << 20)\n"
         "from remora.wire.memory import readonly_view\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]\n"
-        "print(lender.lend(shm.room_for(buffers), 'b').fill(buffers).hex(), flush=True)\n"
+        "segment = lender.lend(shm.room_for(buffers), 'b')\n"
+        "segment.fill(buffers); reference = segment.refer(buffers); segment.tell()\n"
+        "print(reference.hex(), flush=True)\n"
         "sys.stdin.read()\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         reference = bytes.fromhex(child.stdout.readline().decode())
-        [storage] = shm.Borrower().take(reference, 0.0)
+        [storage] = take(shm.Borrower(), reference)
     finally:
         child.kill()
         child.communicate(timeout=30)
     got = torch.empty(0, dtype=torch.int64).set_(storage)
     assert torch.equal(got, torch.arange(1 << 20))
+
+
+class Lent:
+    """A segment about which its borrower knows, and that is still to be filled."""
+
+    def __init__(self, lender: shm.Lender, value: float) -> None:
+        self.tensor = torch.full((10_000,), value)
+        self.buffers = [view(self.tensor)]
+        segment = lender.lend(shm.room_for(self.buffers), "b")
+        assert segment is not None
+        self.segment = segment
+        self.reference = segment.refer(self.buffers)
+
+
+def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> None:
+    borrower = shm.Borrower()
+    for value in (1.0, 2.0):  # the same memory the second time
+        lent = Lent(lender, value)
+        [storage], filling = borrower.take(lent.reference, 0.0)
+        assert filling is not None
+        waiting = threading.Event()
+
+        def lives(waiting: threading.Event = waiting) -> bool:
+            waiting.set()
+            return True
+
+        with ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(filling.wait, lives)
+            assert waiting.wait(10)
+            lent.segment.fill(lent.buffers)
+            assert not waiter.done()
+            lent.segment.tell()
+            assert waiter.result(10) is True
+        assert torch.equal(torch.empty(0).set_(storage), lent.tensor)
+        lender.filled(lent.segment, 0.0)
+        del storage, filling
+        lender.take_back(borrower.given_back(), "b", 0.0)
+        assert lender.counts()[1] == 0
+
+
+def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: shm.Lender) -> None:
+    lent = Lent(lender, 1.0)
+    _, filling = shm.Borrower().take(lent.reference, 0.0)
+    assert filling is not None
+    lives = iter([True, True, False])
+    assert filling.wait(lambda: next(lives)) is False
+    lent.segment.tell()
+    assert filling.wait(lambda: False) is True, "it died when all was there"
+
+
+def test_what_is_given_back_unread_is_not_lent_again_before_it_is_filled() -> None:
+    lender = shm.Lender(shm.SMALLEST)  # there is room for one
+    try:
+        lent = Lent(lender, 1.0)
+        lender.take_back([lent.segment.number], "b", 0.0)
+        assert lender.lend(1000, "b") is None
+        lender.filled(lent.segment, 0.0)
+        assert lender.counts()[1] == 0
+        assert lender.lend(1000, "b") is lent.segment
+    finally:
+        lender.close()
+
+
+@pytest.mark.parametrize("end", ["lender.forget('b')", "lender.close()"])
+def test_one_whose_borrower_dies_while_it_is_being_filled_stays_until_that_is_done(end: str) -> None:
+    program = (
+        "import ctypes, torch; from remora.transport import shm; from remora.wire.memory import readonly_view\n"
+        "lender = shm.Lender(1 << 30); tensor = torch.ones(1 << 20); real = ctypes.memmove\n"
+        "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)] * 2\n"
+        "segment = lender.lend(shm.room_for(buffers), 'b')\n"
+        "def move(*args):\n"
+        f"    {end}\n"
+        "    real(*args)\n"
+        "ctypes.memmove = move\n"
+        "segment.refer(buffers); segment.fill(buffers); segment.tell(); lender.filled(segment, 0.0)\n"
+        "segment.fill(buffers); segment.tell(); print(lender.counts(), segment.map)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "(0, 0) None\n"), done.stderr
 
 
 def test_without_memory_nothing_is_lent(monkeypatch: pytest.MonkeyPatch, lender: shm.Lender) -> None:

@@ -13,6 +13,7 @@ import errno
 import logging
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from remora.agent.handover import DEVICE, Handover
 from remora.transport import shm
@@ -24,6 +25,8 @@ from remora.wire.warm import warm
 log = logging.getLogger("remora")
 
 SHARED_FROM = 1 << 16  # bytes of tensors in a message; below, the kernel copies them faster than we can arrange this
+
+ATTEMPTS = 100  # to copy something, if we are interrupted each time
 
 _TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what is given back, behind that
 
@@ -57,25 +60,56 @@ class Sharing:
         self.unused = self._borrower.unused  # what has to be given back
         self.handover = Handover(name, device_memory, self.unused)
 
-    def lend(self, packed: Packed) -> bytes | None:
-        """The body of a message whose tensors are in shared memory now; None if they have to go another way."""
+    def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
+        """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message was
+        sent, if that is still to be done. None if they have to go another way."""
         if not self.willing:
             return None
         segment = self._lender.lend(shm.room_for(packed.buffers), self._key)
         if segment is None:
             return None
+        reference = segment.refer(packed.buffers)
+        fill: Callable[[], None] | None = None
+        if packed.loading is not None:
+            self._load(segment, packed, reference)
+        elif segment.size > shm.LATER:
+            self._fill(segment, packed)
+        else:
+            fill = partial(self._fill, segment, packed)
+        if fill is None:
+            packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
+        returned = self.returns() if self.unused else b""
+        return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
+
+    def _fill(self, segment: shm.Segment, packed: Packed) -> None:
+        """Copy the tensors of a message, come what may: somebody waits for them, perhaps already."""
+        interruption: BaseException | None = None
+        for _ in range(ATTEMPTS):
+            if not segment.filling:
+                break
+            try:
+                if not segment.told:
+                    segment.fill(packed.buffers)
+                    segment.tell()
+                self._lender.filled(segment, self._now())
+            except BaseException as error:  # Ctrl-C, and the like
+                interruption = error
+        if interruption is not None:
+            raise interruption
+
+    def _load(self, segment: shm.Segment, packed: Packed, reference: bytes) -> None:
+        """The same for a message some of whose tensors come from devices, which can fail."""
+        assert packed.loading is not None, "something is on its way"
+        numbers = packed.loading.numbers
         try:
-            if packed.loading is None:
-                reference = segment.fill(packed.buffers)
-            else:
-                reference = segment.fill(packed.buffers, packed.loading.numbers)
-                packed.complete(segment.places(reference, packed.loading.numbers))
+            segment.fill(packed.buffers, numbers)
+            packed.complete(segment.places(reference, numbers))
+            segment.tell()
         except BaseException:
             self._lender.take_back([segment.number], self._key, self._now())
             raise
-        packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
-        returned = self.returns() if self.unused else b""
-        return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned))
+        finally:
+            self._lender.filled(segment, self._now())
 
     def borrow(self, frame: Frame) -> bool:
         """Give a message the memory it refers to. False if that cannot be had."""
@@ -87,7 +121,7 @@ class Sharing:
             end -= returned
         start = end - reference
         try:
-            frame.buffers = self._borrower.take(view[start:end], self._now())
+            frame.buffers, frame.filling = self._borrower.take(view[start:end], self._now())
         except (OSError, ValueError) as error:
             frame.buffers = None
             self._borrower.unused.append(shm.number_of(view, start))

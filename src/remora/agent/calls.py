@@ -114,6 +114,8 @@ class Call:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:
             raise self._without_result(frame)
+        if frame.filling is not None and not frame.filling.wait(lambda: not self.peer.gone):
+            raise WorkerLost(f"{self.what}: it was answered, but {self.peer.name} ended while it copied the answer")
         scope = UnpackScope(self.peer, frame.arrival, frame.landing)
         value = unpack(frame.body, frame.buffers, scope)
         if frame.flags & RECORDED:

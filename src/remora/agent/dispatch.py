@@ -137,6 +137,8 @@ class Request:
             if not frame.flags & SHARED:
                 what = f"({frame.size} bytes) do not fit into the memory of this worker"
             raise SerializationError(f"the arguments {what}")
+        if frame.filling is not None and not frame.filling.wait(lambda: not self.caller.gone):
+            raise SerializationError("the arguments did not come: their sender ended while it copied them")
         scope = UnpackScope(self.caller, frame.arrival, frame.landing)
         value = unpack(frame.body, frame.buffers, scope)
         frame.buffers = ()  # whoever has the value has its memory

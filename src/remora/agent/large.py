@@ -8,6 +8,7 @@ or copied aside. What is small, or could not leave now in any case, is copied an
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from remora.agent.bulk import SHARED_FROM
 from remora.agent.calls import Call
@@ -55,7 +56,7 @@ class SendingLarge(Sending):
         if size >= SHARED_FROM and self.sharing is not None:
             lent = self.sharing.lend(packed)
             if lent is not None:
-                self.send(kind, number, lent, flags | SHARED, timeout)
+                self._send_shared(kind, number, *lent, flags | SHARED, timeout)
                 return
         body = packed.body + lengths(packed.buffers)
         size += len(body)
@@ -72,6 +73,16 @@ class SendingLarge(Sending):
         else:
             raise self._not_sent(call)
         self.flush()
+
+    def _send_shared(
+        self, kind: int, call: int, body: bytes, fill: Callable[[], None] | None, flags: int, timeout: float
+    ) -> None:
+        """Send a message whose tensors are in shared memory, or will be there (`fill`) before whoever gets it looks."""
+        try:
+            self.send(kind, call, body, flags, timeout)
+        finally:
+            if fill is not None:
+                fill()
 
     def _lock_patience(self, kind: int, left: float) -> float:
         """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""

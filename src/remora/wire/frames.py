@@ -40,7 +40,9 @@ _INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffe
 class Frame:
     """One message as it arrived. `buffers` are the memory of tensors; None if it did not fit into this machine's."""
 
-    __slots__ = ("ack", "arrival", "body", "buffers", "call", "flags", "kind", "landing", "number", "size", "timeout")
+    __slots__ = (
+        "ack", "arrival", "body", "buffers", "call", "filling", "flags", "kind", "landing", "number", "size", "timeout",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Frame:
         self.body = body
         self.size = size
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
+        self.filling: Any = None  # what to wait for before the buffers are used, if they are in shared memory
         self.landing: Any = None  # the device memory that came with it, or the uploads to it: see `remora.wire.cargo`
         self.arrival: Any = None  # what the layer above made of its preamble
 

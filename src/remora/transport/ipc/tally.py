@@ -50,6 +50,7 @@ class Tally:
     @classmethod
     def create(cls) -> Tally:
         segment = shm.Segment(_SIZE)
+        assert segment.map is not None, "it was just made"
         return cls(segment.map, segment)
 
     @property

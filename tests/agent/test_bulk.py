@@ -1,0 +1,144 @@
+"""Memory that is filled when its message has been sent: filled in any case, once, and by whoever sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from remora.agent.bulk import Sharing
+from remora.agent.large import SendingLarge
+from remora.transport import shm
+from remora.vocabulary.ids import WorkerKey
+from remora.wire.frames import SHARED, Frame
+from remora.wire.packed import Packed
+from remora.wire.pickling import pack, unpack
+
+pytestmark = [
+    pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way"),
+    pytest.mark.skipif(not shm.LATER, reason="nothing is filled after it was lent on this machine"),
+]
+
+SENT = torch.arange(20_000)
+PLENTY = torch.zeros(2 * shm.IN_TURN, dtype=torch.uint8)
+
+
+@pytest.fixture
+def lender() -> Iterator[shm.Lender]:
+    made = shm.Lender(1 << 25)
+    yield made
+    made.close()
+
+
+def sharing(lender: shm.Lender) -> Sharing:
+    made = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: 0.0)
+    made.willing = True
+    return made
+
+
+def arrive(body: bytes) -> Frame:
+    """What the other side has of a message."""
+    frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
+    assert sharing(shm.Lender(0)).borrow(frame)
+    return frame
+
+
+def value_of(frame: Frame) -> torch.Tensor:
+    assert frame.buffers is not None
+    found: torch.Tensor = unpack(frame.body, frame.buffers)
+    return found
+
+
+def first_time(method: Callable[..., Any], error: BaseException, after: bool) -> Callable[..., Any]:
+    """It raises this the first time, before it does anything or when it has done it."""
+    errors = [error]
+
+    def called(*args: Any) -> Any:
+        if errors and not after:
+            raise errors.pop()
+        result = method(*args)
+        if errors:
+            raise errors.pop()
+        return result
+
+    return called
+
+
+def lent_late(mine: Sharing) -> tuple[bytes, Callable[[], None]]:
+    lent = mine.lend(pack(SENT))
+    assert lent is not None
+    body, fill = lent
+    assert fill is not None
+    return body, fill
+
+
+def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_before(lender: shm.Lender) -> None:
+    mine = sharing(lender)
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    assert frame.filling is not None
+    fill()
+    assert frame.filling.wait(lambda: False)
+    assert torch.equal(value_of(frame), SENT)
+    lent = mine.lend(pack(PLENTY))
+    assert lent is not None
+    assert lent[1] is None
+    assert arrive(lent[0]).filling is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("method", ["fill", "tell"])
+def test_ctrl_c_does_not_leave_it_half_filled(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
+) -> None:
+    body, fill = lent_late(sharing(lender))
+    frame = arrive(body)
+    monkeypatch.setattr(shm.Segment, method, first_time(getattr(shm.Segment, method), KeyboardInterrupt(), after))
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert frame.filling.wait(lambda: False)
+    assert torch.equal(value_of(frame), SENT)
+
+
+def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, fill = lent_late(sharing(lender))
+    frame = arrive(body)
+    real = lender.filled
+
+    def interrupted(*_: Any) -> None:
+        value_of(frame).fill_(7)
+        monkeypatch.setattr(lender, "filled", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lender, "filled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert value_of(frame).eq(7).all()
+    frame.buffers = None
+    lender.take_back([shm.number_of(body, len(body) - 8 - 48)], WorkerKey(1, "there"), 0.0)
+    assert lender.counts()[1] == 0, "it can be lent again"
+
+
+def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) -> None:
+    sent: list[Frame] = []
+
+    class Failing:
+        """A channel whose message is on its way when something fails."""
+
+        closed = False
+        sharing = sharing(lender)
+
+        def send(self, kind: int, call: int, body: bytes, flags: int, timeout: float) -> None:
+            sent.append(arrive(body))
+            raise KeyboardInterrupt
+
+        _send_packed = SendingLarge._send_packed
+        _send_shared = SendingLarge._send_shared
+
+    packed: Packed = pack(SENT)
+    with pytest.raises(KeyboardInterrupt):
+        Failing._send_packed(cast(Any, Failing()), 0x102, 1, packed, 0, 0.0, 0.0)  # type: ignore[arg-type]
+    assert sent[0].filling.wait(lambda: False)
+    assert torch.equal(value_of(sent[0]), SENT)
