@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from remora.transport import shm
+from remora.transport import loans, shm
 from remora.wire.memory import readonly_view
 
 pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
@@ -24,7 +24,7 @@ def view(tensor: torch.Tensor) -> memoryview:
     return readonly_view(tensor.data_ptr(), tensor.nbytes)
 
 
-def take(borrower: shm.Borrower, reference: bytes | None) -> list[torch.UntypedStorage]:
+def take(borrower: loans.Borrower, reference: bytes | None) -> list[torch.UntypedStorage]:
     assert reference is not None
     storages, filling = borrower.take(reference, 0.0)
     assert filling is None
@@ -53,7 +53,7 @@ def lender() -> shm.Lender:
 def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.Lender) -> None:
     sent = [torch.arange(100_000), torch.zeros(0), torch.randn(333)]
     reference = lend(lender, sent)
-    borrower = shm.Borrower()
+    borrower = loans.Borrower()
     storages = take(borrower, reference)
     for tensor, storage in zip(sent, storages, strict=True):
         got = torch.empty(0, dtype=tensor.dtype).set_(storage)
@@ -65,7 +65,7 @@ def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.L
 
 
 def test_a_segment_is_given_back_when_the_last_tensor_is_gone_and_lent_again(lender: shm.Lender) -> None:
-    borrower = shm.Borrower()
+    borrower = loans.Borrower()
     one, two = take(borrower, lend(lender, [torch.ones(MB), torch.ones(MB)]))
     part = torch.empty(0).set_(one)[5:10]
     del one, two
@@ -125,7 +125,7 @@ def test_no_more_is_lent_than_the_limit_allows(lender: shm.Lender) -> None:
 
 def test_free_segments_of_another_size_make_room(lender: shm.Lender) -> None:
     for size in (MB // 8, 10 * MB):
-        borrower = shm.Borrower()
+        borrower = loans.Borrower()
         for _ in range(4):
             reference = lend(lender, [torch.ones(size)])
             if reference is None:
@@ -136,7 +136,7 @@ def test_free_segments_of_another_size_make_room(lender: shm.Lender) -> None:
 
 
 def test_what_nobody_uses_is_returned_to_the_system(lender: shm.Lender) -> None:
-    borrower = shm.Borrower()
+    borrower = loans.Borrower()
     borrower.take(lend(lender, [torch.ones(MB)]), 0.0)
     lender.take_back(borrower.given_back(), "b", 100.0)
     lender.trim(100.0 + shm.IDLE / 2)
@@ -149,7 +149,7 @@ def test_what_nobody_uses_is_returned_to_the_system(lender: shm.Lender) -> None:
 
 def test_a_wrong_reference_is_refused(lender: shm.Lender) -> None:
     reference = lend(lender, [torch.ones(MB)])
-    borrower = shm.Borrower()
+    borrower = loans.Borrower()
     with pytest.raises(ValueError, match="beyond its segment"):
         borrower.take(reference[:-8] + (1 << 40).to_bytes(8, "little"), 0.0)
     wrong = (int.from_bytes(reference[:8], "little") + 1).to_bytes(8, "little") + reference[8:]
@@ -157,7 +157,7 @@ def test_a_wrong_reference_is_refused(lender: shm.Lender) -> None:
         borrower.take(wrong, 0.0)
     elsewhere = reference[:8] + (2**22 + 1).to_bytes(4, "little") + reference[12:]
     with pytest.raises(OSError, match="No such"):
-        shm.Borrower().take(elsewhere, 0.0)
+        loans.Borrower().take(elsewhere, 0.0)
 
 
 def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
@@ -174,7 +174,7 @@ def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         reference = bytes.fromhex(child.stdout.readline().decode())
-        [storage] = take(shm.Borrower(), reference)
+        [storage] = take(loans.Borrower(), reference)
     finally:
         child.kill()
         child.communicate(timeout=30)
@@ -195,7 +195,7 @@ class Lent:
 
 
 def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> None:
-    borrower = shm.Borrower()
+    borrower = loans.Borrower()
     for value in (1.0, 2.0):  # the same memory the second time
         lent = Lent(lender, value)
         [storage], filling = borrower.take(lent.reference, 0.0)
@@ -222,7 +222,7 @@ def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> Non
 
 def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: shm.Lender) -> None:
     lent = Lent(lender, 1.0)
-    _, filling = shm.Borrower().take(lent.reference, 0.0)
+    _, filling = loans.Borrower().take(lent.reference, 0.0)
     assert filling is not None
     lives = iter([True, True, False])
     assert filling.wait(lambda: next(lives)) is False

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from remora.agent.handover import DEVICE, Handover
-from remora.transport import shm
+from remora.transport import loans, shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
 from remora.wire.packed import Packed
@@ -56,7 +56,7 @@ class Sharing:
         self._now = now
         self.name = name
         self.willing = False  # the peer can use what we lend
-        self._borrower = shm.Borrower()
+        self._borrower = loans.Borrower()
         self.unused = self._borrower.unused  # what has to be given back
         self.handover = Handover(name, device_memory, self.unused)
 

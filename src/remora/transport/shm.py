@@ -19,13 +19,9 @@ import itertools
 import mmap
 import os
 import platform
-import select
 import struct
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,25 +35,13 @@ IDLE = 10.0  # seconds after which memory that nobody uses is returned to the sy
 TURNS, IN_TURN = 4, 1 << 21  # segments, bytes
 # What is not larger is copied when the message has been sent, where others see writes in the order in which they are made.
 LATER = IN_TURN // 2 if platform.machine() in ("x86_64", "AMD64") else 0
-PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
 _ALIGNED = 64
 _STAMP = struct.Struct("<Q")  # at the beginning of a segment: its number
-_FILLED = 8  # … and here, how often it was filled
-_REFERENCE = struct.Struct("<QIIQII")  # number, process, descriptor, size, how often it is filled then, how many places
-_PLACE = struct.Struct("<QQ")
+FILLED = 8  # … and here, how often it was filled
+REFERENCE = struct.Struct("<QIIQII")  # number, process, descriptor, size, how often it is filled then, how many places
+PLACE = struct.Struct("<QQ")
 
-_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once: far quicker than one by one, as they are touched
-_FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-)  # fmt: skip
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
-_frombuffer = torch.frombuffer
-_nothing: Callable[[], torch.UntypedStorage] = partial(torch.UntypedStorage, 0)
+POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once: far quicker than one by one, as they are touched
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 
@@ -92,13 +76,13 @@ class Segment:
         self.descriptor = os.memfd_create(f"remora-{self.number}", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(self.descriptor, 0, size)  # or a write would end the process when memory is short
-            mapped = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | _POPULATE)
+            mapped = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | POPULATE)
         except BaseException:
             os.close(self.descriptor)
             raise
         self.map: mmap.mmap | None = mapped  # until it is returned to the system
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        self._filled = ctypes.c_uint64.from_address(self.address + _FILLED)
+        self._filled = ctypes.c_uint64.from_address(self.address + FILLED)
         _STAMP.pack_into(mapped, 0, self.number)
 
     def refer(self, buffers: Sequence[memoryview]) -> bytes:
@@ -108,9 +92,9 @@ class Segment:
         at = _ALIGNED
         for buffer in buffers:
             size = buffer.nbytes
-            places.append(_PLACE.pack(at, size))
+            places.append(PLACE.pack(at, size))
             at += -(-size // _ALIGNED) * _ALIGNED
-        head = _REFERENCE.pack(self.number, os.getpid(), self.descriptor, self.size, self.times, len(places))
+        head = REFERENCE.pack(self.number, os.getpid(), self.descriptor, self.size, self.times, len(places))
         return head + b"".join(places)
 
     def fill(self, buffers: Sequence[memoryview], but: range = range(0)) -> None:
@@ -143,7 +127,7 @@ class Segment:
         region.kept = self.map
         if region.kept is None:
             raise OSError("the memory was returned to the system: its borrower is gone")
-        found = [_PLACE.unpack_from(reference, _REFERENCE.size + number * _PLACE.size) for number in numbers]
+        found = [PLACE.unpack_from(reference, REFERENCE.size + number * PLACE.size) for number in numbers]
         with torch.inference_mode(False), torch._C._DisableTorchDispatch():  # (whatever the program does on this thread)
             return [torch.frombuffer(region, dtype=torch.uint8, offset=at, count=size) for at, size in found]
 
@@ -161,13 +145,13 @@ def _rounded(size: int) -> int:
 
 def number_of(message: bytes | bytearray | memoryview, at: int) -> int:
     """The number of the segment that a reference in a message is to."""
-    number: int = _REFERENCE.unpack_from(message, at)[0]
+    number: int = REFERENCE.unpack_from(message, at)[0]
     return number
 
 
 def size_of(message: bytes | bytearray | memoryview, at: int) -> int:
     """The size of the segment that a reference in a message is to."""
-    size: int = _REFERENCE.unpack_from(message, at)[3]
+    size: int = REFERENCE.unpack_from(message, at)[3]
     return size
 
 
@@ -291,122 +275,3 @@ class Lender:
         """(bytes in all, segments lent)."""
         with self._lock:
             return self._total, len(self._lent)
-
-
-class Borrower:
-    """What one worker has of the segments of one other."""
-
-    def __init__(self) -> None:
-        self._maps: dict[int, _Mapping] = {}
-        self._lock = threading.Lock()
-        self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
-
-    def take(self, reference: bytes | memoryview, now: float) -> tuple[list[torch.UntypedStorage], Filling | None]:
-        """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or ValueError if
-        it cannot be had."""
-        number, process, descriptor, size, times, count = _REFERENCE.unpack_from(reference)
-        places = [_PLACE.unpack_from(reference, _REFERENCE.size + index * _PLACE.size) for index in range(count)]
-        with self._lock:
-            mapping = self._maps.get(number)
-            if mapping is None:
-                mapping = self._maps[number] = self._open(number, process, descriptor, size)
-            mapping.used_at = now
-        for at, length in places:
-            if at + length > mapping.size:
-                raise ValueError("a message refers to memory beyond its segment")
-        region: Any = mapping.kind.from_address(mapping.address)
-        region.loan = _Loan(mapping, number, self.unused)
-        storages = [
-            _frombuffer(region, dtype=torch.uint8, offset=at, count=length).untyped_storage() if length else _nothing()
-            for at, length in places
-        ]
-        return storages, None if mapping.filled.value == times else Filling(mapping, times)
-
-    def _open(self, number: int, process: int, descriptor: int, size: int) -> _Mapping:
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(opened).st_size != size:
-                raise ValueError("a segment does not have the size it should have")
-            found = _Mapping(opened, size)
-        finally:
-            os.close(opened)
-        if ctypes.c_uint64.from_address(found.address).value != number:
-            raise ValueError("a segment is not the one that was lent")
-        return found
-
-    def trim(self, now: float) -> None:
-        """Unmap what has not been used for a while; what tensors still use stays for as long as they do."""
-        with self._lock:
-            for number in [number for number, mapping in self._maps.items() if now - mapping.used_at > 2 * IDLE]:
-                del self._maps[number]
-
-    def close(self) -> None:
-        """Unmap everything that no tensor uses."""
-        with self._lock:
-            self._maps.clear()
-
-    def given_back(self) -> list[int]:
-        """The segments that are not used any more; the lender has to be told."""
-        numbers: list[int] = []
-        while self.unused:
-            numbers.append(self.unused.popleft())
-        return numbers
-
-
-class Filling:
-    """What a message lent us, while it is still being copied there."""
-
-    __slots__ = ("_mapping", "_times")
-
-    def __init__(self, mapping: _Mapping, times: int) -> None:
-        self._mapping = mapping
-        self._times = times
-
-    def wait(self, lender_lives: Callable[[], bool]) -> bool:
-        """Return when all of it is there: in no time, unless the lender was stopped in the midst of it; False if it died."""
-        filled, times = self._mapping.filled, self._times
-        patience = time.monotonic() + PATIENCE
-        while filled.value != times:
-            if not lender_lives():
-                return bool(filled.value == times)
-            if time.monotonic() < patience:
-                os.sched_yield()  # the lender may wait for this very processor,
-                select.select((), (), (), 0.0)  # or, on another thread, for the interpreter
-            else:
-                time.sleep(PATIENCE)
-        return True
-
-
-class _Loan:
-    """What a message lent us. It ends with the last tensor that uses it."""
-
-    __slots__ = ("_mapping", "_number", "_unused")
-
-    def __init__(self, mapping: _Mapping, number: int, unused: deque[int]) -> None:
-        self._mapping = mapping  # stays for as long
-        self._number = number
-        self._unused = unused
-
-    def __del__(self) -> None:
-        self._unused.append(self._number)
-
-
-class _Mapping:
-    """A segment in our address space. Not Python's `mmap`: that would keep a descriptor open for each."""
-
-    __slots__ = ("address", "filled", "kind", "size", "used_at")
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.size = 0
-        self.kind: Any = ctypes.c_char * size
-        self.used_at = 0.0
-        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _POPULATE, descriptor, 0)
-        if address is None or address == _FAILED:
-            raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
-        self.address: int = address
-        self.filled = ctypes.c_uint64.from_address(address + _FILLED)  # how often it was
-        self.size = size
-
-    def __del__(self, unmap: Callable[[int, int], object] = _munmap) -> None:  # (there may be no globals any more)
-        if self.size:
-            unmap(self.address, self.size)
