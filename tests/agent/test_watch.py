@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -435,6 +436,30 @@ def test_who_helped_goes_home_after_a_while(crew: Crew, peer: Peer, monkeypatch:
 
 
 # At rest.
+
+
+class Glances:
+    """A poller to which something comes when its user has made way for others three times."""
+
+    def __init__(self) -> None:
+        self.made_way = 0
+
+    def make_way(self) -> None:
+        self.made_way += 1
+
+    def glance(self) -> Seen:
+        return [(1, 1)] if self.made_way >= 3 else []
+
+
+def test_a_leader_that_looks_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    poller = Glances()
+    monkeypatch.setattr(watching, "make_way", poller.make_way)
+    watch = Watch.__new__(Watch)
+    watch._poller = cast(Any, poller)
+    assert watch._look(time.monotonic() + 10.0) == [(1, 1)]
+    assert poller.made_way == 3, "what comes is seen at once"
+    poller.made_way = -1000
+    assert watch._look(time.monotonic()) is None, "the moment is over"
 
 
 def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,26 @@ def test_the_end_is_seen_too(pair: Pair, clock: Clock) -> None:
     assert for_reading(pair[0].fileno()).watch()
 
 
+def test_whoever_looks_makes_way_for_others_all_the_time(
+    pair: Pair, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the one who would answer may wait for this very processor until the look is over."""
+    said = []
+
+    def make_way() -> None:
+        said.append(clock.now)
+        if len(said) == 3:
+            pair[1].send(b"x")
+
+    monkeypatch.setattr(eagerness, "make_way", make_way)
+    eager = for_reading(pair[0].fileno())
+    assert eager.watch()
+    assert len(said) == 3, "what came meanwhile is seen at once"
+    assert said[-1] < MOMENT
+    assert eager.watch()
+    assert len(said) == 3, "nobody need make way for what is there"
+
+
 def test_looking_ends_after_a_moment(pair: Pair, clock: Clock) -> None:
     assert not for_reading(pair[0].fileno()).watch()
     assert 10 <= clock.looks <= 13

@@ -18,7 +18,7 @@ from threading import get_ident, get_native_id
 
 from remora.agent import patrol
 from remora.agent.patrol import NEVER, NOBODY, Patrol
-from remora.transport.eagerness import MOMENT
+from remora.transport.eagerness import GLANCES, MOMENT, make_way
 from remora.transport.gate import AT_ONCE, Gate
 from remora.transport.poller import Event, Poller, Seen
 
@@ -104,10 +104,13 @@ class Watch(Patrol):
     def _look(self, end: float) -> Seen | None:
         """What comes within a moment."""
         look, clock = self._poller.glance, time.monotonic
-        while not (seen := look()):
+        while True:
+            for _ in GLANCES:
+                if seen := look():
+                    return seen
             if clock() > end:
                 return None
-        return seen
+            make_way()
 
     def _take_over(self, leader: int) -> bool:
         with self._lock:

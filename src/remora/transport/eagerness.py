@@ -2,8 +2,12 @@
 
 To sleep means to be woken: by another processor, and, if this one had nothing else to do, with cold caches. For an answer
 that takes a few tens of microseconds that doubles the time. So whoever waits for something looks for it for a moment
-first, for as long as that pays. It does not if nothing came, or if another one needed this very processor meanwhile: then
-the next few waits sleep at once, twice as many each time; and half as many again for each look that paid.
+first, for as long as that pays. It does not if nothing came, or if another one had this very processor for long: then the
+next few waits sleep at once, twice as many each time; and half as many again for each look that paid.
+
+Whoever looks makes way for others after every few glances. The one whose answer it waits for may need this very processor:
+the kernel likes to put those on one processor that wake each other, and leaves them there for as long as one of them sleeps.
+If both want to run, it moves one of them to another processor soon.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MOMENT = 0.0 if os.environ.get("REMORA_LOOK") == "0" else 300e-6  # seconds
-INTERRUPTION = 50e-6  # a look takes about one microsecond: after this many, somebody else had the processor in between
+INTERRUPTION = 1e-3  # seconds: somebody else has the processor, and does not give it back soon
+GLANCES = range(4)  # in between, we make way
 MOST_RESTS = 256
+
+make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class Eagerness(Generic[T]):
@@ -41,18 +48,21 @@ class Eagerness(Generic[T]):
         interrupted = False
         before = clock()
         end = before + MOMENT
-        while not (found := look()):
+        while True:
+            for _ in GLANCES:
+                if found := look():
+                    if interrupted or clock() - before > INTERRUPTION:
+                        self._rest()
+                    else:
+                        self._rests_next = max(self._rests_next // 2, 1)
+                    return found
             now = clock()
             interrupted = interrupted or now - before > INTERRUPTION
             if now > end:
                 self._rest()
                 return None
             before = now
-        if interrupted or clock() - before > INTERRUPTION:
-            self._rest()
-        else:
-            self._rests_next = max(self._rests_next // 2, 1)
-        return found
+            make_way()
 
     def _rest(self) -> None:
         self._rests = self._rests_next
