@@ -17,6 +17,7 @@ from remora.agent import patrol, processor
 from remora.agent import watch as watching
 from remora.agent.crew import Crew, waiting
 from remora.agent.watch import NOBODY, STREAK, Watch
+from remora.transport.eagerness import MOST_RESTS
 from remora.transport.poller import EpollPoller, Event, Seen, SelectPoller
 from tests.agent.alone import wait_until
 
@@ -460,6 +461,20 @@ def test_a_leader_that_looks_makes_way_for_others(monkeypatch: pytest.MonkeyPatc
     assert poller.made_way == 3, "what comes is seen at once"
     poller.made_way = -1000
     assert watch._look(time.monotonic()) is None, "the moment is over"
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_nobody_looks_for_a_while_if_somebody_else_had_the_processor_for_long(
+    monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    now = iter([0.0, 0.01, 0.02, 0.03])
+    monkeypatch.setattr(watching, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(now))}))
+    poller = Glances()
+    poller.made_way = 3 if comes else 0
+    watch = Watch.__new__(Watch)
+    watch._poller, watch._streak = cast(Any, poller), STREAK
+    assert bool(watch._look(0.005)) is comes
+    assert watch._streak == -MOST_RESTS
 
 
 def test_a_leader_looks_while_it_pays_and_then_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,11 +119,16 @@ def test_it_forgets_what_was_in_vain_little_by_little(pair: Pair, clock: Clock) 
     assert [bool(eager.watch()) for _ in range(5)] == [False] * 4 + [True], "half of eight"
 
 
-def test_whoever_was_interrupted_rests_though_it_found_something(pair: Pair, clock: Clock) -> None:
+@pytest.mark.parametrize("found", [True, False])
+def test_whoever_was_interrupted_for_long_rests_for_long_though_it_found_something(
+    pair: Pair, clock: Clock, found: bool
+) -> None:
     eager = for_reading(pair[0].fileno())
-    pair[1].send(b"x")
+    if found:
+        pair[1].send(b"x")
     clock.step = 2 * INTERRUPTION
-    assert eager.watch()
-    assert not eager.watch()
-    assert eager.watch()
-    assert [bool(eager.watch()) for _ in range(3)] == [False, False, True]
+    assert bool(eager.watch()) is found
+    clock.step = MOMENT / 10
+    if not found:
+        pair[1].send(b"x")
+    assert [bool(eager.watch()) for _ in range(MOST_RESTS + 2)] == [False] * MOST_RESTS + [True, True]

@@ -18,7 +18,7 @@ from threading import get_ident, get_native_id
 
 from remora.agent import patrol
 from remora.agent.patrol import NEVER, NOBODY, Patrol
-from remora.transport.eagerness import GLANCES, MOMENT, make_way
+from remora.transport.eagerness import GLANCES, INTERRUPTION, MOMENT, MOST_RESTS, make_way
 from remora.transport.gate import AT_ONCE, Gate
 from remora.transport.poller import Event, Poller, Seen
 
@@ -37,7 +37,7 @@ class Watch(Patrol):
         self._lock = threading.Lock()  # guards the next two
         self._standing = 0  # threads with nothing to do, but for the leader
         self._leader = NOBODY
-        self._streak = 0  # events in a row
+        self._streak = 0  # events in a row; below zero after an interruption: so many have to come before they count
         self._deputed = 0  # things that others began since the leader did
 
     @property
@@ -92,7 +92,7 @@ class Watch(Patrol):
         else:
             events = self._poller.wait()
             now = clock()
-            self._streak = self._streak + 1 if now - begun < MOMENT else 0
+            self._streak = self._streak + 1 if now - begun < MOMENT else min(self._streak, 0)
         self._began = now
         self._long_at = now + patrol.LONG
         self._steps += 1
@@ -102,14 +102,21 @@ class Watch(Patrol):
         return events
 
     def _look(self, end: float) -> Seen | None:
-        """What comes within a moment."""
+        """What comes within a moment. If somebody else had the processor for long, nobody looks for a while."""
         look, clock = self._poller.glance, time.monotonic
+        before = clock()
         while True:
             for _ in GLANCES:
                 if seen := look():
+                    if clock() - before > INTERRUPTION:
+                        self._streak = -MOST_RESTS
                     return seen
-            if clock() > end:
+            now = clock()
+            if now - before > INTERRUPTION:
+                self._streak = -MOST_RESTS
+            if now > end:
                 return None
+            before = now
             make_way()
 
     def _take_over(self, leader: int) -> bool:

@@ -2,8 +2,8 @@
 
 To sleep means to be woken: by another processor, and, if this one had nothing else to do, with cold caches. For an answer
 that takes a few tens of microseconds that doubles the time. So whoever waits for something looks for it for a moment
-first, for as long as that pays. It does not if nothing came, or if another one had this very processor for long: then the
-next few waits sleep at once, twice as many each time; and half as many again for each look that paid.
+first, for as long as that pays. It does not if nothing came: then the next few waits sleep at once, twice as many each time;
+and half as many again for each look that paid. Nor if another one had this very processor for long: then as many as ever do.
 
 Whoever looks makes way for others after every few glances. The one whose answer it waits for may need this very processor:
 the kernel likes to put those on one processor that wake each other, and leaves them there for as long as one of them sleeps.
@@ -52,7 +52,7 @@ class Eagerness(Generic[T]):
             for _ in GLANCES:
                 if found := look():
                     if interrupted or clock() - before > INTERRUPTION:
-                        self._rest()
+                        self._rests = MOST_RESTS
                     else:
                         self._rests_next = max(self._rests_next // 2, 1)
                     return found
@@ -60,6 +60,8 @@ class Eagerness(Generic[T]):
             interrupted = interrupted or now - before > INTERRUPTION
             if now > end:
                 self._rest()
+                if interrupted:
+                    self._rests = MOST_RESTS
                 return None
             before = now
             make_way()
