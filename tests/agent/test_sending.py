@@ -102,6 +102,23 @@ def test_a_word_said_while_a_message_is_written_is_answered(me: str) -> None:
     wait_until(lambda: link.last_heard > heard)
 
 
+class Drained:
+    """Shared memory to be given back, which another thread has just given back with a message of its own."""
+
+    unused = (7,)
+
+    def returns(self) -> bytes:
+        return b""
+
+
+def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: Alone) -> None:
+    """A word that gives nothing back would say that we cannot use any."""
+    alone.sharing = cast(Any, Drained())
+    alone.send(CALL, 1, b"")
+    alone.give_back()
+    assert alone.wire.kinds() == [[CALL]]
+
+
 # What nobody is in a hurry for.
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -110,6 +111,22 @@ def test_none_is_made_to_take_turns_where_there_is_no_room_for_it() -> None:
         assert len(set(numbers_lent_one_after_the_other(lender, MB // 8, 10))) == 1
     finally:
         lender.close()
+
+
+class Contested(deque[int]):
+    """Another thread takes the last number as soon as somebody has seen that there is one."""
+
+    def __len__(self) -> int:
+        found = super().__len__()
+        if found == 1:
+            self.pop()
+        return found
+
+
+def test_several_threads_may_give_back_at_once() -> None:
+    borrower = loans.Borrower()
+    borrower.unused = Contested([1, 2, 3])
+    assert borrower.given_back() == [1, 2]
 
 
 def test_no_more_is_lent_than_the_limit_allows(lender: shm.Lender) -> None:

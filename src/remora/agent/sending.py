@@ -230,7 +230,8 @@ class Sending(ABC):
             self._unhurried_at = 0.0
         if self.sharing is not None and self.sharing.unused:
             returns = self.sharing.returns()
-            lazy.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # before an answer: the next call may need it
+            if returns:  # else they have just gone with another message
+                lazy.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # first: the next call may need it
         batch: list[bytes] = []
         while self._words:
             batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0))
@@ -256,7 +257,8 @@ class Sending(ABC):
         """Have shared memory that is not used any more go back to its owner, if it has not gone along with something."""
         if self.sharing is not None and self.sharing.unused:
             returns = self.sharing.returns()
-            self.send(GIVE_BACK, 0, returns)
+            if returns:
+                self.send(GIVE_BACK, 0, returns)
 
     def say(self, kind: int) -> None:
         """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. Does not block."""

@@ -91,8 +91,11 @@ class Borrower:
     def given_back(self) -> list[int]:
         """The segments that are not used any more; the lender has to be told."""
         numbers: list[int] = []
-        while self.unused:
-            numbers.append(self.unused.popleft())
+        try:
+            while self.unused:
+                numbers.append(self.unused.popleft())
+        except IndexError:  # another thread had the last one
+            pass
         return numbers
 
 
