@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from remora.errors import SerializationError
 from remora.transport import loans, shm
 from remora.wire.memory import readonly_view
 
@@ -258,6 +259,15 @@ def test_what_is_given_back_unread_is_not_lent_again_before_it_is_filled() -> No
         assert lender.lend(1000, "b") is lent.segment
     finally:
         lender.close()
+
+
+def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lender: shm.Lender) -> None:
+    lent = Lent(lender, 1.0)
+    [place] = lent.segment.places(lent.reference, range(1))
+    lender.forget("b")
+    place.fill_(0)  # who has it keeps it
+    with pytest.raises(SerializationError, match="is gone"):
+        lent.segment.places(lent.reference, range(1))
 
 
 @pytest.mark.parametrize("end", ["lender.forget('b')", "lender.close()"])

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from remora.errors import SerializationError
 from remora.wire.memory import address_of
 
 SMALLEST = 1 << 17
@@ -126,7 +127,7 @@ class Segment:
         region: Any = (ctypes.c_char * self.size).from_address(self.address)
         region.kept = self.map
         if region.kept is None:
-            raise OSError("the memory was returned to the system: its borrower is gone")
+            raise SerializationError("the worker that the memory was lent to is gone")
         found = [PLACE.unpack_from(reference, REFERENCE.size + number * PLACE.size) for number in numbers]
         with torch.inference_mode(False), torch._C._DisableTorchDispatch():  # (whatever the program does on this thread)
             return [torch.frombuffer(region, dtype=torch.uint8, offset=at, count=size) for at, size in found]
