@@ -20,6 +20,9 @@ from remora.rpc import gathering, outgoing, profiling
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from remora.rpc.functions import MARK
 from remora.rpc.gathering import AllGatherStates
+from remora.rpc.internal import PythonUDF as PythonUDF  # as torch's module offers them
+from remora.rpc.internal import RPCExecMode as RPCExecMode
+from remora.rpc.internal import _build_rpc_profiling_key as _build_rpc_profiling_key
 from remora.rpc.internal import _internal_rpc_pickler, check_arguments
 from remora.rpc.profiling import Target
 from remora.rref import handle, proxy
@@ -41,6 +44,8 @@ _thread_local_var = threading.local()
 _profiler_enabled = torch._C._autograd._profiler_enabled
 _current: Worker | None = None
 
+
+PyRRef = RRef
 
 # The current worker.
 

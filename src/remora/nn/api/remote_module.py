@@ -55,7 +55,7 @@ class _RemoteModule(torch.nn.Module):
         _module_interface_cls: Any = None,
     ) -> None:
         on, device = destination.parse(remote_device)
-        made = rpc.remote(on, _make_module, args=(module_cls, tuple(args or ()), dict(kwargs or {}), device))
+        made = rpc.remote(on, _create_module, args=(module_cls, tuple(args or ()), dict(kwargs or {}), device))
         self._init(on, device, made, _module_interface_cls)
 
     def _init(self, on: str | int, device: str, module_rref: RRef[Any], interface: Any) -> None:
@@ -97,7 +97,7 @@ class _RemoteModule(torch.nn.Module):
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[torch.nn.Parameter]]:
         """References to the parameters, as a DistributedOptimizer takes them."""
-        return rpc.rpc_sync(self.module_rref.owner(), _parameters, args=(self.module_rref, recurse))
+        return rpc.rpc_sync(self.module_rref.owner(), _param_rrefs, args=(self.module_rref, recurse))
 
     def get_module_rref(self) -> RRef[Any]:
         """The reference to the module."""
@@ -147,9 +147,13 @@ class RemoteModule(_RemoteModule):
         super().__init__(remote_device, module_cls, args, kwargs)
 
 
+def _raise_not_supported(name: str) -> NoReturn:
+    raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+
+
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def method(self: _RemoteModule, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+        _raise_not_supported(name)
 
     method.__name__ = method.__qualname__ = name
     return method
@@ -180,7 +184,7 @@ def _forward_async(
 # On the owner.
 
 
-def _make_module(module_cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
+def _create_module(module_cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
     module = module_cls(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
         raise ValueError(
@@ -200,7 +204,7 @@ def _call(rref: RRef[Any], moved_to: tuple[str, bool] | None, args: tuple[Any, .
     return result if stays else tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
 
 
-def _parameters(rref: RRef[Any], recurse: bool) -> list[RRef[torch.nn.Parameter]]:
+def _param_rrefs(rref: RRef[Any], recurse: bool) -> list[RRef[torch.nn.Parameter]]:
     return [RRef(parameter) for parameter in rref.local_value().parameters(recurse)]
 
 
