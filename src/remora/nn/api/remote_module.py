@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +27,7 @@ from remora.rpc.internal import _internal_rpc_pickler
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "on", "device", "is_device_map_set", "is_scriptable", "generated_methods", "module_rref",
 )  # fmt: skip
+NO_HOOKS: Any = MappingProxyType({})
 _GENERATED_METHODS = ("forward_async", "forward")  # of these, arrived modules have copies among their attributes
 
 _ON_ITS_WORKER = {"forward", "train", "eval", "parameters"}  # (the last only says what is there in its place)
@@ -45,6 +46,12 @@ class _RemoteModule(torch.nn.Module):
     is_device_map_set: bool
     is_scriptable: bool
     module_rref: RRef[Any]
+
+    # It is called by `nn.Module.__call__`: torch.fx replaces that one while it traces, and it runs the hooks of all modules.
+    # These are what it looks at. A module that was made here has its own; one that arrived has only what travels.
+    _backward_hooks = _backward_pre_hooks = _forward_hooks = _forward_pre_hooks = NO_HOOKS
+    _forward_hooks_with_kwargs = _forward_hooks_always_called = _forward_pre_hooks_with_kwargs = NO_HOOKS
+    _is_full_backward_hook = None
 
     def __init__(
         self,
@@ -84,13 +91,6 @@ class _RemoteModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module on its worker."""
         return _forward(self.module_rref, self._moved_to(), *args, **kwargs)
-
-    __call__ = forward  # hooks are the owner's, and an arrived module has nothing that nn.Module's would look for
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "forward" in vars(cls) and "__call__" not in vars(cls):
-            cls.__call__ = cls.forward  # type: ignore[method-assign]
 
     def _moved_to(self) -> tuple[str, bool] | None:
         return _moved_to(self.device, self.is_device_map_set)
