@@ -42,7 +42,7 @@ class RpcBackendOptions:
 
     @rpc_timeout.setter
     def rpc_timeout(self, seconds: float) -> None:
-        self._rpc_timeout = check_timeout(seconds)
+        self._rpc_timeout = check_timeout(seconds, "incompatible constructor arguments: rpc_timeout")
 
     @property
     def bringup_timeout(self) -> float:
