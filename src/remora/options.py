@@ -84,5 +84,5 @@ def check_timeout(seconds: object, name: str) -> float:
     checked = float(seconds)  # type: ignore[arg-type]
     if not checked >= 0:
         reason = "must not be negative" if checked < 0 else "is not a number"
-        raise InvalidTimeout(f"{name} {reason}: got {seconds!r}")
+        raise InvalidTimeout(f"{name} {reason}, got {seconds!r}")
     return checked

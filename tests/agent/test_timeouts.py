@@ -126,7 +126,7 @@ def test_a_number_that_is_no_float_is_a_number(world: World) -> None:
 
 
 def test_the_error_names_the_call_and_is_what_programs_catch(world: World) -> None:
-    with pytest.raises(RuntimeError, match=r"timeout of the call of builtins.abs on worker1 must not be negative: got -3"):
+    with pytest.raises(RuntimeError, match=r"timeout of the call of builtins.abs on worker1 must not be negative, got -3"):
         rpc.rpc_sync("worker1", abs, args=(-1,), timeout=-3)
     with pytest.raises(ValueError, match="got nan"):
         rpc.rpc_sync("worker1", abs, args=(-1,), timeout=float("nan"))
