@@ -80,18 +80,19 @@ def compare(arguments: argparse.Namespace, console: Console) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, unwind)
     benchmarks = [each for each in arguments.only or chosen(arguments.quick, console) if REMORA in each.contestants]
+    found = against.Comparison(arguments.against)
     try:
         with trees.checked_out(arguments.against) as packages, saying(console) as say:
-            found = against.run(
-                benchmarks, arguments.against, packages, rounds=arguments.rounds, quick=arguments.quick, say=say
-            )
+            against.run(benchmarks, packages, found, rounds=arguments.rounds, quick=arguments.quick, say=say)
     except trees.NoSuchTree as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 2
-    path = arguments.results / time.strftime("%Y%m%d-%H%M%S-against.json")
-    report.write_changes(found, path)
-    written(path, console)
-    report.show_changes(found, SUITE, console)
+    finally:  # what was found before Ctrl-C is shown, too
+        if found.changes or found.notes:
+            path = arguments.results / time.strftime("%Y%m%d-%H%M%S-against.json")
+            report.write_changes(found, path)
+            written(path, console)
+            report.show_changes(found, SUITE, console)
     return 1 if any(who == against.NOW for _, who in found.notes) else 0
 
 

@@ -127,13 +127,12 @@ class Comparison:
 
 
 def run(
-    benchmarks: Sequence[Benchmark], revision: str, packages: Path, *, rounds: int | None, quick: bool, say: Say
-) -> Comparison:
-    """Measure everything in both trees; `packages` is where those of the revision are.
+    benchmarks: Sequence[Benchmark], packages: Path, found: Comparison, *, rounds: int | None, quick: bool, say: Say
+) -> None:
+    """Measure everything in both trees, and enter it in `found`; `packages` is where those of the revision are.
 
     Benchmarks that take long have fewer rounds, unless the caller says how many.
     """
-    found = Comparison(revision)
     compile_all(ROOT / "src")
     with Side(ROOT / "src") as now, Side(packages) as before:
         sides = {NOW: now, BEFORE: before}
@@ -142,7 +141,6 @@ def run(
                 if rounds or benchmark.rounds is None or number < (1 if quick else benchmark.rounds):
                     say(f"round {number + 1} of {rounds or ROUNDS[quick]} · {benchmark.name}")
                     compare(benchmark, sides, number, quick, found)
-    return found
 
 
 def compare(benchmark: Benchmark, sides: dict[str, Side], number: int, quick: bool, found: Comparison) -> None:

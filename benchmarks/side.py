@@ -23,7 +23,7 @@ from benchmarks.group import MEASURE_TIMEOUT, START_TIMEOUT, GroupFailed, RunMea
 from benchmarks.measure import Measure, Reading, Setting
 from benchmarks.trees import ROOT
 
-END_TIMEOUT = 10.0
+END_TIMEOUT = 20.0
 
 
 @dataclass(frozen=True)

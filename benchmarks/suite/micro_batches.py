@@ -49,7 +49,7 @@ def measure(setting: Setting) -> Iterator[Reading]:
     network = rpc.remote(peer, Network)
     _step(setting, network, 1)
     before = rpc.rpc_sync(peer, resident)
-    for calls in CALLS:
+    for calls in setting.effort(CALLS, CALLS[:1]):
         seconds = [_step(setting, network, calls) for _ in range(setting.effort(STEPS, 2))]
         yield Reading(f"{calls} calls", statistics.median(seconds), Unit.SECONDS)
         yield Reading(f"{calls} calls, callee's memory", rpc.rpc_sync(peer, peak) - before, Unit.BYTES)
