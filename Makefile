@@ -7,7 +7,8 @@
 #   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
 #   make gpu-test tests on a CUDA device, PyTorch's own for it too; installs nothing, torch and pytest must be there
-#   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop")
+#   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop"), or with another revision of
+#                 Remora: ARGS="--against REV" alternates the two trees, and tells ratios and their spread
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
 
 PYTHON ?= python3

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import report, runner
+from benchmarks import against, report, runner, trees
 from benchmarks.contestants import CONTESTANTS, REMORA, Contestant
 from benchmarks.measure import Benchmark
 from benchmarks.results import Results
 from benchmarks.suite import SUITE
 
+WIDTH = 120  # of what is not printed to a terminal
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
     arguments = parse()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    if arguments.against:
+        return compare(arguments, console)
     if arguments.redraw:
         results = report.read(arguments.redraw)
     else:
         results = measure(arguments, console)
         path = arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
         report.write(results, path)
-        console.print(f"Written to {path}", style="dim", soft_wrap=True)
+        written(path, console)
     report.show(results, SUITE, console)
     draw(results, arguments.results, console)
     return 1 if REMORA.name in results.failed else 0
@@ -43,7 +49,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--who", choices=who, action="append", metavar="NAME", help=f"the same; of {', '.join(who)}")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="for JSON and plots")
     parser.add_argument("--redraw", type=Path, metavar="FILE", help="tables and plots of an earlier run, from its JSON")
-    return parser.parse_args()
+    words = "another revision beside the working tree, turn by turn, instead of the contestants"
+    parser.add_argument("--against", metavar="REV", help=words)
+    arguments = parser.parse_args()
+    if arguments.against and (arguments.who or arguments.redraw):
+        parser.error("--against compares two trees of Remora: it goes with --only, --rounds, --quick and --results")
+    for benchmark in arguments.only or [] if arguments.against else []:
+        if REMORA not in benchmark.contestants:
+            parser.error(f"--against: {benchmark.name} measures the machine, which is the same for both trees")
+    return arguments
 
 
 def find(name: str) -> Benchmark:
@@ -56,14 +70,46 @@ def find(name: str) -> Benchmark:
 
 def measure(arguments: argparse.Namespace, console: Console) -> Results:
     contestants, benchmarks = present(arguments.who, console), arguments.only or chosen(arguments.quick, console)
+    rounds = arguments.rounds or (2 if arguments.quick else 5)
+    with saying(console) as say:
+        return runner.run(benchmarks, contestants, rounds=rounds, quick=arguments.quick, say=say)
+
+
+def compare(arguments: argparse.Namespace, console: Console) -> int:
+    """Two trees of Remora."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, unwind)
+    benchmarks = [each for each in arguments.only or chosen(arguments.quick, console) if REMORA in each.contestants]
+    found = against.Comparison(arguments.against)
+    try:
+        with trees.checked_out(arguments.against) as packages, saying(console) as say:
+            against.run(benchmarks, packages, found, rounds=arguments.rounds, quick=arguments.quick, say=say)
+    except trees.NoSuchTree as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        return 2
+    finally:  # what was found before Ctrl-C is shown, too
+        if found.changes or found.notes:
+            path = arguments.results / time.strftime("%Y%m%d-%H%M%S-against.json")
+            report.write_changes(found, path)
+            written(path, console)
+            report.show_changes(found, SUITE, console)
+    return 1 if any(who == against.NOW for _, who in found.notes) else 0
+
+
+def unwind(number: int, _: object) -> None:
+    """Leave every context manager, so that processes and folders go."""
+    sys.exit(128 + number)
+
+
+@contextmanager
+def saying(console: Console) -> Iterator[Callable[[str], None]]:
+    """What tells the user how far it is."""
     with console.status("starting") as status:
-        return runner.run(
-            benchmarks,
-            contestants,
-            rounds=arguments.rounds or (2 if arguments.quick else 5),
-            quick=arguments.quick,
-            say=status.update if console.is_terminal else lambda text: print(text, file=sys.stderr),
-        )
+        yield status.update if console.is_terminal else lambda text: print(text, file=sys.stderr)
+
+
+def written(path: Path, console: Console) -> None:
+    console.print(f"Written to {path}", style="dim", soft_wrap=True)
 
 
 def present(names: list[str] | None, console: Console) -> list[Contestant]:

@@ -7,6 +7,8 @@ import os
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -17,6 +19,8 @@ from benchmarks.measure import Measure, Reading, Setting, Skipped
 START_TIMEOUT = 180.0
 MEASURE_TIMEOUT = 300.0
 END_TIMEOUT = 30.0
+
+RunMeasure = Callable[[Measure], list[Reading]]
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(["torch", "torch.distributed.rpc", "remora.rpc", "benchmarks.suite"])
@@ -84,6 +88,16 @@ class Group:
         for pipe in self._pipes:
             pipe.close()
         self._folder.cleanup()
+
+
+@contextmanager
+def opened(setting: Setting) -> Iterator[RunMeasure]:
+    """What runs a measure in a fresh group; for a benchmark without workers, in this process."""
+    if not setting.workers:
+        yield lambda measure: list(measure(setting))
+        return
+    with Group(setting) as group:
+        yield group.run
 
 
 def _answer(pipe: Connection, timeout: float) -> list[Reading]:

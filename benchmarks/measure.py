@@ -97,7 +97,8 @@ class Benchmark:
     The function runs on worker0 of a fresh group of `workers`; with no workers, in the process of the runner. It must
     warm up what it measures. Where actor systems are among the contestants it makes do with `Setting.calls`. In each
     round every contestant has so many turns (`bouts`); at most `rounds` rounds are made of what takes long and varies
-    little. A quick run does without the `slow` ones.
+    little. A quick run does without the `slow` ones. `fresh` ones leave something behind in their group, or have a large
+    one: when two trees are compared, they get a group for each turn.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Benchmark:
     bouts: int = 1
     rounds: int | None = None
     slow: bool = False
+    fresh: bool = False
 
 
 def time_each(action: Callable[[], object], times: int) -> list[float]:

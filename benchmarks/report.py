@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import bars, results, wording
+from benchmarks.against import ALLOWED, BEFORE, NOW, Change, Comparison, Verdict
 from benchmarks.contestants import CONTESTANTS, MACHINE, REMORA, TORCH, Contestant
 from benchmarks.measure import Benchmark
 from benchmarks.results import Results, Row
 
+COLOURS = {Verdict.WORSE: "red", Verdict.BETTER: "green", Verdict.NO_WORSE: "default", Verdict.OPEN: "yellow"}
 TITLES = {"remora": "Remora", "torch": "torch", "ray": "Ray", "monarch": "Monarch"}
 
 
@@ -62,6 +65,33 @@ def _show_bars(results: Results, console: Console) -> None:
     _print(table, console)
 
 
+def show_changes(found: Comparison, suite: Sequence[Benchmark], console: Console) -> None:
+    """The table of a comparison of two trees, and what went wrong."""
+    title = f"The working tree beside {found.revision}"
+    table = _table(title, ["benchmark", "metric"], ["before", "now", "now/before", "99 % interval", "pairs", ""])
+    for benchmark in suite:
+        for index, change in enumerate(change for change in found.of(benchmark.name) if change.tabled):
+            table.add_row(benchmark.title if index == 0 else "", change.metric, *_cells_of(change))
+    _print(table, console)
+    if table.rows:
+        how = "Before, now: medians of all turns. Ratio: the median of pairs of turns, and its bootstrap interval."
+        worse = f"Worse: by more than {ALLOWED:.0%} in all of the interval. Open: in some of it; more rounds may tell."
+        console.print(f"{how} {worse}", style="dim", highlight=False)
+    for (name, who), note in found.notes.items():
+        console.print(f"{name}, {who}: {note}", style="yellow", markup=False, highlight=False)
+
+
+def _cells_of(change: Change) -> list[str]:
+    ratio, interval, verdict = change.ratio(), change.interval(), change.verdict()
+    return [
+        *(wording.of_value(statistics.median(change.values(who)), change.unit) for who in (BEFORE, NOW)),
+        "—" if ratio is None else f"{ratio:.3f}",
+        "—" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
+        str(len(change.values(NOW))),
+        "—" if verdict is None else f"[{COLOURS[verdict]}]{verdict.value}[/]",
+    ]
+
+
 def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for name in words:
@@ -101,6 +131,27 @@ def write(found: Results, path: Path) -> None:
         "bars": [vars(verdict) for verdict in bars.judge(found)],
         "notes": [{"benchmark": name, "who": who, "note": note} for (name, who), note in found.notes.items()],
     }
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def write_changes(found: Comparison, path: Path) -> None:
+    """Every number of every turn of both trees, by rounds, and what they come to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    changes = [
+        {
+            "benchmark": change.benchmark,
+            "metric": change.metric,
+            "unit": change.unit.value,
+            "less_is_better": change.unit.less_is_better,
+            "ratio": change.ratio(),
+            "interval": change.interval(),
+            "verdict": verdict.value if (verdict := change.verdict()) else None,
+            "rounds": [[{NOW: now, BEFORE: before} for now, before in pairs] for pairs in change.rounds.values()],
+        }
+        for change in found.changes.values()
+    ]
+    notes = [{"benchmark": name, "who": who, "note": note} for (name, who), note in found.notes.items()]
+    data = {"environment": environment(), "against": found.revision, "changes": changes, "notes": notes}
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 

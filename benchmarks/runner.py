@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from benchmarks.contestants import MACHINE, Contestant, Transport
-from benchmarks.group import Group
-from benchmarks.measure import Benchmark, Measure, Reading, Setting
+from benchmarks.group import RunMeasure, opened
+from benchmarks.measure import Benchmark, Setting
 from benchmarks.results import Results
 
 Say = Callable[[str], None]
-RunMeasure = Callable[[Measure], list[Reading]]
 
 ROUNDS_OF_SLOW = 3  # more would be most of a run
 
@@ -70,12 +69,9 @@ def _alike(benchmarks: Sequence[Benchmark]) -> list[list[Benchmark]]:
 def _take(turn: Turn, quick: bool, results: Results) -> None:
     first = turn.benchmarks[0]
     setting = Setting(turn.who, first.transport, first.workers, quick)
-    if not setting.workers:
-        _measure_all(turn, lambda measure: list(measure(setting)), results)
-        return
     try:
-        with Group(setting) as group:
-            _measure_all(turn, group.run, results)
+        with opened(setting) as run_measure:
+            _measure_all(turn, run_measure, results)
     except Exception as error:
         for benchmark in turn.benchmarks:
             results.excuse(benchmark.name, turn.who.name, error)

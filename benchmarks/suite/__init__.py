@@ -13,6 +13,7 @@ from benchmarks.suite import (
     floor,
     idle,
     memory,
+    micro_batches,
     nested,
     noop,
     reference,
@@ -37,11 +38,14 @@ SUITE = [
     Benchmark("echo", "echo of a tensor", echo.measure, contestants=CONTESTANTS),
     Benchmark("echo-tcp", "echo of a tensor, TCP", echo.over_tcp, transport="tcp"),
     Benchmark("reference", "remote() + to_here()", reference.measure, bouts=3),
-    Benchmark("references", "100,000 references", reference.many, rounds=2),
+    Benchmark("references", "100,000 references", reference.many, rounds=2, fresh=True),
     Benchmark("training", "one training step", training.measure, bouts=2),
+    Benchmark("micro-batches", "backward through many calls", micro_batches.measure, rounds=3, fresh=True),
     Benchmark("startup", "start-up", startup.measure, workers=0),
-    Benchmark("memory", "memory held by echoes", memory.measure, rounds=2),
+    Benchmark("memory", "memory held by echoes", memory.measure, rounds=2, fresh=True),
     Benchmark("idle", "a worker at rest", idle.measure, rounds=2),
     # Of torch.distributed.rpc, 51 workers do not start on a machine with two cores: each polls its shared memory.
-    Benchmark("idle-50", "the same, 50 peers", idle.measure, workers=51, contestants=(REMORA,), rounds=1, slow=True),
+    Benchmark(
+        "idle-50", "the same, 50 peers", idle.measure, workers=51, contestants=(REMORA,), rounds=1, slow=True, fresh=True
+    ),
 ]

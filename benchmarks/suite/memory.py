@@ -32,8 +32,17 @@ def measure(setting: Setting) -> Iterator[Reading]:
 
 def resident() -> int:
     """Bytes of memory this process occupies, shared memory that it has mapped included."""
+    return _status("VmRSS")
+
+
+def peak() -> int:
+    """The most that it has ever occupied."""
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         raise Skipped("memory is read from /proc, which is not there") from None
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024

@@ -51,6 +51,10 @@ class SerializationError(RemoraError):
     """A value could not be packed, or could not be rebuilt."""
 
 
+class InvalidTimeout(RemoraError, ValueError):
+    """A timeout that is negative, or not a number. Nothing has been done."""
+
+
 class CallError(RemoraError):
     """One call did not yield a value."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from remora.clock import SYSTEM, Clock
+from remora.errors import InvalidTimeout
 
 DEFAULT_RPC_TIMEOUT = 60.0
 DEFAULT_SHUTDOWN_TIMEOUT = 0.0
@@ -42,8 +43,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "heartbeat", "suspect_after", "reconnect_timeout", "silence_limit"):
-            if not getattr(self, name) > 0:
+            if not check_timeout(getattr(self, name), name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
+        if self.bringup_timeout is not None:
+            check_timeout(self.bringup_timeout, "bringup_timeout")
         if isinstance(self.watch, bool) or not isinstance(self.watch, int) or self.watch < 0:
             raise ValueError(f"watch must be a number of workers, got {self.watch!r}")
         if isinstance(self.shared_memory, bool) or not isinstance(self.shared_memory, int) or self.shared_memory < 0:
@@ -73,12 +76,13 @@ class Settings:
         return Settings(**values)
 
 
-def check_timeout(seconds: object, name: str = "rpc_timeout") -> float:
-    """A timeout as a float; 0 means never. Wrong types and negative values are errors."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(
-            f"incompatible constructor arguments: {name} must be a number of seconds, got {type(seconds).__name__}"
-        )
-    if not seconds >= 0:
-        raise ValueError(f"{name} must not be negative, got {seconds}; 0 means to wait for ever")
-    return float(seconds)
+def check_timeout(seconds: object, name: str) -> float:
+    """A number of seconds that somebody may wait, as a float. Negative ones, NaN and what is no number are errors that
+    name it."""
+    if isinstance(seconds, bool) or not hasattr(type(seconds), "__float__"):
+        raise TypeError(f"{name} must be a number of seconds, not {seconds!r}")
+    checked = float(seconds)  # type: ignore[arg-type]
+    if not checked >= 0:
+        reason = "must not be negative" if checked < 0 else "is not a number"
+        raise InvalidTimeout(f"{name} {reason}, got {seconds!r}")
+    return checked

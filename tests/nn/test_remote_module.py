@@ -8,12 +8,15 @@ import inspect
 import io
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.nn.api.remote_module
+import torch.fx
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from remora import autograd, rpc
 from remora.nn import RemoteModule
@@ -345,3 +348,98 @@ def test_a_module_with_an_interface_cannot_be_sent(world: World) -> None:
 def test_without_an_interface_it_cannot_be_scripted(world: World) -> None:
     with pytest.raises(RuntimeError, match="with a module interface"):
         torch.jit.script(RemoteModule("worker1", Scale))
+
+
+# Hooks and tracing.
+
+
+class Scaled(nn.Module):
+    """Has remote modules among its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = RemoteModule("worker1", Scale, args=(3.0,))
+        self.second = RemoteModule("worker2", Scale, args=(5.0,))
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        return self.second(self.first(tensor), times=2)  # type: ignore[no-any-return]
+
+
+class LeavesRemoteModules(torch.fx.Tracer):
+    """Does not look into them; nor can it."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, RemoteModule)
+
+
+def test_fx_sees_each_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # fx wants the names of all modules. PyTorch refuses these two, so programs that trace do this meanwhile.
+    monkeypatch.setattr(RemoteModule, "named_modules", nn.Module.named_modules)
+    monkeypatch.setattr(RemoteModule, "named_children", nn.Module.named_children)
+    model = Scaled()
+    graph = LeavesRemoteModules().trace(model)
+    assert [(node.op, node.target) for node in graph.nodes] == [
+        ("placeholder", "tensor"),
+        ("call_module", "first"),
+        ("call_module", "second"),
+        ("output", "output"),
+    ]
+    assert torch.fx.GraphModule(model, graph)(ONE).tolist() == model(ONE).tolist() == [30.0, 30.0]
+
+
+def test_forward_hooks_run_here(world: World) -> None:
+    """As with PyTorch, `nn.Module` takes them, and a RemoteModule by itself refuses them."""
+    module, seen = RemoteModule("worker1", Scale), []
+    before, after = partial(nn.Module.register_forward_pre_hook, module), partial(nn.Module.register_forward_hook, module)
+    handles = [
+        before(lambda module, args: (args[0] + 1, *args[1:])),
+        before(lambda module, args, kwargs: (args, {"times": 3, **kwargs}), with_kwargs=True),
+        after(lambda module, args, output: seen.append(output.tolist())),
+        after(lambda module, args, kwargs, output: output - kwargs["times"], with_kwargs=True),
+    ]
+    assert module(ONE).tolist() == [9.0, 9.0]
+    assert seen == [[12.0, 12.0]]
+    assert module.forward(ONE).tolist() == [2.0, 2.0]
+    for handle in handles:
+        handle.remove()
+    assert module(ONE).tolist() == [2.0, 2.0]
+
+
+def test_a_hook_that_is_always_called_hears_of_failures(world: World) -> None:
+    module, seen = RemoteModule("worker1", NotThatWay), []
+    nn.Module.register_forward_hook(module, lambda *args: seen.append(len(args)), always_call=True)
+    with pytest.raises(ArithmeticError, match="not that way"):
+        module(ONE)
+    assert seen == [3]
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_hooks_of_all_modules_run_for_a_remote_one(world: World, arrived: bool) -> None:
+    module, seen = RemoteModule("worker1", Negate), []
+    handles = [
+        register_module_forward_pre_hook(lambda module, args: seen.append("before") if _is_remote(module) else None),
+        register_module_forward_hook(lambda module, args, output: 10 * output if _is_remote(module) else None),
+    ]
+    try:
+        result = rpc.rpc_sync("worker2", _call, args=(module,)) if arrived else module(ONE)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert result.tolist() == [-10.0, -10.0]
+    assert seen == ["before"]
+
+
+def _is_remote(module: nn.Module) -> bool:
+    """The hooks are those of a process, and so of all workers in it: of the module on its own worker, too."""
+    return isinstance(module, RemoteModule)
+
+
+def _call(module: RemoteModule) -> Tensor:
+    return module(ONE)  # type: ignore[no-any-return]
+
+
+class Negate(nn.Module):
+    """Does as it says."""
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        return -tensor

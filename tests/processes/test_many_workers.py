@@ -125,7 +125,8 @@ def test_gathering_and_barriers() -> None:
     with Workers(4) as workers:
         everybody = {f"worker{rank}": rank * 10 for rank in range(4)}
         assert workers.run_all(gather_my_rank) == [everybody] * 4
-        assert workers.run_all(gather_my_rank) == [everybody] * 4
+        assert workers.run_all(gather_my_rank, set()) == [everybody] * 4  # no names are all names, as with PyTorch
+        assert workers.run_all(rpc.api._barrier, set()) == [None] * 4
         some = {"worker1", "worker3"}
         pending = [workers.start(rank, gather_my_rank, some) for rank in (1, 3)]
         assert [each.result() for each in pending] == [{"worker1": 10, "worker3": 30}] * 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from remora.agent.futures import Future, Origin
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
+from remora.options import check_timeout
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import FAILED, RECORDED, SHARED, Frame
@@ -254,8 +255,8 @@ class Call:
                 self.timeout = max(inherited - self.peer.now(), 0.0)
                 return self.timeout or A_LITTLE
             timeout = default
-        if timeout != timeout:
-            raise ValueError(f"the timeout of the {self.what} is not a number")
+        elif type(timeout) is not float or not timeout >= 0:
+            timeout = check_timeout(timeout, f"the timeout of the {self.what}")
         self.timeout = timeout
         if timeout == 0 or timeout >= LIFETIME:
             return 0.0

@@ -18,6 +18,7 @@ from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
 from remora.errors import CallCancelled
+from remora.options import check_timeout
 from remora.wire.failures import stack_of
 
 log = logging.getLogger("remora")
@@ -215,6 +216,8 @@ class Future(torch.futures.Future[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
+        if timeout is not None:
+            check_timeout(timeout, f"the timeout of wait() for {self.what}")
         if not self._settled:
             self._await_outcome(timeout)
         if self._failure is not None:

@@ -75,7 +75,14 @@ def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
     return dict(gathered.values())
 
 
+def is_available() -> bool:
+    """Always, like `remora.rpc`."""
+    return True
+
+
 # What PyTorch's tests and some programs use.
+
+DistAutogradContext = Context
 
 
 def _init(worker_id: int) -> None:
@@ -129,4 +136,4 @@ def _get_debug_info() -> dict[str, str]:
     return {key: str(value) for key, value in _engine().counts().items()}
 
 
-__all__ = ["backward", "context", "get_gradients"]
+__all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_available"]

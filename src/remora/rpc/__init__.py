@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from torch.distributed import Store  # type: ignore[attr-defined]
+
 from remora import autograd as dist_autograd
 from remora.agent.futures import Future
 from remora.rendezvous.store import open_store
@@ -31,9 +33,21 @@ from remora.rpc.api import (
 )
 from remora.rpc.backend_registry import BackendType, BackendValue
 from remora.rpc.backends import REMORA, TENSORPIPE
+from remora.rpc.constants import (
+    _DEFAULT_INIT_METHOD,
+    _DEFAULT_NUM_WORKER_THREADS,
+    _DEFAULT_RPC_TIMEOUT_SEC,
+    _UNSET_RPC_TIMEOUT,
+)
 from remora.rpc.gathering import AllGatherStates
 from remora.rpc.membership import get_worker_infos, members, on_membership
-from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
+from remora.rpc.options import (
+    RemoraRpcBackendOptions,
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    _is_tensorpipe_available,
+    _TensorPipeRpcBackendOptionsBase,
+)
 from remora.rpc.server_process_global_profiler import _server_process_global_profile
 from remora.rref.handle import RRef
 from remora.vocabulary.ids import WorkerInfo, check_worker_name
@@ -42,12 +56,6 @@ from remora.worker import Worker, after_fork_in_child
 log = logging.getLogger("remora")
 
 TensorPipeAgent = RpcAgent = Worker
-_TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions
-_is_tensorpipe_available = True
-_DEFAULT_INIT_METHOD = constants.DEFAULT_INIT_METHOD
-_DEFAULT_NUM_WORKER_THREADS = constants.DEFAULT_NUM_WORKER_THREADS
-_DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
-_UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
 PyRRef = RRef
 
 
@@ -113,6 +121,10 @@ after_fork_in_child(api._reset_current_rpc_agent)
 
 __all__ = [
     "REMORA",
+    "_DEFAULT_INIT_METHOD",
+    "_DEFAULT_NUM_WORKER_THREADS",
+    "_DEFAULT_RPC_TIMEOUT_SEC",
+    "_UNSET_RPC_TIMEOUT",
     "AllGatherStates",
     "BackendType",
     "BackendValue",
@@ -121,14 +133,17 @@ __all__ = [
     "RRef",
     "RemoraRpcBackendOptions",
     "RpcBackendOptions",
+    "Store",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "_TensorPipeRpcBackendOptionsBase",
     "_all_gather",
     "_barrier",
     "_delete_all_user_and_unforked_owner_rrefs",
     "_get_current_rpc_agent",
     "_get_debug_info",
     "_is_current_rpc_agent_set",
+    "_is_tensorpipe_available",
     "_reset_current_rpc_agent",
     "_rref_context_get_debug_info",
     "_server_process_global_profile",

@@ -16,10 +16,14 @@ from remora import autograd
 from remora.agent.crew import here
 from remora.agent.futures import Future
 from remora.errors import NotInitialized
+from remora.options import check_timeout
 from remora.rpc import gathering, outgoing, profiling
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from remora.rpc.functions import MARK
 from remora.rpc.gathering import AllGatherStates
+from remora.rpc.internal import PythonUDF as PythonUDF  # as torch's module offers them
+from remora.rpc.internal import RPCExecMode as RPCExecMode
+from remora.rpc.internal import _build_rpc_profiling_key as _build_rpc_profiling_key
 from remora.rpc.internal import _internal_rpc_pickler, check_arguments
 from remora.rpc.profiling import Target
 from remora.rref import handle, proxy
@@ -41,6 +45,8 @@ _thread_local_var = threading.local()
 _profiler_enabled = torch._C._autograd._profiler_enabled
 _current: Worker | None = None
 
+
+PyRRef = RRef
 
 # The current worker.
 
@@ -109,7 +115,7 @@ def get_rpc_timeout() -> float:
 
 def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
     """Change the default timeout of later calls."""
-    _get_current_rpc_agent().agent.timeout = float(rpcTimeoutSeconds)
+    _get_current_rpc_agent().agent.timeout = check_timeout(rpcTimeoutSeconds, "the default timeout")
 
 
 # Calls.
@@ -221,13 +227,19 @@ def _broadcast_to_followers(sequence_id: str, objects_map: object) -> None:
 def _all_gather(
     obj: object, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """Give every worker the objects of all of them, by name. Blocks until all have called it."""
+    """Give every worker the objects of all of them, by name. Blocks until all have called it.
+
+    `worker_names` are those that take part; None, or none at all, is everybody. `timeout` is in seconds; unset or 0, it
+    waits for ever.
+    """
+    if timeout != UNSET_RPC_TIMEOUT:
+        timeout = check_timeout(timeout, "the timeout of _all_gather")
     return gathering.all_gather(sys.modules[__name__], _worker(), obj, worker_names, timeout)
 
 
 @_require_initialized
 def _barrier(worker_names: set[str] | list[str]) -> None:
-    """Block until all the named workers are here."""
+    """Block until all the named workers are here; without a name, everybody."""
     try:
         _all_gather(None, set(worker_names))
     except RuntimeError:
@@ -246,6 +258,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
     """Say goodbye for every reference held here and wait until others have said it for ours."""
+    timeout = check_timeout(timeout, "the timeout of _delete_all_user_and_unforked_owner_rrefs")
     _worker().references.table.delete_all(timeout)
 
 
@@ -270,6 +283,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     Graceful: wait until all workers are here and no call is under way anywhere, serving calls meanwhile; if a worker dies
     instead, raise an error that names it. Not graceful: end at once. `timeout` is in seconds; 0 waits for ever.
     """
+    timeout = check_timeout(timeout, "the timeout of shutdown")
     worker = _worker()
     try:
         if graceful and worker.is_static_group:

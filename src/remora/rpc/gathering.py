@@ -123,7 +123,7 @@ def conclude(sequence_id: str, outcome: object) -> None:
 
 def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float) -> dict[str, Any]:
     """See the head of this file. `api` is the module whose functions are called: programs may replace them there."""
-    names = _everybody(worker) if names is None else set(names)
+    names = set(names) if names else _everybody(worker)
     me = worker.get_worker_info().name
     assert me in names, f"{me} is not part of this gathering: {sorted(names)}"
     peers = {name: worker.peer(name) for name in names}

@@ -12,6 +12,17 @@ from remora.devices.kinds import DeviceType, as_device
 from remora.options import Settings, check_timeout
 from remora.rpc import constants
 
+_is_tensorpipe_available = True  # as far as programs ask: its options are accepted
+_to_device = as_device
+
+
+def _to_device_map(device_map: Mapping[DeviceType, DeviceType]) -> dict[torch.device, torch.device]:
+    return {as_device(here): as_device(there) for here, there in device_map.items()}
+
+
+def _to_device_list(devices: Sequence[DeviceType]) -> list[torch.device]:
+    return [as_device(device) for device in devices]
+
 
 class RpcBackendOptions:
     """What every backend understands: how long a call may take, and where the workers meet."""
@@ -31,7 +42,7 @@ class RpcBackendOptions:
 
     @rpc_timeout.setter
     def rpc_timeout(self, seconds: float) -> None:
-        self._rpc_timeout = check_timeout(seconds)
+        self._rpc_timeout = check_timeout(seconds, "incompatible constructor arguments: rpc_timeout")
 
     @property
     def bringup_timeout(self) -> float:
@@ -68,7 +79,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
         for worker, device_map in (device_maps or {}).items():
             self.set_device_map(worker, device_map)
-        self.devices: list[torch.device] = [] if devices is None else [as_device(device) for device in devices]
+        self.devices = _to_device_list(devices or ())
         self.settings = Settings()
 
     @property
@@ -79,7 +90,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
         """Where tensors on a device here go on worker `to`. Adds to what was set before; whether it can be is found out when
         the worker starts."""
-        new = {as_device(here): as_device(there) for here, there in device_map.items()}
+        new = _to_device_map(device_map)
         known = self.device_maps.get(to, {})
         for here, there in new.items():
             if known.get(here, there) != there:
@@ -90,7 +101,12 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     def set_devices(self, devices: Sequence[DeviceType]) -> None:
         """The devices this worker uses."""
-        self.devices = [as_device(device) for device in devices]
+        self.devices = _to_device_list(devices)
+
+    _set_device_map = set_device_map
+
+
+_TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions
 
 
 class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):

@@ -14,6 +14,7 @@ from remora.agent.futures import Future, fresh
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_recorded
 from remora.errors import CallNotSent, NotInitialized, OwnerDied, WorkerLost
+from remora.options import check_timeout
 from remora.rref.values import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import WorkerInfo
@@ -122,6 +123,8 @@ class RRef(Generic[T]):
         if self._creation_error is not None:
             raise fresh(self._creation_error)
         if self._value is not None:
+            if timeout != UNSET_TIMEOUT:  # the value is here, and what makes it has a timeout of its own
+                check_timeout(timeout, "the timeout of to_here()")
             value: T = self._value.get()
             return value
         self._check_usable("to_here() on it")
@@ -141,6 +144,8 @@ class RRef(Generic[T]):
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """A future of what `to_here` returns."""
+        if timeout != UNSET_TIMEOUT:  # before there is a future, which would keep this reference if the call were refused
+            check_timeout(timeout, "the timeout of to_here_async()")
         if self._value is not None:
             return self._local_future(self._value)
         self._check_usable("to_here() on it")

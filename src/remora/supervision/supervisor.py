@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
+from remora.options import check_timeout
 from remora.supervision.child import Child, Target
 from remora.supervision.policy import RestartPolicy, Restarts
 
@@ -83,7 +84,7 @@ class Supervisor:
         self._restart_all = restart == "all"
         self._shared = Restarts(self._policy)  # of all together
         self._together = together
-        self._grace = grace
+        self._grace = check_timeout(grace, "grace")
         self._charges: dict[str, _Charge] = {}
         self._signal: int | None = None  # that asked us to end
 
@@ -106,7 +107,7 @@ class Supervisor:
         SIGINT, SIGTERM and SIGHUP are passed on to the processes; when they have ended, the signal takes its usual course
         here. TimeoutError, with the processes still running, if that takes longer than `timeout`.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + check_timeout(timeout, "the timeout of Supervisor.wait")
         with self._signals_heard() as bell:
             while self._signal is None and self._unfinished():
                 self._start_due()

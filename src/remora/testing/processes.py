@@ -26,6 +26,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from remora.faults.deeds import Freeze, Kill
 from remora.faults.injector import Report
 from remora.faults.plan import Plan
+from remora.options import check_timeout
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ class Pending(Generic[T]):
 
     def result(self, timeout: float = 30.0) -> T:
         """What the function returned; raises what it raised, TimeoutError, or ProcessEnded."""
+        timeout = check_timeout(timeout, "the timeout of result()")
         value, error, where = self._process.answer(self._number, timeout)
         if error is not None:
             raise error from RemoteTraceback(where)
@@ -120,7 +122,7 @@ class Processes:
     def __init__(self, n: int, *, faults: Plan | str = "", timeout: float = 60.0, **options: Any) -> None:
         if hasattr(_context, "set_forkserver_preload"):
             _context.set_forkserver_preload(_PRELOADED)
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout, "timeout")
         self._folder = tempfile.TemporaryDirectory(prefix="remora-")
         self._processes: list[_Process] = []
         settings = {"init_method": f"file://{self._folder.name}/rendezvous", "faults": str(faults), **options}

@@ -33,6 +33,7 @@ from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
 from remora.faults.plan import Plan
+from remora.options import check_timeout
 from remora.rpc import api
 from remora.rpc.options import RemoraRpcBackendOptions
 from remora.testing.clock import VirtualClock
@@ -190,6 +191,7 @@ class World:
 
     def wait_until(self, ready: Callable[[], bool], timeout: float = 10.0) -> None:
         """Wait for a condition; AssertionError if it does not come true in time: real time, unless it passes by itself."""
+        timeout = check_timeout(timeout, "the timeout of wait_until")
         clock = self._clock if self._clock is not None and self._clock.auto else SYSTEM
         came_true = wait_until(ready, clock.now() + timeout, clock, pause=0.001)
         assert came_true, f"{ready} did not come true within {timeout} s"

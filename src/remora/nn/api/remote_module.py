@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +27,7 @@ from remora.rpc.internal import _internal_rpc_pickler
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "on", "device", "is_device_map_set", "is_scriptable", "generated_methods", "module_rref",
 )  # fmt: skip
+NO_HOOKS: Any = MappingProxyType({})
 _GENERATED_METHODS = ("forward_async", "forward")  # of these, arrived modules have copies among their attributes
 
 _ON_ITS_WORKER = {"forward", "train", "eval", "parameters"}  # (the last only says what is there in its place)
@@ -46,6 +47,12 @@ class _RemoteModule(torch.nn.Module):
     is_scriptable: bool
     module_rref: RRef[Any]
 
+    # It is called by `nn.Module.__call__`: torch.fx replaces that one while it traces, and it runs the hooks of all modules.
+    # These are what it looks at. A module that was made here has its own; one that arrived has only what travels.
+    _backward_hooks = _backward_pre_hooks = _forward_hooks = _forward_pre_hooks = NO_HOOKS
+    _forward_hooks_with_kwargs = _forward_hooks_always_called = _forward_pre_hooks_with_kwargs = NO_HOOKS
+    _is_full_backward_hook = None
+
     def __init__(
         self,
         remote_device: str,
@@ -55,7 +62,7 @@ class _RemoteModule(torch.nn.Module):
         _module_interface_cls: Any = None,
     ) -> None:
         on, device = destination.parse(remote_device)
-        made = rpc.remote(on, _make_module, args=(module_cls, tuple(args or ()), dict(kwargs or {}), device))
+        made = rpc.remote(on, _create_module, args=(module_cls, tuple(args or ()), dict(kwargs or {}), device))
         self._init(on, device, made, _module_interface_cls)
 
     def _init(self, on: str | int, device: str, module_rref: RRef[Any], interface: Any) -> None:
@@ -85,19 +92,12 @@ class _RemoteModule(torch.nn.Module):
         """Call the module on its worker."""
         return _forward(self.module_rref, self._moved_to(), *args, **kwargs)
 
-    __call__ = forward  # hooks are the owner's, and an arrived module has nothing that nn.Module's would look for
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "forward" in vars(cls) and "__call__" not in vars(cls):
-            cls.__call__ = cls.forward  # type: ignore[method-assign]
-
     def _moved_to(self) -> tuple[str, bool] | None:
         return _moved_to(self.device, self.is_device_map_set)
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[torch.nn.Parameter]]:
         """References to the parameters, as a DistributedOptimizer takes them."""
-        return rpc.rpc_sync(self.module_rref.owner(), _parameters, args=(self.module_rref, recurse))
+        return rpc.rpc_sync(self.module_rref.owner(), _param_rrefs, args=(self.module_rref, recurse))
 
     def get_module_rref(self) -> RRef[Any]:
         """The reference to the module."""
@@ -147,9 +147,13 @@ class RemoteModule(_RemoteModule):
         super().__init__(remote_device, module_cls, args, kwargs)
 
 
+def _raise_not_supported(name: str) -> NoReturn:
+    raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+
+
 def _refuse(name: str) -> Callable[..., NoReturn]:
     def method(self: _RemoteModule, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+        _raise_not_supported(name)
 
     method.__name__ = method.__qualname__ = name
     return method
@@ -180,7 +184,7 @@ def _forward_async(
 # On the owner.
 
 
-def _make_module(module_cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
+def _create_module(module_cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
     module = module_cls(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
         raise ValueError(
@@ -200,7 +204,7 @@ def _call(rref: RRef[Any], moved_to: tuple[str, bool] | None, args: tuple[Any, .
     return result if stays else tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
 
 
-def _parameters(rref: RRef[Any], recurse: bool) -> list[RRef[torch.nn.Parameter]]:
+def _param_rrefs(rref: RRef[Any], recurse: bool) -> list[RRef[torch.nn.Parameter]]:
     return [RRef(parameter) for parameter in rref.local_value().parameters(recurse)]
 
 

@@ -1,0 +1,69 @@
+"""A pipeline's step: a remote module is called once for each micro-batch, and one backward pass goes through all calls.
+
+Every call reaches the same parameters, so their gradients can be added as they come, or kept until all are there: that is
+what the callee's memory tells.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Reading, Setting, Unit, time_all
+from benchmarks.suite.memory import peak, resident
+
+WIDTH, LAYERS = 2048, 5  # 84 MB of parameters
+BATCH = 8
+CALLS = (16, 64)  # in order: the peak of a process' memory is that of its whole life
+STEPS = 3  # of each: memory that grows from one to the next shows
+
+
+class Network(torch.nn.Sequential):
+    """Five layers."""
+
+    def __init__(self) -> None:
+        super().__init__(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+def forward(network: Any, batch: torch.Tensor) -> torch.Tensor:
+    """On the owner of the network."""
+    output: torch.Tensor = network.local_value()(batch)
+    return output
+
+
+def last_gradient(autograd: str, context_id: int, network: Any) -> torch.Tensor:
+    """Of the last bias, on the owner of the network."""
+    gradients = importlib.import_module(autograd).get_gradients(context_id)
+    if len(gradients) != 2 * LAYERS:
+        raise AssertionError(f"{len(gradients)} of {2 * LAYERS} parameters have a gradient")
+    gradient: torch.Tensor = gradients[network.local_value()[-1].bias]
+    return gradient
+
+
+def measure(setting: Setting) -> Iterator[Reading]:
+    rpc, (peer, *_) = setting.rpc, setting.peers
+    network = rpc.remote(peer, Network)
+    _step(setting, network, 1)
+    before = rpc.rpc_sync(peer, resident)
+    for calls in setting.effort(CALLS, CALLS[:1]):
+        seconds = [_step(setting, network, calls) for _ in range(setting.effort(STEPS, 2))]
+        yield Reading(f"{calls} calls", statistics.median(seconds), Unit.SECONDS)
+        yield Reading(f"{calls} calls, callee's memory", rpc.rpc_sync(peer, peak) - before, Unit.BYTES)
+
+
+def _step(setting: Setting, network: Any, calls: int) -> float:
+    """The seconds of its backward pass."""
+    rpc, (peer, *_) = setting.rpc, setting.peers
+    name = setting.module.replace("rpc", "autograd")
+    autograd, batch = importlib.import_module(name), torch.randn(BATCH, WIDTH)
+    with autograd.context() as context_id:
+        loss = torch.stack([rpc.rpc_sync(peer, forward, args=(network, batch)).sum() for _ in range(calls)]).sum()
+        seconds = time_all(lambda: autograd.backward(context_id, [loss]))
+        gradient = rpc.rpc_sync(peer, last_gradient, args=(name, context_id, network))
+    if not torch.equal(gradient, torch.full((WIDTH,), float(calls * BATCH))):  # every output counts once in the loss
+        raise AssertionError(f"a gradient after {calls} calls is {gradient[0]:g}, not {calls * BATCH}")
+    return seconds
