@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,10 +17,13 @@ from remora.devices import streams
 
 _storage_holders: Callable[[int], int] = torch._C._storage_Use_Count
 
+# By the id of a leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in Python; and while the leaf is in
+# there, nothing else has its id.
+ByLeaf = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+
 
 class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
-    """The gradients of a context: by the id of the leaf, the leaf and its gradient. Not by the leaf itself, which torch
-    hashes in Python; and while the leaf is in here, nothing else has its id."""
+    """The gradients of a context (see `ByLeaf`)."""
 
     __slots__ = ("_lock", "_touched")
 
@@ -73,7 +76,7 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         if moment is not None:
             self._touched[moment.key] = moment
 
-    def ready(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    def ready(self) -> ByLeaf:
         """The gradients, ready to be used on the current streams."""
         gradients = self.copy()
         if self._touched:

@@ -59,7 +59,8 @@ def start_of(tensor: torch.Tensor) -> Start:
     if tensor.layout is torch.strided:  # a node written in Python needs something that keeps what is behind it
         return get_gradient_edge(tensor)
     with torch.enable_grad():
-        return GradientEdge(node, tensor.output_nr, _Look.apply(tensor))  # type: ignore[no-untyped-call]
+        keeper: Any = _Look.apply(tensor)  # type: ignore[no-untyped-call]
+    return GradientEdge(node, tensor.output_nr, keeper)  # type: ignore[arg-type]
 
 
 class Send:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from remora.autograd.graph import Reach
-from remora.autograd.leaves import Gathered
+from remora.autograd.leaves import ByLeaf, Gathered
 from remora.autograd.nodes import Recv, Send, receive
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Context:
         recv = Recv(header[1], peer)
         self.received_nodes[header[1]] = receive(recv, map(links.__getitem__, range(len(links))))
 
-    def ready_gradients(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    def ready_gradients(self) -> ByLeaf:
         """The gradients, ready to be used on the current streams."""
         return self.gradients.ready()
 
