@@ -36,6 +36,16 @@ def double(leaf: Tensor) -> None:
     leaf.register_hook(lambda gradient: 2 * gradient)
 
 
+def look_after_accumulation(leaf: Tensor) -> None:
+    leaf.register_post_accumulate_grad_hook(lambda leaf: None)
+
+
+def look_at_accumulator(leaf: Tensor) -> None:
+    node = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda found, given: None)
+    own("accumulator", lambda: node)
+
+
 def plain(leaf: Tensor) -> None:
     pass
 
@@ -56,10 +66,11 @@ def wrong_gradients(world: World, worker: int, factor: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(("hang", "factor"), [(plain, 1), (look_at, 1), (double, 2)])
-def test_local_and_distributed_passes_at_once(world: World, hang: Callable[[Tensor], None], factor: int) -> None:
-    leaf = world.run(1, scale)
-    hang(leaf)
+Hang = Callable[[Tensor], None]
+
+
+def run_beside_others(world: World, local_pass: Callable[[], None], factor: int) -> int:
+    """Make local passes while two other workers make passes through the same leaf; how many were made."""
     failures: list[str] = []
 
     def others(worker: int) -> None:
@@ -72,12 +83,48 @@ def test_local_and_distributed_passes_at_once(world: World, hang: Callable[[Tens
     for thread in threads:
         thread.start()
     passes = 0
-    while passes < LOCAL_PASSES or any(thread.is_alive() for thread in threads):
-        leaf.sum().backward()  # type: ignore[no-untyped-call]
-        passes += 1
-    for thread in threads:
-        thread.join()
+    try:
+        while passes < LOCAL_PASSES or any(thread.is_alive() for thread in threads):
+            local_pass()
+            passes += 1
+    finally:
+        for thread in threads:
+            thread.join()
     assert failures == []
+    return passes
+
+
+@pytest.mark.parametrize(
+    ("hang", "factor"),
+    [(plain, 1), (look_at, 1), (double, 2), (look_after_accumulation, 1), (look_at_accumulator, 1)],
+)
+def test_local_and_distributed_passes_at_once(world: World, hang: Hang, factor: int) -> None:
+    leaf = world.run(1, scale)
+    hang(leaf)
+
+    def local_pass() -> None:
+        leaf.sum().backward()  # type: ignore[no-untyped-call]
+
+    passes = run_beside_others(world, local_pass, factor)
     assert leaf.grad is not None
     assert (leaf.grad == factor * passes).all(), f"{leaf.grad.unique().tolist()} instead of {factor * passes}"
     wait_for_no_contexts(world)
+
+
+@pytest.mark.parametrize(("hang", "factor"), [(plain, 1), (double, 2)])
+def test_the_program_uses_grad_as_it_likes_meanwhile(world: World, hang: Hang, factor: int) -> None:
+    """As an optimizer does: it looks at `.grad` between two passes, and drops it. If only tensor hooks hang on a leaf, a
+    distributed pass never puts anything there."""
+    leaf = world.run(1, scale)
+    hang(leaf)
+    wrong = []
+
+    def local_pass() -> None:
+        leaf.sum().backward()  # type: ignore[no-untyped-call]
+        if leaf.grad is None or not bool((leaf.grad == factor).all()):
+            wrong.append(leaf.grad)
+        leaf.grad = None
+
+    run_beside_others(world, local_pass, factor)
+    assert wrong == []
+    assert leaf.grad is None

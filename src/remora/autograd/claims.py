@@ -11,12 +11,15 @@ leaf is not lent while a local pass has gone through the gate and has not ended.
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from remora.agent.crew import waiting
 from remora.autograd.leaves import Gathered
@@ -29,6 +32,9 @@ _sleepers = 0
 _NONE: Mapping[int, int] = {}
 
 _engine: Any = torch.autograd.Variable._execution_engine
+_enter_engine = _engine_run_backward.__code__
+_GATE_PATIENCE = 2.0
+_GLANCE = 0.0005
 
 
 class Claim:
@@ -130,6 +136,31 @@ def set_up_gate(leaf: torch.Tensor) -> None:
     hooks = leaf._backward_hooks or {}
     if leaf.device.type == "cpu" and not any(type(hook) is _Gate for hook in hooks.values()):
         leaf.register_hook(_Gate(id(leaf)))  # type: ignore[no-untyped-call]
+        _wait_for_passes_under_way()
+
+
+def _wait_for_passes_under_way() -> None:
+    """A local pass that is under way now may be past the place where a gate has just been set up. Not for ever: it may
+    itself wait for this thread, in a hook that calls a worker."""
+    passes = _local_passes()
+    end = time.monotonic() + _GATE_PATIENCE
+    while passes and time.monotonic() < end:
+        with waiting():
+            time.sleep(_GLANCE)
+        passes &= _local_passes()
+
+
+def _local_passes() -> set[FrameType]:
+    """The local passes of other threads that are under way: the frames from which they entered the engine."""
+    me = threading.get_ident()
+    passes = set()
+    for thread, top in sys._current_frames().items():
+        frame: FrameType | None = top if thread != me else None
+        while frame is not None:
+            if frame.f_code is _enter_engine:
+                passes.add(frame)
+            frame = frame.f_back
+    return passes
 
 
 class _Gate:

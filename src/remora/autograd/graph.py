@@ -14,19 +14,21 @@ and so has the node of received tensors on which the program has hung hooks: tho
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, ClassVar
 
 import torch
 
-from remora.autograd.nodes import RecvNode, Start, edges_to
+from remora.autograd.nodes import RecvNode, Start, in_front_of
 
 Node = Any  # torch has no common type for nodes written in C++ and in Python
 Edge = tuple[Node, int]
 Place = tuple[torch.Tensor, Node, int]  # a leaf, and an edge to its accumulator: a node before it, and which of its edges
 
-LeafNode: Any = type(edges_to(torch.empty(0, requires_grad=True))[0][0])
+LeafNode: Any = type(in_front_of(torch.empty(0, requires_grad=True)).grad_fn.next_functions[0][0])  # type: ignore[union-attr]
 
 
 def behind(node: Node) -> Sequence[Edge]:
@@ -56,31 +58,53 @@ def grouped() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-# Hooks on an accumulator cannot be seen either. But whoever hung one there before the forward pass has the accumulator, or
-# torch would have dropped it with the hook. So we hold on to none ourselves, and look whether others do.
+# Hooks on an accumulator cannot be seen either. But a program that hung one there before the forward pass has the
+# accumulator, or torch would have dropped it with the hook. So we look whether something has it besides us. To tell that,
+# we have accumulators only in two ways: for a moment, by a thread that has `looking`; and in `Ends`, which are known.
+
+Ends = list[Start]  # where a run of the engine captures gradients
+_all_ends: dict[int, Ends] = {}  # those of the runs that are under way; by the id of the list
+# Reentrant: the collector may run a destructor of the program meanwhile. Nothing else of the program's runs under it.
+looking = threading.RLock()
 
 
-def _references(edges: Sequence[Edge], node: Node) -> int:
-    return sys.getrefcount(node) - sum(edge[0] is node for edge in edges)
+@contextmanager
+def capturing() -> Iterator[Ends]:
+    """The ends of a run, to be filled in under `looking`."""
+    ends: Ends = []
+    _all_ends[id(ends)] = ends
+    try:
+        yield ends
+    finally:
+        with looking:  # between the two, they would be taken for held by the program
+            ends.clear()
+            del _all_ends[id(ends)]
 
 
-def _unheld() -> int:
-    """What `_references` counts for a node that only the loop there has."""
-    edges = edges_to(torch.empty(0, requires_grad=True))
+def is_held(leaf: torch.Tensor) -> bool:
+    """Whether the program has the accumulator of a leaf. Under `looking`."""
+    return leaf.requires_grad and _references(in_front_of(leaf)) > _UNHELD
+
+
+def _references(front: torch.Tensor) -> int:
+    """How often the accumulator of a leaf is held, besides in ends; from a tensor that comes from the leaf."""
+    edges = front.grad_fn.next_functions  # type: ignore[union-attr]
     for edge in edges:
         node = edge[0]
-        return _references(edges, node)
+        ours = sum(not isinstance(end, torch.Tensor) and end[0] is node for ends in _all_ends.values() for end in ends)
+        return sys.getrefcount(node) - ours
     raise AssertionError
 
 
-_UNHELD = _unheld()
+# What is counted for an accumulator that nothing else has: torch's own way to keep its object counts, too.
+_UNHELD = _references(in_front_of(torch.empty(0, requires_grad=True)))
 
 
 class Reach:
     """What was reached from where it was looked so far. One walk finds everything a pass has to know. If that is one source,
     and no end of it is native, it is a segment as it stands."""
 
-    __slots__ = ("held", "leaves", "nodes", "outputs", "received")
+    __slots__ = ("_suspects", "leaves", "nodes", "outputs", "received")
 
     taps: ClassVar[Mapping[Node, list[int]]] = {}  # (see `Segment`) Nothing leaves what was reached
     exits: ClassVar[Sequence[Node]] = ()
@@ -90,20 +114,23 @@ class Reach:
     def __init__(self) -> None:
         self.nodes: set[Node] = set()  # keeps them: torch makes the object of a node anew when nobody holds it
         self.leaves: dict[int, Place] = {}  # by the id of the leaf
-        self.held: set[int] = set()  # leaves whose accumulators the program has
+        self._suspects: set[int] = set()  # leaves whose accumulators the program may have
         self.received: list[Node] = []
         self.outputs: dict[Edge, None] = {}  # of received tensors: those that were reached
 
     def follow(self, starts: Iterable[Start]) -> list[Edge]:
         """Go on from there; the received tensors that were reached for the first time, as edges to their nodes."""
+        with looking:
+            return self._follow(starts)
+
+    def _follow(self, starts: Iterable[Start]) -> list[Edge]:
         nodes = self.nodes
         found: list[Edge] = []
         stack: list[Edge] = []
         for start in starts:
             if isinstance(start, torch.Tensor):
                 self.leaves.setdefault(id(start), (start, None, 0))
-                if _has_held_accumulator(start):
-                    self.held.add(id(start))
+                self._suspects.add(id(start))
             else:
                 stack.append(start[:2])
         while stack:
@@ -127,27 +154,23 @@ class Reach:
                 if type(follower) is LeafNode:
                     leaf = follower.variable
                     self.leaves[id(leaf)] = leaf, node, number
-                    if sys.getrefcount(follower) > _UNHELD + 1 and _references(edges, follower) > _UNHELD:
-                        self.held.add(id(leaf))
+                    if sys.getrefcount(follower) > _UNHELD:
+                        self._suspects.add(id(leaf))
                 elif follower is not None:
                     stack.append(edge)
         return found
 
-    @property
-    def has_native_ends(self) -> bool:
+    def find_held(self) -> set[int]:
+        """The leaves whose accumulators the program has."""
+        leaves = [self.leaves[key][0] for key in self._suspects]
+        with looking:
+            return {id(leaf) for leaf in leaves if is_held(leaf)}
+
+    def has_native_ends(self, held: Container[int]) -> bool:
         """Whether some end of it has to be run."""
-        held = self.held
         return any(kind_of(leaf, key in held) is Kind.NATIVE for key, (leaf, _, _) in self.leaves.items()) or any(
             node.recv.hooked for node in self.received
         )
-
-
-def _has_held_accumulator(leaf: torch.Tensor) -> bool:
-    edges = edges_to(leaf) if leaf.requires_grad else ()
-    for edge in edges:
-        node = edge[0]
-        return _references(edges, node) > _UNHELD
-    return False
 
 
 REENTRANT = "CheckpointFunctionBackward"
@@ -198,6 +221,10 @@ class Division:
                 self._label(start.node, label)
             elif self._kind(start) is not Kind.PLAIN:
                 self._label(id(start), label)
+        with looking:
+            self._divide(starts)
+
+    def _divide(self, starts: list[tuple[int, Start]]) -> None:
         order = _in_order([node for node in self._labels if not isinstance(node, int)])
         for node in order:
             self._label_behind(node)

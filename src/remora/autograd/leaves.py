@@ -17,8 +17,8 @@ from remora.devices import streams
 
 _storage_holders: Callable[[int], int] = torch._C._storage_Use_Count
 
-# By the id of a leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in Python; and while the leaf is in
-# there, nothing else has its id.
+# By the id of a leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in Python; and while the leaf is
+# in there, nothing else has its id.
 ByLeaf = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 
 

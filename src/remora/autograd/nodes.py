@@ -37,15 +37,13 @@ class _Look(torch.autograd.Function):
         return torch.empty(())
 
 
-def edges_to(leaf: torch.Tensor) -> tuple[tuple[Any, int], ...]:
-    """The edge to the accumulator of a leaf, which wants a gradient, as that of a node in front of it."""
+def in_front_of(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor that comes from a leaf, which wants a gradient: its node has an edge to the leaf's accumulator."""
     with torch.enable_grad():
         if leaf.layout is torch.strided:
-            node: Any = leaf.view_as(leaf).grad_fn
-        else:
-            node = _Look.apply(leaf).grad_fn  # type: ignore[no-untyped-call]
-    edges: tuple[tuple[Any, int], ...] = node.next_functions
-    return edges
+            return leaf.view_as(leaf)
+        look: torch.Tensor = _Look.apply(leaf)  # type: ignore[no-untyped-call]
+        return look
 
 
 def start_of(tensor: torch.Tensor) -> Start:
@@ -61,6 +59,10 @@ def start_of(tensor: torch.Tensor) -> Start:
     with torch.enable_grad():
         keeper: Any = _Look.apply(tensor)  # type: ignore[no-untyped-call]
     return GradientEdge(node, tensor.output_nr, keeper)  # type: ignore[arg-type]
+
+
+def _accumulator_edge(leaf: torch.Tensor) -> tuple[Any, int]:
+    return in_front_of(leaf).grad_fn.next_functions[0]  # type: ignore[union-attr]
 
 
 class Send:
@@ -82,7 +84,8 @@ class Send:
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The nodes behind the tensors, as nodes of torch show theirs."""
         return tuple(
-            edges_to(start)[0] if isinstance(start, torch.Tensor) else (start.node, start.output_nr) for start in self.starts
+            _accumulator_edge(start) if isinstance(start, torch.Tensor) else (start.node, start.output_nr)
+            for start in self.starts
         )
 
     def name(self) -> str:

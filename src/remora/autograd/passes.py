@@ -134,10 +134,11 @@ class Pass:
             self._reach = Reach()
             for starts in sources.values():
                 self._reach.follow(starts)
-        if len(names) == 1 and not self._reach.has_native_ends:
+        held = self._reach.find_held()
+        if len(names) == 1 and not self._reach.has_native_ends(held):
             self._book = Whole(names[0], self._reach)
         else:
-            self._book = Divided(sources, self._reach.held)
+            self._book = Divided(sources, held)
         return self._book
 
     def _source(self, name: int) -> Sequence[Start]:

@@ -18,9 +18,9 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from remora.autograd.claims import Claim, Lent, set_up_gate
-from remora.autograd.graph import LeafNode, Node, Reach, Segment
+from remora.autograd.graph import Ends, LeafNode, Node, Reach, Segment, capturing, looking
 from remora.autograd.leaves import Gathered
-from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, edges_to
+from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, in_front_of
 from remora.devices import streams
 
 Received = list[tuple[Recv, Gradients]]
@@ -83,28 +83,33 @@ def _capture(
 ) -> None:
     """Run the segment up to its ends, and take the gradients that come there."""
     leaves: list[torch.Tensor] = []
-    ends: list[Start] = []
-    for leaf, node, number in segment.leaves.values():
-        if leaf.requires_grad:  # the program may have frozen it since
-            leaves.append(leaf)
-            ends.append(leaf if node is None else GradientEdge(*node.next_functions[number]))
     outputs = [edge for edge in segment.outputs if edge[0] not in segment.run_received]
-    ends += (GradientEdge(*edge) for edge in outputs)
-    starts, gradients = _unzipped(incoming)
-    if not ends or not starts:
+    with capturing() as ends:
+        with looking:
+            for leaf, node, number in segment.leaves.values():
+                if leaf.requires_grad:  # the program may have frozen it since
+                    leaves.append(leaf)
+                    ends.append(leaf if node is None else GradientEdge(*node.next_functions[number]))
+        ends += (GradientEdge(*edge) for edge in outputs)
+        starts, gradients = _unzipped(incoming)
+        captured = _run_capturing(ends, starts, gradients, retain_graph) if starts and ends else []
+    if not captured:
         return
-    captured = list(
-        _engine.run_backward(
-            starts, gradients, retain_graph, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
-        )
-    )
     for node, number in reversed(outputs):
         gradient = captured.pop()
         if gradient is not None:
             received[node][number] = gradient
-    del gradients, ends
+    del gradients
     incoming.clear()
     gathered.add(leaves, captured)
+
+
+def _run_capturing(ends: Ends, starts: Any, gradients: Any, retain_graph: bool) -> list[torch.Tensor | None]:
+    return list(
+        _engine.run_backward(
+            starts, gradients, retain_graph, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
+        )
+    )
 
 
 def _unzipped(incoming: Incoming) -> tuple[tuple[Start, ...], tuple[torch.Tensor, ...]]:
@@ -135,7 +140,7 @@ def _run_native(
     looked_at = leaves if lent is None else lent
     for leaf in looked_at:
         set_up_gate(leaf)
-    nodes = [*segment.run_received, *(edges_to(leaf)[0][0] for leaf in leaves)]
+    nodes = [*segment.run_received, *(in_front_of(leaf).grad_fn.next_functions[0][0] for leaf in leaves)]  # type: ignore[union-attr]
     with Claim((*looked_at, *segment.run_received)), Lent(looked_at, gathered), _collecting(segment, received):
         _run_up_to(nodes, incoming, retain_graph=True)  # an end keeps nothing that could be freed
     if streams.watched:
@@ -185,8 +190,7 @@ def _tap(
         if ours and compiled and any(computed[number] is None for number in numbers):
             alone = _alone(node, numbers, came_in)
             complete = tuple(
-                _fitted(alone[i], *node.next_functions[i]) if i in numbers else gradient
-                for i, gradient in enumerate(computed)
+                _fitted(alone[i], node, i) if i in numbers else gradient for i, gradient in enumerate(computed)
             )
         for hook in theirs.values():
             complete = _as_tuple(hook(complete, came_in), complete)
@@ -194,7 +198,7 @@ def _tap(
             return complete  # the program runs a pass of its own through this node
         for number in numbers:
             if complete[number] is not None:
-                outgoing.append((_start(*node.next_functions[number]), complete[number]))
+                outgoing.append((_start_behind(node, number), complete[number]))
         if streams.watched:
             moments.append(streams.moment())
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
@@ -214,11 +218,15 @@ def _on_devices(tensors: tuple[Any, ...]) -> bool:
     return any(tensor is not None and tensor.device.type != "cpu" for tensor in tensors)
 
 
-def _start(node: Node, number: int) -> Start:
-    if isinstance(node, LeafNode):
-        leaf: torch.Tensor = node.variable
-        return leaf
-    return GradientEdge(node, number)
+def _start_behind(node: Node, number: int) -> Start:
+    """Where the gradient that a node gives for one of its edges comes in."""
+    with looking:
+        follower, place = node.next_functions[number]
+        if isinstance(follower, LeafNode):
+            leaf: torch.Tensor = follower.variable
+            del follower
+            return leaf
+        return GradientEdge(follower, place)
 
 
 def _as_tuple(result: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -228,11 +236,12 @@ def _as_tuple(result: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _fitted(gradient: torch.Tensor | None, node: Node, number: int) -> torch.Tensor | None:
-    """A gradient as the engine would pass it on to this input of a node: a node may give one that is broadcast, or of
+    """A gradient as the engine would pass it on along this edge of a node: a node may give one that is broadcast, or of
     another type."""
     if gradient is None:
         return None
-    wanted: Any = getattr(node, "variable", None) if isinstance(node, LeafNode) else node._input_metadata[number]
+    start = _start_behind(node, number)
+    wanted: Any = start if isinstance(start, torch.Tensor) else start.node._input_metadata[start.output_nr]
     if gradient.layout is torch.strided and gradient.shape != wanted.shape:
         gradient = gradient.sum_to_size(wanted.shape)
     return gradient.to(wanted.dtype) if gradient.dtype != wanted.dtype else gradient
@@ -249,8 +258,11 @@ def _alone(node: Node, numbers: list[int], came_in: tuple[Any, ...]) -> tuple[An
 
     with torch.enable_grad():
         step: torch.Tensor = _Step.apply(_anchor, work)  # type: ignore[no-untyped-call]
-    ends = (_anchor, *(GradientEdge(*node.next_functions[number]) for number in numbers))
-    _engine.run_backward((step,), (_one,), False, False, ends, allow_unreachable=True, accumulate_grad=False)
+    with capturing() as ends:
+        ends.append(_anchor)
+        with looking:
+            ends += (GradientEdge(*node.next_functions[number]) for number in numbers)
+        _run_capturing(ends, (step,), (_one,), retain_graph=False)
     computed = results[0]
     return computed if isinstance(computed, tuple) else (computed,)
 
