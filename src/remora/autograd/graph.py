@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -68,17 +67,20 @@ _all_ends: dict[int, Ends] = {}  # those of the runs that are under way; by the 
 looking = threading.RLock()
 
 
-@contextmanager
-def capturing() -> Iterator[Ends]:
-    """The ends of a run, to be filled in under `looking`."""
-    ends: Ends = []
-    _all_ends[id(ends)] = ends
-    try:
-        yield ends
-    finally:
+class Capturing:
+    """`with Capturing() as ends:` the ends of a run, to be filled in under `looking`."""
+
+    __slots__ = ("_ends",)
+
+    def __enter__(self) -> Ends:
+        self._ends: Ends = []
+        _all_ends[id(self._ends)] = self._ends
+        return self._ends
+
+    def __exit__(self, *error: object) -> None:
         with looking:  # between the two, they would be taken for held by the program
-            ends.clear()
-            del _all_ends[id(ends)]
+            self._ends.clear()
+            del _all_ends[id(self._ends)]
 
 
 def is_held(leaf: torch.Tensor) -> bool:
@@ -162,15 +164,20 @@ class Reach:
 
     def find_held(self) -> set[int]:
         """The leaves whose accumulators the program has."""
+        if not self._suspects:
+            return set()
         leaves = [self.leaves[key][0] for key in self._suspects]
         with looking:
             return {id(leaf) for leaf in leaves if is_held(leaf)}
 
-    def has_native_ends(self, held: Container[int]) -> bool:
+    def has_native_ends(self, held: set[int]) -> bool:
         """Whether some end of it has to be run."""
-        return any(kind_of(leaf, key in held) is Kind.NATIVE for key, (leaf, _, _) in self.leaves.items()) or any(
-            node.recv.hooked for node in self.received
-        )
+        if held or grouped():
+            return True
+        for leaf, _, _ in self.leaves.values():
+            if leaf._post_accumulate_grad_hooks:
+                return True
+        return any(node.recv.hooked for node in self.received)
 
 
 REENTRANT = "CheckpointFunctionBackward"

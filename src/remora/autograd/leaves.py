@@ -7,7 +7,6 @@ a later one is added in place, and sparse and dense ones mix.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -15,6 +14,7 @@ import torch
 
 from remora.devices import streams
 
+_STRIDED = torch.strided
 _storage_holders: Callable[[int], int] = torch._C._storage_Use_Count
 
 # By the id of a leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in Python; and while the leaf is
@@ -48,12 +48,12 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
                 if gradient is None:
                     continue
                 known = self.get(id(leaf))
-                if known is None:
-                    if not (sys.getrefcount(gradient) == _ONE_NAME and _may_be_taken(gradient, leaf)):
-                        gradient = _copy(gradient, leaf)
-                    self[id(leaf)] = leaf, gradient
-                else:
+                if known is not None:
                     self._add_to(leaf, known[1], gradient)
+                    continue
+                # What the engine gives us is often a view of something that nothing else has: that goes with the view.
+                gradient = gradient.detach()
+                self[id(leaf)] = leaf, gradient if _may_be_taken(gradient, leaf) else _copy(gradient, leaf)
             if streams.watched:
                 self.touch()
         del shared  # until here, so that none of those was taken
@@ -88,29 +88,17 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
             moment.join(gradients)
 
 
-def _one_name() -> int:
-    """What the interpreter counts for an object that one variable has. It depends on the interpreter's version."""
-    thing = object()
-    return sys.getrefcount(thing)
-
-
-_ONE_NAME = _one_name()
-
-
 def _may_be_taken(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
-    """Whether a gradient, of which the caller has the only Python reference, can be the sum itself: nothing else has its
-    memory, which later gradients are added to, and it is laid out like the leaf."""
-    if gradient._use_count() != 1 or gradient.requires_grad:  # type: ignore[attr-defined]
-        return False
-    if gradient.layout is torch.sparse_coo:
-        indices, values = gradient._indices(), gradient._values()
-        # Others may have these, too: torch never adds to the memory of a sparse sum, but makes another one.
-        return indices.is_contiguous() and values.is_contiguous()
-    if gradient.layout is not torch.strided or leaf.layout is not torch.strided:
-        return False
-    if not (gradient.is_contiguous() and leaf.is_contiguous()) and gradient.stride() != torch.empty_like(leaf).stride():
-        return False
-    return gradient.is_meta or _holders(gradient) == _ALONE
+    """Whether a gradient can be the sum itself: nothing else has its memory, which later gradients are added to, and it is
+    laid out like the leaf."""
+    layout = gradient.layout
+    if layout is _STRIDED and leaf.layout is _STRIDED:
+        strides = gradient.stride()
+        if not (strides == leaf.stride() and gradient.is_contiguous()) and strides != torch.empty_like(leaf).stride():
+            return False
+        return _holders(gradient) == _ALONE
+    # The parts of a sparse one may be used elsewhere, too: torch never adds to the memory of a sparse sum.
+    return layout is torch.sparse_coo and gradient._indices().is_contiguous() and gradient._values().is_contiguous()
 
 
 def _holders(tensor: torch.Tensor) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from remora.autograd.claims import Claim, Lent, set_up_gate
-from remora.autograd.graph import Ends, LeafNode, Node, Reach, Segment, capturing, looking
+from remora.autograd.graph import Capturing, Ends, LeafNode, Node, Reach, Segment, looking
 from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, in_front_of
 from remora.devices import streams
@@ -83,8 +83,10 @@ def _capture(
 ) -> None:
     """Run the segment up to its ends, and take the gradients that come there."""
     leaves: list[torch.Tensor] = []
-    outputs = [edge for edge in segment.outputs if edge[0] not in segment.run_received]
-    with capturing() as ends:
+    outputs = list(segment.outputs)
+    if segment.run_received:
+        outputs = [edge for edge in outputs if edge[0] not in segment.run_received]
+    with Capturing() as ends:
         with looking:
             for leaf, node, number in segment.leaves.values():
                 if leaf.requires_grad:  # the program may have frozen it since
@@ -258,7 +260,7 @@ def _alone(node: Node, numbers: list[int], came_in: tuple[Any, ...]) -> tuple[An
 
     with torch.enable_grad():
         step: torch.Tensor = _Step.apply(_anchor, work)  # type: ignore[no-untyped-call]
-    with capturing() as ends:
+    with Capturing() as ends:
         ends.append(_anchor)
         with looking:
             ends += (GradientEdge(*node.next_functions[number]) for number in numbers)
