@@ -86,3 +86,18 @@ def test_leaves_that_calls_use_in_different_ways(world: World, hooked: tuple[int
                 assert (gradient(world, 1, context_id, each) == turn * wanted).all()
                 assert each.grad is None
     assert len(seen) == 4 * len(hooked)  # ours, and those that `grad` runs
+
+
+def scaled_part(factor: float) -> Tensor:
+    return (parts()[0] * factor).sum()
+
+
+def test_a_leaf_that_gets_another_type_between_two_calls(world: World) -> None:
+    """It has two accumulators then, and the gradients of both count."""
+    changed = world.run(1, parts)[0]
+    with autograd.context() as context_id:
+        first = rpc.rpc_sync("worker1", scaled_part, args=(2.0,))
+        changed.data = changed.data.float()
+        second = rpc.rpc_sync("worker1", scaled_part, args=(3.0,))
+        autograd.backward(context_id, [first + second])
+        assert (gradient(world, 1, context_id, changed) == 5).all()

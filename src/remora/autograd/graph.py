@@ -211,6 +211,26 @@ class Segment:
         self.run_received: list[Node] = []  # those of them that are run
         self.outputs: dict[Edge, None] = {}  # of received tensors: those that were reached
 
+    @property
+    def ends_at_leaves(self) -> bool:
+        """Whether all that comes of it are captured gradients of leaves."""
+        return not (self.taps or self.native or self.received)
+
+    def ends_like(self, other: Segment) -> bool:
+        """Whether it comes to the same accumulators as another one, for each leaf of both. A leaf that was given another
+        type between two calls has two."""
+        with looking:
+            return all(
+                node is None or node.next_functions[number][0] is _accumulator(other.leaves[key])
+                for key, (_, node, number) in self.leaves.items()
+                if key in other.leaves
+            )
+
+
+def _accumulator(place: Place) -> Node:
+    leaf, node, number = place
+    return in_front_of(leaf).grad_fn.next_functions[0][0] if node is None else node.next_functions[number][0]  # type: ignore[union-attr]
+
 
 class Division:
     """A graph in segments. The i-th source has bit i. `held`: the leaves whose accumulators the program has."""
