@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from remora.autograd import segments
 from remora.autograd.books import Divided, Whole
-from remora.autograd.graph import Reach, divide
+from remora.autograd.graph import Division, Reach
 from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Recv, receive
 
@@ -27,7 +27,7 @@ def run_in_order(
     """Feed the gradients of `sources` one after the other; the gradients of leaves and of received tensors."""
     starts = [edge(source) for source in sources]
     book = Divided({number: [start] for number, start in enumerate(starts)})
-    received = feed(book, [(number, starts[number], gradients[number]) for number in order], gathered := {})
+    received = feed(book, [(number, starts[number], gradients[number]) for number in order], gathered := Gathered())
     return dict(gathered.values()), received
 
 
@@ -39,7 +39,7 @@ def feed(
     for come, (number, start, gradient) in enumerate(sources):
         assert (book.arrived, book.done) == (come, False)
         assert set(book.owed) == {number for number, _, _ in sources[come:]}
-        ready = book.arrive([number], [(start, gradient)])
+        ready = book.arrive({number: [(start, gradient)]})
         while ready:
             label, segment, incoming = ready.pop()
             leaving, came = segments.run(segment, incoming, gathered, False)
@@ -102,10 +102,10 @@ def test_segments_give_what_one_run_gives(order: tuple[int, ...]) -> None:
 
 def test_one_source_is_one_segment() -> None:
     x = torch.ones(2, requires_grad=True)
-    parts, _ = divide([[edge((x * 2).sum())]])
+    parts = Division([[edge((x * 2).sum())]]).segments
     assert list(parts) == [1]
-    assert not parts[1].crossings
-    assert parts[1].leaves[0] is x
+    assert not parts[1].taps
+    assert [leaf for leaf, _, _ in parts[1].leaves.values()] == [x]
 
 
 def test_what_one_source_reaches_needs_no_dividing() -> None:
@@ -123,7 +123,7 @@ def test_what_one_source_reaches_needs_no_dividing() -> None:
     end_again, x_again, y_again, recv_again = graph()
     reach = Reach()
     assert reach.follow([edge(end_again)]) == [(y_again.grad_fn, 0)]
-    gathered: Gathered = {}
+    gathered = Gathered()
     received = feed(Whole(0, reach), [(0, edge(end_again), torch.tensor(2.0))], gathered)
     assert [leaf for leaf, _ in gathered.values()] == [x_again]
     torch.testing.assert_close(gathered[id(x_again)][1], found[x])
@@ -134,9 +134,9 @@ def test_what_one_source_reaches_needs_no_dividing() -> None:
 
 def test_a_source_comes_once() -> None:
     book = Whole(3, Reach())
-    book.arrive([3], [])
+    book.arrive({3: []})
     with pytest.raises(ValueError, match="source 3 is not expected"):
-        book.arrive([3], [])
+        book.arrive({3: []})
 
 
 def test_received_tensors_end_the_graph_and_give_their_gradients() -> None:

@@ -77,8 +77,8 @@ def test_gradients_are_ready_when_they_are_asked_for(module: Module) -> None:
     for name in ("one", "two"):
         stream = Stream(name)
         with module.stream(stream):
-            context.touch()
-            context.touch()
+            context.gradients.touch()
+            context.gradients.touch()
     with module.stream(Stream("side")):
         context.ready_gradients()
         assert module.current.told == ["one", "two"]

@@ -76,3 +76,81 @@ def test_others_get_the_gradients_of_one_process(
     with autograd.context() as context_id:
         autograd.backward(context_id, [change(rpc.rpc_sync("worker1", parts, args=(x * 2,)))])
         assert_close(gradient(world, 0, context_id, x), expected)
+
+
+# One of them has no history.
+
+
+def square_and_change_the_other(squared: Tensor, other: Tensor) -> Tensor:
+    result = (squared * squared).sum()
+    other.mul_(10.0)
+    return result
+
+
+def change_the_other_and_square(squared: Tensor, other: Tensor) -> Tensor:
+    other.mul_(10.0)
+    return (squared * squared).sum()
+
+
+def change_and_square_the_other_first(other: Tensor, squared: Tensor) -> Tensor:
+    return square_and_change_the_other(squared, other)
+
+
+def same(tensor: Tensor) -> Tensor:
+    return tensor.detach()
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    return tensor.detach().t()
+
+
+def last_row(tensor: Tensor) -> Tensor:
+    return tensor.detach()[-1]
+
+
+@pytest.mark.parametrize(
+    ("other_of", "side"),
+    # Inside the message, and beside it. (A small part of something large is sent apart if it comes first, as with PyTorch.)
+    [(same, 3), (transposed, 3), (last_row, 3), (same, 200), (transposed, 200)],
+)
+def test_a_change_of_memory_that_a_history_needs_is_refused_as_in_one_process(
+    world: World, other_of: Callable[[Tensor], Tensor], side: int
+) -> None:
+    x = leaf(0, side)
+    middle = x * 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square_and_change_the_other(middle, other_of(middle)).backward()  # type: ignore[no-untyped-call]
+    for call, turn in ((square_and_change_the_other, 1), (change_and_square_the_other_first, -1)):
+        middle = x * 2
+        with autograd.context() as context_id:
+            result = rpc.rpc_sync("worker1", call, args=(middle, other_of(middle))[::turn])
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                autograd.backward(context_id, [result])
+
+
+@pytest.mark.parametrize("other_of", [same, transposed, last_row])
+def test_a_change_before_it_is_used_is_seen(world: World, other_of: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(0)
+    middle = x * 2
+    (expected,) = torch.autograd.grad(change_the_other_and_square(middle, other_of(middle)), x)
+    middle = x * 2
+    with autograd.context() as context_id:
+        result = rpc.rpc_sync("worker1", change_the_other_and_square, args=(middle, other_of(middle)))
+        autograd.backward(context_id, [result])
+        assert_close(gradient(world, 0, context_id, x), expected)
+
+
+def change_the_one_with_a_history(squared: Tensor, other: Tensor) -> Tensor:
+    squared.mul_(3.0)
+    return (squared * squared + other.sum()).sum()
+
+
+def test_the_one_with_a_history_may_be_changed(world: World) -> None:
+    x = leaf(0)
+    middle = x * 2
+    (expected,) = torch.autograd.grad(change_the_one_with_a_history(middle, middle.detach()), x)
+    middle = x * 2
+    with autograd.context() as context_id:
+        result = rpc.rpc_sync("worker1", change_the_one_with_a_history, args=(middle, middle.detach()))
+        autograd.backward(context_id, [result])
+        assert_close(gradient(world, 0, context_id, x), expected)

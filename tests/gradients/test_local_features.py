@@ -259,3 +259,20 @@ def test_mixed_precision_on_both_sides(world: World) -> None:
             found = gradient(world, worker, context_id, tensor)
             assert found.dtype == torch.float32
             torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+
+
+# Other layouts under no_grad.
+
+
+def wants_gradient(x: Tensor) -> bool:
+    return x.requires_grad
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.strided])
+def test_what_is_sent_under_no_grad_arrives_without_a_wish_for_gradients(world: World, layout: torch.layout) -> None:
+    dense = matrix(0)
+    x = dense if layout is torch.strided else dense.to_sparse(layout=layout)  # type: ignore[call-overload]
+    x.requires_grad_()
+    assert rpc.rpc_sync("worker1", wants_gradient, args=(x,))  # no context: as with PyTorch
+    with autograd.context(), torch.no_grad():
+        assert not rpc.rpc_sync("worker1", wants_gradient, args=(x,))

@@ -6,14 +6,13 @@ come at different times, the graph is divided among them (`Divided`). The pass g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
-from torch.autograd.graph import GradientEdge
 
-from remora.autograd.graph import Reach, Segment, divide
+from remora.autograd.graph import Division, Reach, Segment, grouped
 from remora.autograd.ledger import Ledger
-from remora.autograd.nodes import Incoming
+from remora.autograd.nodes import Incoming, Start
 
 Ready = list[tuple[int, Segment | Reach, Incoming]]  # segments by label, with the gradients that came into them
 
@@ -25,7 +24,7 @@ class Whole:
 
     __slots__ = ("_reach", "_source", "arrived", "done")
 
-    leaves: Sequence[torch.Tensor] | None = None
+    lent: Sequence[torch.Tensor] | None = None
 
     def __init__(self, source: int, reach: Reach) -> None:
         self._source = source
@@ -33,12 +32,12 @@ class Whole:
         self.arrived = 0  # how many sources have come
         self.done = False  # everything has come and has been run
 
-    def arrive(self, sources: Iterable[int], incoming: Incoming) -> Ready:
-        """These sources have come, with these gradients. What can be run now, for whoever asks to run."""
-        if self.arrived:
+    def arrive(self, came: Mapping[int, Incoming]) -> Ready:
+        """These sources have come, with these gradients. What can be run now, for the thread that brought them to run."""
+        if self.arrived or self._source not in came:
             raise ValueError(f"source {self._source} is not expected (any more)")
         self.arrived = 1
-        return [(_ONLY, self._reach, incoming)]
+        return [(_ONLY, self._reach, came[self._source])]
 
     def ran(self, label: int, leaving: Incoming) -> Ready:
         """A segment has been run, and these gradients leave it. What can be run now."""
@@ -54,32 +53,50 @@ class Whole:
 class Divided:
     """Any number of sources, and the segments that they make. The methods are those of `Whole`."""
 
-    __slots__ = ("_bits", "_labels", "_ledger", "_segments", "_waiting", "leaves")
+    __slots__ = ("_bits", "_division", "_ledger", "_waiting", "lent")
 
-    def __init__(self, sources: Mapping[int, Iterable[GradientEdge]]) -> None:
+    def __init__(self, sources: Mapping[int, Iterable[Start]], held: Container[int] = ()) -> None:
         self._bits = {source: bit for bit, source in enumerate(sources)}
-        self._segments, self._labels = divide(sources.values())
-        self._ledger = Ledger(len(sources), {label: each.after for label, each in self._segments.items()})
+        self._division = Division(sources.values(), held)
+        segments = self._division.segments
+        self._ledger = Ledger(len(sources), {label: each.after for label, each in segments.items()})
         self._waiting: dict[int, Incoming] = {}  # gradients that came in, by the label of their segment
-        # What any run may touch: DistributedDataParallel writes to all its parameters when the last has its gradient.
-        self.leaves: Sequence[torch.Tensor] | None = None
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.leaves = [leaf for segment in self._segments.values() for leaf in segment.leaves]
+        # What any accumulator may look at: DistributedDataParallel writes to all its parameters when the last one has its
+        # gradient.
+        self.lent: Sequence[torch.Tensor] | None = None
+        if grouped():
+            self.lent = [leaf for segment in segments.values() for leaf in segment.native.values()]
 
-    def arrive(self, sources: Iterable[int], incoming: Incoming) -> Ready:
-        self._put(incoming)
-        return self._handed_out(self._ledger.arrive([self._bits[source] for source in sources]))
+    def arrive(self, came: Mapping[int, Incoming]) -> Ready:
+        ready = self._ledger.arrive([self._bits[source] for source in came])
+        for source, incoming in came.items():
+            self._put(incoming, 1 << self._bits[source])
+        return self._handed_out(ready)
 
     def ran(self, label: int, leaving: Incoming) -> Ready:
-        self._put(leaving)
+        self._put(leaving, label)
         return self._handed_out(self._ledger.ran(label))
 
-    def _put(self, incoming: Incoming) -> None:
-        for edge, gradient in incoming:
-            self._waiting.setdefault(self._labels[edge.node], []).append((edge, gradient))
+    def _put(self, incoming: Incoming, label: int) -> None:
+        for start, gradient in incoming:
+            self._waiting.setdefault(self._division.label_of(start, label), []).append((start, gradient))
 
     def _handed_out(self, labels: list[int]) -> Ready:
-        return [(label, self._segments[label], self._waiting.pop(label, [])) for label in labels]
+        """Segments that end at captured leaves alone are one for the engine: it adds up the gradients of a leaf itself, and
+        never has those of several calls at once. The others stay apart, so that what they give to others goes out early."""
+        segments = self._division.segments
+        ready: list[int] = []
+        first: int | None = None
+        for label in labels:
+            segment = segments[label]
+            if first is None or not segment.ends_at_leaves or not segment.ends_like(segments[first]):
+                first = label if first is None and segment.ends_at_leaves else first
+                ready.append(label)
+                continue
+            segments[first].leaves.update(segment.leaves)
+            self._waiting.setdefault(first, []).extend(self._waiting.pop(label, []))
+            self._ledger.ran(label)  # nothing comes after it
+        return [(label, segments[label], self._waiting.pop(label, [])) for label in ready]
 
     @property
     def arrived(self) -> int:

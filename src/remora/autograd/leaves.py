@@ -1,110 +1,120 @@
-"""The gradients of leaves are lent to torch while it works on them: they are gathered in a context, and not in `.grad`.
+"""The gradients of leaves are added up in a context, and `.grad` is the program's.
 
-While a context has lent its gradient of a leaf, that is what `.grad` is: torch adds to it by its own rules, runs the hooks
-that belong there, and an optimizer finds it. Afterwards `.grad` is what it was. One at a time may do that with a leaf.
+The engine gives us the gradient of a leaf right before the leaf's accumulator would add it to `.grad` (`segments.py`), and
+it is added here instead, by torch's rules: a first gradient is taken over rather than copied if nothing else has its memory,
+a later one is added in place, and sparse and dense ones mix.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
-from remora.agent.crew import waiting
+from remora.devices import streams
 
-# The gradients of a context: by the id of the leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in
-# Python; and while the leaf is in there, nothing else has its id.
-Gathered = dict[int, tuple[torch.Tensor, torch.Tensor]]
+_STRIDED = torch.strided
+_storage_holders: Callable[[int], int] = torch._C._storage_Use_Count
 
-_lock = threading.Lock()  # guards the next two
-_claims: dict[int, int] = {}  # what is being worked on, by whom (a thread)
-_sleepers = 0
-_changed = threading.Condition(_lock)
+# By the id of a leaf, the leaf and its gradient. Not by the leaf itself, which torch hashes in Python; and while the leaf is
+# in there, nothing else has its id.
+ByLeaf = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 
 
-class Lent:
-    """`with Lent(leaves, gathered):` `.grad` of the leaves is what `gathered` has for them; what it is in the end goes
-    there. `also`: what else nobody else may work on meanwhile."""
+class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
+    """The gradients of a context (see `ByLeaf`)."""
 
-    __slots__ = ("_gathered", "_leaves", "_mine", "_own", "_things")
+    __slots__ = ("_lock", "_touched")
 
-    def __init__(self, leaves: Sequence[torch.Tensor], gathered: Gathered, also: Iterable[object] = ()) -> None:
-        self._leaves = leaves
-        self._gathered = gathered
-        self._things = {*map(id, leaves), *map(id, also)}
-        self._own: list[torch.Tensor | None] = []
+    def __init__(self) -> None:
+        super().__init__()
+        # Several threads run parts of a pass at once, and a sum is read, changed and written. Without the lock two of them
+        # that bring the first gradients of a leaf would lose one. It is reentrant: the collector may run a destructor of
+        # the program while it is held, and a thread must not wait for itself.
+        self._lock = threading.RLock()
+        self._touched: dict[object, streams.Moment] = {}  # when the sums are there, on devices: by the streams that add
 
-    def __enter__(self) -> None:
-        gathered = self._gathered
-        self._mine = _claim(self._things)
-        try:
-            for leaf in self._leaves:
-                own = leaf.grad
-                known = gathered.get(id(leaf))
-                gradient = None if known is None else known[1]
-                if gradient is not own:
-                    if own is not None:
-                        leaf.grad = own  # or raise while nothing is changed: it could not be put back, either
-                    leaf.grad = gradient
-                self._own.append(own)
-        except BaseException:
-            self._put_back()
-            _give_back(self._mine)
-            raise
+    def add(self, leaves: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
+        """Add a gradient to the sum of each leaf. Both lists are empty afterwards: a gradient that the caller still had
+        could not be taken over, and would not be freed before all are added. One for several leaves is copied for each."""
+        seen: set[int] = set()
+        shared = [each for each in gradients if id(each) in seen or seen.add(id(each))]  # type: ignore[func-returns-value]
+        with self._lock:
+            if streams.watched:
+                self._join([gradient for _, gradient in self.values()])
+            while leaves:
+                leaf, gradient = leaves.pop(), gradients.pop()
+                if gradient is None:
+                    continue
+                known = self.get(id(leaf))
+                if known is not None:
+                    self._add_to(leaf, known[1], gradient)
+                    continue
+                # What the engine gives us is often a view of something that nothing else has: that goes with the view.
+                gradient = gradient.detach()
+                self[id(leaf)] = leaf, gradient if _may_be_taken(gradient, leaf) else _copy(gradient, leaf)
+            if streams.watched:
+                self.touch()
+        del shared  # until here, so that none of those was taken
 
-    def __exit__(self, *error: object) -> None:
-        gathered = self._gathered
-        for leaf in self._leaves:
-            gradient = leaf.grad
-            if gradient is not None:
-                gathered[id(leaf)] = leaf, gradient
+    def _add_to(self, leaf: torch.Tensor, total: torch.Tensor, gradient: torch.Tensor) -> None:
+        if total.shape != gradient.shape:  # or torch would broadcast one of them, if it can
+            raise RuntimeError(
+                f"a gradient of shape {list(gradient.shape)} cannot be added to that of shape {list(total.shape)} which the "
+                f"context has: the leaf has changed its shape. Use another context."
+            )
+        with torch.no_grad():
+            if total.layout is not torch.strided and gradient.layout is torch.strided:
+                self[id(leaf)] = leaf, _copy(gradient, leaf).add_(total)  # a sparse sum cannot become dense in place
             else:
-                gathered.pop(id(leaf), None)  # a hook that has used the gradient may drop it
-        try:
-            self._put_back()
-        finally:
-            _give_back(self._mine)
+                total.add_(gradient)
 
-    def _put_back(self) -> None:
-        """`.grad` is what it was. If a leaf does not take it any more, because a hook has made something else of the leaf,
-        it has none, and the others have theirs all the same."""
-        refused: RuntimeError | None = None
-        for leaf, own in zip(self._leaves, self._own, strict=False):  # not more than were lent
-            if leaf.grad is not own:
-                try:
-                    leaf.grad = own
-                except RuntimeError as error:
-                    leaf.grad = None
-                    refused = error
-        if refused is not None:
-            raise refused
+    def touch(self) -> None:
+        """This thread has had sums computed."""
+        moment = streams.moment() if streams.watched else None
+        if moment is not None:
+            self._touched[moment.key] = moment
 
+    def ready(self) -> ByLeaf:
+        """The gradients, ready to be used on the current streams."""
+        gradients = self.copy()
+        if self._touched:
+            self._join([gradient for _, gradient in gradients.values()])
+        return gradients
 
-def _claim(things: set[int]) -> set[int]:
-    """Have these for this thread alone. They are taken all at once, so nobody waits for somebody who waits."""
-    global _sleepers
-    me = threading.get_ident()
-    with _lock:
-        if _claims and not _free(things, me):
-            _sleepers += 1
-            try:
-                with waiting():
-                    _changed.wait_for(lambda: _free(things, me))
-            finally:
-                _sleepers -= 1
-        mine = things - _claims.keys()  # the rest this thread has already, further out
-        _claims.update(dict.fromkeys(mine, me))
-        return mine
+    def _join(self, gradients: list[torch.Tensor]) -> None:
+        for moment in list(self._touched.values()):
+            moment.join(gradients)
 
 
-def _free(things: set[int], me: int) -> bool:
-    return all(_claims.get(key, me) == me for key in things)
+def _may_be_taken(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Whether a gradient can be the sum itself: nothing else has its memory, which later gradients are added to, and it is
+    laid out like the leaf."""
+    layout = gradient.layout
+    if layout is _STRIDED and leaf.layout is _STRIDED:
+        strides = gradient.stride()
+        if not (strides == leaf.stride() and gradient.is_contiguous()) and strides != torch.empty_like(leaf).stride():
+            return False
+        return _holders(gradient) == _ALONE
+    # The parts of a sparse one may be used elsewhere, too: torch never adds to the memory of a sparse sum.
+    return layout is torch.sparse_coo and gradient._indices().is_contiguous() and gradient._values().is_contiguous()
 
 
-def _give_back(things: set[int]) -> None:
-    with _lock:
-        for key in things:
-            del _claims[key]
-        if _sleepers:
-            _changed.notify_all()
+def _holders(tensor: torch.Tensor) -> int:
+    """How many tensors and storage objects have this memory; one of them is made to ask."""
+    return _storage_holders(tensor.untyped_storage()._cdata)
+
+
+_ALONE = _holders(torch.empty(1))
+
+
+def _copy(gradient: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """A copy that is laid out like the leaf if that is dense, else in rows."""
+    with torch.no_grad():
+        if gradient.layout is not torch.strided or leaf.layout is not torch.strided or gradient.shape != leaf.shape:
+            return gradient.clone()
+        copy = torch.empty_like(leaf, dtype=gradient.dtype, device=gradient.device)
+        if copy.stride() != leaf.stride():
+            return gradient.clone(memory_format=torch.contiguous_format)
+        return copy.copy_(gradient)

@@ -7,7 +7,9 @@ The two belong together by the number of the message.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from remora.autograd.graph import Reach
 
 Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
-Incoming = list[tuple[GradientEdge, torch.Tensor]]  # gradients, and where they come into the local graph
+Start = GradientEdge | torch.Tensor  # where a gradient comes into the local graph: an edge, or a leaf
+Incoming = list[tuple[Start, torch.Tensor]]  # gradients, and where they come in
 _PREFIX = "torch::distributed::autograd::"  # the names are those that programs see in PyTorch's graphs
 
 SEND_NAME = f"{_PREFIX}SendRpcBackward"
@@ -34,37 +37,56 @@ class _Look(torch.autograd.Function):
         return torch.empty(())
 
 
-def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """The edge that leads to a tensor's history, or to the node that gathers the gradient of a leaf."""
+def in_front_of(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor that comes from a leaf, which wants a gradient: its node has an edge to the leaf's accumulator."""
+    with torch.enable_grad():
+        if leaf.layout is torch.strided:
+            return leaf.view_as(leaf)
+        look: torch.Tensor = _Look.apply(leaf)  # type: ignore[no-untyped-call]
+        return look
+
+
+def start_of(tensor: torch.Tensor) -> Start:
+    """Where the gradient of a tensor comes in: the edge to its history, or the tensor itself if it is a leaf. (Not the edge
+    to its accumulator: whether the program has that is how we tell what may hang on it, see `graph.py`.)"""
     node: Any = tensor.grad_fn
-    if node is not None and not isinstance(node, torch._C._FunctionBase):
-        return GradientEdge(node, tensor.output_nr)  # a node written in Python needs something that keeps what is behind it
-    if tensor.layout is torch.strided:
+    if node is None:
+        return tensor
+    if not isinstance(node, torch._C._FunctionBase):
+        return GradientEdge(node, tensor.output_nr)
+    if tensor.layout is torch.strided:  # a node written in Python needs something that keeps what is behind it
         return get_gradient_edge(tensor)
     with torch.enable_grad():
-        look: Any = _Look.apply(tensor)  # type: ignore[no-untyped-call]
-    return GradientEdge(*look.grad_fn.next_functions[0])
+        keeper: Any = _Look.apply(tensor)  # type: ignore[no-untyped-call]
+    return GradientEdge(node, tensor.output_nr, keeper)  # type: ignore[arg-type]
+
+
+def _accumulator_edge(leaf: torch.Tensor) -> tuple[Any, int]:
+    return in_front_of(leaf).grad_fn.next_functions[0]  # type: ignore[union-attr]
 
 
 class Send:
     """Tensors that were sent: where their gradients, which come back, go on."""
 
-    __slots__ = ("_devices", "ahead", "edges", "message", "peer")
+    __slots__ = ("_devices", "ahead", "message", "peer", "starts")
 
     def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.peer = peer
         self.ahead: Reach | None = None  # what a pass will come to behind all its tensors, for one pass to take
-        self.edges: list[GradientEdge] = []
+        self.starts: list[Start] = []
         self._devices: list[torch.device] = []
         for tensor in tensors:
-            self.edges.append(edge_of(tensor))
+            self.starts.append(start_of(tensor))
             self._devices.append(tensor.device)
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The nodes behind the tensors, as nodes of torch show theirs."""
-        return tuple((edge.node, edge.output_nr) for edge in self.edges)
+        return tuple(
+            _accumulator_edge(start) if isinstance(start, torch.Tensor) else (start.node, start.output_nr)
+            for start in self.starts
+        )
 
     def name(self) -> str:
         return SEND_NAME
@@ -80,14 +102,14 @@ class Send:
         tensor. If the maps led it there, nothing is copied."""
         incoming: Incoming = []
         for number, gradient in gradients.items():
-            if not 0 <= number < len(self.edges):
-                raise RuntimeError(f"{self!r} sent {len(self.edges)} tensors; there is none of number {number}")
+            if not 0 <= number < len(self.starts):
+                raise RuntimeError(f"{self!r} sent {len(self.starts)} tensors; there is none of number {number}")
             if not isinstance(gradient, torch.Tensor):
                 raise RuntimeError(f"{self!r} got an undefined gradient for its tensor {number}")
             if number in part:
                 device = self._devices[number]
                 there = gradient.device == device or gradient.is_meta
-                incoming.append((self.edges[number], gradient if there else gradient.to(device)))
+                incoming.append((self.starts[number], gradient if there else gradient.to(device)))
         return incoming
 
     def __repr__(self) -> str:
@@ -97,12 +119,15 @@ class Send:
 class Recv:
     """Tensors that were received: where their gradients have to be sent."""
 
-    __slots__ = ("gradients", "message", "moment", "peer")
+    __slots__ = ("collecting", "hooked", "message", "moment", "peer")
 
     def __init__(self, message: int, peer: Peer) -> None:
         self.message = message
         self.peer = peer
-        self.gradients: Gradients | None = None  # there while a pass collects them here
+        self.hooked = False  # the program has hung a hook on the node: it has to be run
+        # Where the gradients go while a pass runs the node, and the thread that runs that pass. A local pass may come here
+        # on another thread at the same time: it is refused, and must not put its gradients there.
+        self.collecting: tuple[int, Gradients] | None = None
         self.moment: streams.Moment | None = None  # when they are there, on devices
 
     def __repr__(self) -> str:
@@ -116,9 +141,11 @@ def _forward(ctx: Any, anchor: torch.Tensor, recv: Recv, tensors: Iterator[torch
 
 
 def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
-    """The graph has come to the received tensors."""
+    """The graph has come to the received tensors. In a distributed pass the engine takes their gradients before it comes
+    here, unless there are hooks to be run."""
     recv: Recv = ctx.recv
-    if recv.gradients is None:
+    collecting = recv.collecting
+    if collecting is None or (collecting[0] != threading.get_ident() and not streams.watched):
         raise RuntimeError(
             f"a backward pass of this process alone came to tensors that were received from {recv.peer.name}: only a "
             f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
@@ -127,7 +154,7 @@ def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, No
         recv.moment = streams.moment()
     for number, gradient in enumerate(gradients):
         if gradient is not None:
-            recv.gradients[number] = gradient
+            collecting[1][number] = gradient
     return None, None, None
 
 
@@ -138,7 +165,23 @@ _RecvRpc: Any = _function_type(
     (torch.autograd.Function,),
     {"forward": staticmethod(_forward), "backward": staticmethod(_backward), "__module__": __name__},
 )
-RecvNode: type = _RecvRpc._backward_cls
+RecvNode: Any = _RecvRpc._backward_cls
+
+
+def _noting(register: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of a node that hangs a hook on it, which takes note that there is one."""
+
+    @wraps(register)
+    def noted(node: Any, *args: Any, **kwargs: Any) -> Any:
+        node.recv.hooked = True
+        return register(node, *args, **kwargs)
+
+    return noted
+
+
+RecvNode.register_hook = _noting(RecvNode.register_hook)
+RecvNode.register_prehook = _noting(RecvNode.register_prehook)
+
 # What `apply` comes down to when no transform of `torch.func` is active; to find out about arguments takes it longer.
 _apply: Any = super(torch.autograd.Function, _RecvRpc).apply
 _anchor = torch.empty(0, requires_grad=True)  # torch makes a node only if some argument needs a gradient

@@ -12,13 +12,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd.graph import GradientEdge
 
 from remora.autograd import segments
 from remora.autograd.books import Divided, Ready, Whole
 from remora.autograd.graph import Edge, Reach
-from remora.autograd.nodes import Gradients, Incoming, Recv, Send
-from remora.devices import streams
+from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
@@ -50,13 +48,13 @@ class Pass:
         self._running = 0  # segments
         self._when_idle: list[Callable[[], None]] = []
         self._reach: Reach | None = None  # what was found so far
-        self._roots: Sequence[GradientEdge] = ()
+        self._roots: Sequence[Start] = ()
         self._part: dict[int, set[int]] = {}  # of our messages, the tensors whose gradients will come
         self._book: Whole | Divided | None = None
 
     # Finding out who takes part.
 
-    def start_at(self, roots: Sequence[GradientEdge]) -> dict[Peer, Part]:
+    def start_at(self, roots: Sequence[Start]) -> dict[Peer, Part]:
         """The pass begins here. What it comes to, by the worker that sent it."""
         self._roots = roots
         self._reach = Reach()
@@ -82,13 +80,13 @@ class Pass:
             return self._parts_of(found) if found else {}
 
     def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
-        if self._reach is None and len(numbers) == len(send.edges):
+        if self._reach is None and len(numbers) == len(send.starts):
             self._reach, send.ahead = send.ahead, None
             if self._reach is not None:
                 return self._reach.outputs
         if self._reach is None:
             self._reach = Reach()
-        return self._reach.follow([send.edges[number] for number in numbers])
+        return self._reach.follow([send.starts[number] for number in numbers])
 
     def _parts_of(self, received: Iterable[Edge]) -> dict[Peer, Part]:
         parts: dict[Peer, Part] = {}
@@ -104,7 +102,7 @@ class Pass:
         """The gradients of the roots: where every pass begins."""
         with self._lock:
             book = self._book or self._begin()
-            ready = book.arrive((ROOTS,), list(zip(self._roots, gradients, strict=True)))
+            ready = book.arrive({ROOTS: list(zip(self._roots, gradients, strict=True))})
         self._run(book, ready, deliver)
 
     def feed(self, parcel: Parcel, deliver: Callable[[Peer, Parcel], None]) -> None:
@@ -114,7 +112,7 @@ class Pass:
             if self.failure is not None or self.context.released:
                 self._refuse()
             book = self._book or self._begin()
-            incoming: Incoming = []
+            came: dict[int, Incoming] = {}
             for message, gradients in parcel.items():
                 send = self.context.sends.get(message)
                 if send is None:
@@ -122,33 +120,35 @@ class Pass:
                 part = self._part.get(message)
                 if part is None:
                     raise RuntimeError(f"{self!r}: gradients came for message {message}, which takes no part in it")
-                incoming += send.incoming(gradients, part)
-            ready = book.arrive(parcel, incoming)
+                came[message] = send.incoming(gradients, part)
+            ready = book.arrive(came)
         self._run(book, ready, deliver)
 
     def _begin(self) -> Whole | Divided:
         """Gradients flow only when it is known who takes part: from here on nothing of it changes."""
         if not self.smart:
-            self._part = {message: set(range(len(send.edges))) for message, send in self.context.sends.items()}
-        if len(self._part) + bool(self._roots) != 1:
-            names = [ROOTS, *self._part] if self._roots else list(self._part)
-            self._book = Divided({name: self._source(name) for name in names})
-            return self._book
-        [name] = self._part or [ROOTS]
-        if self._reach is None:  # a FAST pass has not looked yet
+            self._part = {message: set(range(len(send.starts))) for message, send in self.context.sends.items()}
+        names = [ROOTS, *self._part] if self._roots else list(self._part)
+        sources = {name: self._source(name) for name in names}
+        if self._reach is None or not self.smart:  # a FAST pass has not looked yet
             self._reach = Reach()
-            self._reach.follow(self._source(name))
-        self._book = Whole(name, self._reach)
+            for starts in sources.values():
+                self._reach.follow(starts)
+        held = self._reach.find_held()
+        if len(names) == 1 and not self._reach.has_native_ends(held):
+            self._book = Whole(names[0], self._reach)
+        else:
+            self._book = Divided(sources, held)
         return self._book
 
-    def _source(self, name: int) -> Sequence[GradientEdge]:
+    def _source(self, name: int) -> Sequence[Start]:
         """Where the gradients of the roots, or of a message, come in."""
         if name == ROOTS:
             return self._roots
         send = self.context.sends.get(name)
         if send is None:
             raise self._not_sent(name)
-        return [send.edges[number] for number in sorted(self._part[name])]
+        return [send.starts[number] for number in sorted(self._part[name])]
 
     def _run(self, book: Whole | Divided, ready: Ready, deliver: Callable[[Peer, Parcel], None]) -> None:
         while ready:
@@ -159,11 +159,9 @@ class Pass:
                 self._running += 1
             try:
                 leaving, received = segments.run(
-                    segment, incoming, self.context.gradients, self.retain_graph, book.leaves
+                    segment, incoming, self.context.gradients, self.retain_graph, book.lent
                 )
             finally:
-                if streams.watched:
-                    self.context.touch()
                 self._rest()
             parcels = self._parcels(received) if received else {}
             with self._lock:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from remora.autograd.graph import Reach
-from remora.autograd.leaves import Gathered
+from remora.autograd.leaves import ByLeaf, Gathered
 from remora.autograd.nodes import Recv, Send, receive
-from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peer
@@ -31,8 +30,7 @@ class Context:
         self.received_nodes: dict[int, Any] = {}
         self.known_workers: set[int] = set()  # who has a part of this context because of us
         self.heard_from: set[int] = set()  # of whom we have our part of it
-        self.gradients: Gathered = {}
-        self._touched: dict[object, streams.Moment] = {}  # when they are there, on devices: by the streams that work on them
+        self.gradients = Gathered()
         self.passes: dict[Key, Pass] = {}
         self.ended: dict[Key, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
         self.released = False
@@ -64,7 +62,7 @@ class Context:
         if latest is not None and not self.released:
             reach = Reach()
             try:
-                reach.follow(latest.edges)
+                reach.follow(latest.starts)
             except RuntimeError:  # what a pass would refuse
                 return
             latest.ahead = reach
@@ -79,19 +77,9 @@ class Context:
         recv = Recv(header[1], peer)
         self.received_nodes[header[1]] = receive(recv, map(links.__getitem__, range(len(links))))
 
-    def touch(self) -> None:
-        """This thread has had gradients computed."""
-        moment = streams.moment() if streams.watched else None
-        if moment is not None:
-            self._touched[moment.key] = moment
-
-    def ready_gradients(self) -> Gathered:
+    def ready_gradients(self) -> ByLeaf:
         """The gradients, ready to be used on the current streams."""
-        gradients = self.gradients.copy()
-        if self._touched:
-            for moment in list(self._touched.values()):
-                moment.join([gradient for _, gradient in gradients.values()])
-        return gradients
+        return self.gradients.ready()
 
     def check(self) -> None:
         """Raise if the context is gone."""

@@ -1,23 +1,26 @@
 """Runs one segment of the local graph on torch's own engine, so that every hook runs once and on the whole gradient.
 
-The engine runs the nodes between where gradients come in and the segment's exits, the exits included, and nothing else.
-It computes no gradient for a node that it will not run, though, so what leaves the segment is taken in another way: when
-the engine has run a node with such edges, a hook of ours runs it once more, alone, for those. Capturing the gradients at
-the nodes outside instead would run the hooks there, on a part of the gradient.
+The engine can either *capture* the gradients of ends, without running them, or *run* all nodes between where gradients come
+in and some exits, these included. What is captured never comes to the accumulators of leaves, which would add it to `.grad`.
+But what a node gives to another segment, whose nodes must not see it before it is whole, cannot be captured there: that
+would run their hooks. So a segment with such edges is run up to the nodes they leave from, and the gradients are *tapped*
+at those. The engine computes no gradient for a node that it will not come to; a hook of ours has the node compute those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
-from remora.autograd.graph import LeafNode, Node, Reach, Segment
-from remora.autograd.leaves import Gathered, Lent
-from remora.autograd.nodes import Gradients, Incoming, Recv
+from remora.autograd.claims import Claim, Lent, set_up_gate
+from remora.autograd.graph import Capturing, Ends, LeafNode, Node, Reach, Segment, looking
+from remora.autograd.leaves import Gathered
+from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, in_front_of
 from remora.devices import streams
 
 Received = list[tuple[Recv, Gradients]]
@@ -28,65 +31,150 @@ def run(
     incoming: Incoming,
     gathered: Gathered,
     retain_graph: bool,
-    leaves: Sequence[torch.Tensor] | None = None,
+    lent: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Incoming, Received]:
     """Run a segment with the gradients that came into it. Those of leaves are added to `gathered`. Returned are those
-    that leave the segment, and those of received tensors. `leaves`: all that the run may touch, if they are more than
-    those of the segment."""
-    if not incoming:
-        return [], [(node.recv, {}) for node in segment.received]
-    touched = segment.leaves if leaves is None else leaves
-    with Lent(touched, gathered, (*segment.crossings, *segment.received)):
-        for node in segment.received:
-            node.recv.gradients = {}
-        try:
-            return _run(segment, incoming, retain_graph)
-        finally:
-            for node in segment.received:
-                node.recv.gradients = None
+    that go on to other segments, and those of received tensors. `lent`: all leaves whose `.grad` the accumulators of this
+    one may look at, if they are more than its own."""
+    leaving: Incoming = []
+    if segment.taps:
+        ends, inner = _parted(incoming, segment)
+        tapped = _run_tapped(segment, inner, retain_graph) if inner else []
+        del inner, incoming
+        own, leaving = _parted(tapped, segment)
+        incoming = ends + own
+        del tapped, own, ends
+    received: dict[Node, Gradients] = {node: {} for node in segment.received}
+    if segment.native or segment.run_received:
+        native = [each for each in incoming if _is_native(each[0], segment)]
+        if native:
+            incoming = [each for each in incoming if not _is_native(each[0], segment)]
+            _run_native(segment, native, gathered, lent, received)
+    if incoming:
+        _capture(segment, incoming, gathered, retain_graph, received)
+    return leaving, [(node.recv, gradients) for node, gradients in received.items()]
 
 
-def _run(segment: Segment | Reach, incoming: Incoming, retain_graph: bool) -> tuple[Incoming, Received]:
+def _parted(incoming: Incoming, segment: Segment | Reach) -> tuple[Incoming, Incoming]:
+    """Those that come in at ends of the segment, and the others."""
+    ends: Incoming = []
+    others: Incoming = []
+    for each in incoming:
+        start = each[0]
+        if isinstance(start, torch.Tensor):
+            is_end = id(start) in segment.leaves or id(start) in segment.native
+        else:
+            is_end = isinstance(start.node, RecvNode) and start.node in segment.received
+        (ends if is_end else others).append(each)
+    return ends, others
+
+
+def _is_native(start: Start, segment: Segment | Reach) -> bool:
+    if isinstance(start, torch.Tensor):
+        return id(start) in segment.native
+    return start.node in segment.run_received
+
+
+# Capturing.
+
+
+def _capture(
+    segment: Segment | Reach, incoming: Incoming, gathered: Gathered, retain_graph: bool, received: dict[Node, Gradients]
+) -> None:
+    """Run the segment up to its ends, and take the gradients that come there."""
+    leaves: list[torch.Tensor] = []
+    outputs = list(segment.outputs)
+    if segment.run_received:
+        outputs = [edge for edge in outputs if edge[0] not in segment.run_received]
+    with Capturing() as ends:
+        with looking:
+            for leaf, node, number in segment.leaves.values():
+                if leaf.requires_grad:  # the program may have frozen it since
+                    leaves.append(leaf)
+                    ends.append(leaf if node is None else GradientEdge(*node.next_functions[number]))
+        ends += (GradientEdge(*edge) for edge in outputs)
+        starts, gradients = _unzipped(incoming)
+        captured = _run_capturing(ends, starts, gradients, retain_graph) if starts and ends else []
+    if not captured:
+        return
+    for node, number in reversed(outputs):
+        gradient = captured.pop()
+        if gradient is not None:
+            received[node][number] = gradient
+    del gradients
+    incoming.clear()
+    gathered.add(leaves, captured)
+
+
+def _run_capturing(ends: Ends, starts: Any, gradients: Any, retain_graph: bool) -> list[torch.Tensor | None]:
+    return list(
+        _engine.run_backward(
+            starts, gradients, retain_graph, False, tuple(ends), allow_unreachable=True, accumulate_grad=False
+        )
+    )
+
+
+def _unzipped(incoming: Incoming) -> tuple[tuple[Start, ...], tuple[torch.Tensor, ...]]:
+    """What comes in, as the engine takes it; without leaves that the program has frozen."""
+    pairs = [each for each in incoming if not isinstance(each[0], torch.Tensor) or each[0].requires_grad]
+    return tuple(start for start, _ in pairs), tuple(gradient for _, gradient in pairs)
+
+
+# Running.
+
+
+def _run_up_to(exits: Sequence[Node], incoming: Incoming, retain_graph: bool) -> None:
+    starts, gradients = _unzipped(incoming)
+    if starts:
+        edges = tuple(GradientEdge(node, 0) for node in exits)
+        _engine.run_backward(starts, gradients, retain_graph, False, edges, allow_unreachable=True, accumulate_grad=True)
+
+
+def _run_native(
+    segment: Segment | Reach,
+    incoming: Incoming,
+    gathered: Gathered,
+    lent: Sequence[torch.Tensor] | None,
+    received: dict[Node, Gradients],
+) -> None:
+    """Run ends themselves, with all that hangs on them."""
+    leaves = [leaf for leaf in segment.native.values() if leaf.requires_grad]
+    looked_at = leaves if lent is None else lent
+    for leaf in looked_at:
+        set_up_gate(leaf)
+    nodes = [*segment.run_received, *(in_front_of(leaf).grad_fn.next_functions[0][0] for leaf in leaves)]  # type: ignore[union-attr]
+    with Claim((*looked_at, *segment.run_received)), Lent(looked_at, gathered), _collecting(segment, received):
+        _run_up_to(nodes, incoming, retain_graph=True)  # an end keeps nothing that could be freed
+    if streams.watched:
+        gathered.touch()
+        for node in segment.run_received:
+            if node.recv.moment is not None:
+                node.recv.moment.join(received[node])
+
+
+@contextmanager
+def _collecting(segment: Segment | Reach, received: dict[Node, Gradients]) -> Iterator[None]:
+    for node in segment.run_received:
+        node.recv.collecting = threading.get_ident(), received[node]
+    try:
+        yield
+    finally:
+        for node in segment.run_received:
+            node.recv.collecting = None
+
+
+def _run_tapped(segment: Segment | Reach, incoming: Incoming, retain_graph: bool) -> Incoming:
+    """Run the segment without its ends; the gradients that leave it, for its ends and for others."""
     outgoing: Incoming = []
-    moments: list[streams.Moment | None] = []  # when what leaves the segment is there, on devices
-    if segment.crossings or segment.sharing:
-        held = _Held()
-        with ExitStack() as stack:
-            for node, numbers in segment.crossings.items():
-                _tap(node, numbers, outgoing, stack, moments)
-            for node in segment.sharing:
-                stack.callback(node.register_hook(held.append_shared).remove)
-            _backpropagate(segment, incoming, retain_graph)
-    else:
-        _backpropagate(segment, incoming, retain_graph)
-    received: Received = []
-    for node in segment.received:
-        received.append((node.recv, node.recv.gradients))
-    if streams.watched:  # the engine joins the streams of leaves, and not those of what leaves the segment
-        for moment in (*moments, *(node.recv.moment for node in segment.received)):
-            if moment is not None:
-                moment.join([gradients for _, gradients in received])
-    return outgoing, received
-
-
-def _backpropagate(segment: Segment | Reach, incoming: Incoming, retain_graph: bool) -> None:
-    """What `torch.autograd.backward` calls in the end. It would first look at symbolic shapes, and import half a second of
-    other packages for that in the first pass of a process."""
-    edges, gradients = zip(*incoming, strict=True)
-    exits = tuple(GradientEdge(node, 0) for node in segment.exits) if segment.crossings else ()
-    _engine.run_backward(
-        edges, gradients, retain_graph, False, exits, allow_unreachable=True, accumulate_grad=True
-    )  # fmt: skip
-
-
-class _Held(list[Any]):
-    """A gradient that a node gives to several leaves is held until the end of the run: torch then makes a copy for each,
-    rather than let one of them have the memory that the others were copied from, and that the node may still know."""
-
-    def append_shared(self, computed: tuple[Any, ...], came_in: object) -> None:
-        gradients = [id(gradient) for gradient in computed if gradient is not None]
-        if len(set(gradients)) < len(gradients):
-            self.append(computed)
+    moments: list[streams.Moment | None] = []  # when they are there, on devices
+    with Claim(segment.taps), ExitStack() as stack:
+        for node, numbers in segment.taps.items():
+            _tap(node, numbers, outgoing, stack, moments)
+        _run_up_to(segment.exits, incoming, retain_graph)
+    for moment in moments:  # the engine joins the streams of what it captures, and not those of what is tapped
+        if moment is not None:
+            moment.join([gradient for _, gradient in outgoing])
+    return outgoing
 
 
 def _tap(
@@ -99,22 +187,25 @@ def _tap(
     """
 
     def stand_in(computed: tuple[Any, ...], came_in: tuple[Any, ...]) -> tuple[Any, ...]:
+        ours = threading.get_ident() == thread or _on_devices(came_in)  # there all passes share a thread
         complete = computed
-        if compiled and any(computed[number] is None for number in numbers):
-            alone = _alone(node, came_in)
+        if ours and compiled and any(computed[number] is None for number in numbers):
+            alone = _alone(node, numbers, came_in)
             complete = tuple(
-                _fitted(alone[i], *node.next_functions[i]) if i in numbers else gradient
-                for i, gradient in enumerate(computed)
+                _fitted(alone[i], node, i) if i in numbers else gradient for i, gradient in enumerate(computed)
             )
         for hook in theirs.values():
             complete = _as_tuple(hook(complete, came_in), complete)
+        if not ours:
+            return complete  # the program runs a pass of its own through this node
         for number in numbers:
             if complete[number] is not None:
-                outgoing.append((GradientEdge(*node.next_functions[number]), complete[number]))
+                outgoing.append((_start_behind(node, number), complete[number]))
         if streams.watched:
             moments.append(streams.moment())
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
 
+    thread = threading.get_ident()
     compiled = not hasattr(node, "apply")  # a function written in Python computes everything in any case
     handle = node.register_hook(stand_in)
     hooks = handle.hooks_dict_ref()
@@ -125,6 +216,21 @@ def _tap(
     stack.callback(handle.remove)
 
 
+def _on_devices(tensors: tuple[Any, ...]) -> bool:
+    return any(tensor is not None and tensor.device.type != "cpu" for tensor in tensors)
+
+
+def _start_behind(node: Node, number: int) -> Start:
+    """Where the gradient that a node gives for one of its edges comes in."""
+    with looking:
+        follower, place = node.next_functions[number]
+        if isinstance(follower, LeafNode):
+            leaf: torch.Tensor = follower.variable
+            del follower
+            return leaf
+        return GradientEdge(follower, place)
+
+
 def _as_tuple(result: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
     if result is None:
         return otherwise
@@ -132,18 +238,20 @@ def _as_tuple(result: Any, otherwise: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _fitted(gradient: torch.Tensor | None, node: Node, number: int) -> torch.Tensor | None:
-    """A gradient as the engine would pass it on to this input of a node: a node may give one that is broadcast, or of
+    """A gradient as the engine would pass it on along this edge of a node: a node may give one that is broadcast, or of
     another type."""
     if gradient is None:
         return None
-    wanted: Any = getattr(node, "variable", None) if isinstance(node, LeafNode) else node._input_metadata[number]
+    start = _start_behind(node, number)
+    wanted: Any = start if isinstance(start, torch.Tensor) else start.node._input_metadata[start.output_nr]
     if gradient.layout is torch.strided and gradient.shape != wanted.shape:
         gradient = gradient.sum_to_size(wanted.shape)
     return gradient.to(wanted.dtype) if gradient.dtype != wanted.dtype else gradient
 
 
-def _alone(node: Node, came_in: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a node gives for all its edges. In a run of the engine without exits: there it computes all of them."""
+def _alone(node: Node, numbers: list[int], came_in: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a node gives for these of its edges. In a run of the engine that would capture what comes there: so the node
+    computes nothing else."""
     results: list[Any] = []
 
     def work() -> None:
@@ -152,7 +260,11 @@ def _alone(node: Node, came_in: tuple[Any, ...]) -> tuple[Any, ...]:
 
     with torch.enable_grad():
         step: torch.Tensor = _Step.apply(_anchor, work)  # type: ignore[no-untyped-call]
-    _engine.run_backward((step,), (_one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    with Capturing() as ends:
+        ends.append(_anchor)
+        with looking:
+            ends += (GradientEdge(*node.next_functions[number]) for number in numbers)
+        _run_capturing(ends, (step,), (_one,), retain_graph=False)
     computed = results[0]
     return computed if isinstance(computed, tuple) else (computed,)
 
@@ -171,6 +283,8 @@ class _Step(torch.autograd.Function):
         return None, None
 
 
+# What `torch.autograd.backward` and `torch.autograd.grad` call in the end. They would first look at symbolic shapes, and
+# import half a second of other packages for that in the first pass of a process.
 _engine: Any = torch.autograd.Variable._execution_engine
 _anchor = torch.empty((), requires_grad=True)
 _one = torch.ones(())

@@ -26,7 +26,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from remora.autograd.leaves import Gathered
+from remora.autograd.leaves import ByLeaf
 from remora.optim.stepping import step
 
 Options = dict[str, Any]
@@ -69,7 +69,7 @@ class LocalOptimizer:
         """The options of each group."""
         return [options_of(group) for group in self._optimizer.param_groups]
 
-    def step(self, gathered: Gathered, news: Sequence[Options] | None) -> None:
+    def step(self, gathered: ByLeaf, news: Sequence[Options] | None) -> None:
         """Update the parameters, after taking note of options that have changed."""
         found = list(map(gathered.get, self._ids))
         with self._exclusively:

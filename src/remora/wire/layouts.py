@@ -48,41 +48,42 @@ def reduce_layout(out: Outgoing, tensor: torch.Tensor) -> Reduced:
 
 
 def _take_apart(out: Outgoing, tensor: torch.Tensor) -> Reduced | None:
+    wants_gradient = tensor.requires_grad and not out.detached()
     if tensor.is_meta:
-        return _reduce_meta(tensor)
+        return _reduce_meta(tensor, wants_gradient)
     if tensor.is_nested and tensor.layout is torch.strided:
-        return _reduce_nested(tensor)
+        return _reduce_nested(tensor, wants_gradient)
     if tensor.layout is torch.sparse_coo:
-        return _reduce_coo(tensor)
+        return _reduce_coo(tensor, wants_gradient)
     if tensor.layout in _COMPRESSED:
-        return _reduce_compressed(tensor)
+        return _reduce_compressed(tensor, wants_gradient)
     if tensor.is_mkldnn:
-        return _mkldnn, (tensor.detach().to_dense(), tensor.requires_grad)
+        return _mkldnn, (tensor.detach().to_dense(), wants_gradient)
     if tensor.is_quantized:
         return _reduce_quantized(out, tensor)
     return None
 
 
-def _reduce_meta(tensor: torch.Tensor) -> Reduced:
-    return _meta, (NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), int(tensor.requires_grad))
+def _reduce_meta(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
+    return _meta, (NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), int(wants_gradient))
 
 
-def _reduce_nested(tensor: torch.Tensor) -> Reduced:
+def _reduce_nested(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
     plain = tensor.detach()
     parts = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
-    return _nested, (plain.values(), *parts, tensor.requires_grad)
+    return _nested, (plain.values(), *parts, wants_gradient)
 
 
-def _reduce_coo(tensor: torch.Tensor) -> Reduced:
+def _reduce_coo(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
     plain = tensor.detach()
-    return _coo, (plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced(), tensor.requires_grad)
+    return _coo, (plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced(), wants_gradient)
 
 
-def _reduce_compressed(tensor: torch.Tensor) -> Reduced:
+def _reduce_compressed(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
     plain = tensor.detach()
     layout, rows, columns = _COMPRESSED[tensor.layout]
     indices = getattr(plain, rows)(), getattr(plain, columns)()
-    return _compressed, (layout, *indices, plain.values(), tuple(plain.shape), tensor.requires_grad)
+    return _compressed, (layout, *indices, plain.values(), tuple(plain.shape), wants_gradient)
 
 
 def _reduce_quantized(out: Outgoing, tensor: torch.Tensor) -> Reduced:

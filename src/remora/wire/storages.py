@@ -243,9 +243,25 @@ def strided(
     tensor: torch.Tensor = prototypes[name].new()
     if type(tensor) is not torch.Tensor:
         return without_modes(strided, source, name, offset, shape, stride, flags)
-    storage = incoming.frame[0][source] if type(source) is int else storage_of(source)  # (most of them are large)
-    tensor.set_(storage, offset, shape, stride)
+    if isinstance(source, torch.Tensor):
+        tensor = _over(source, tensor, offset, shape, stride)
+    else:
+        storage = incoming.frame[0][source] if type(source) is int else storage_of(source)  # (most of them are large)
+        tensor.set_(storage, offset, shape, stride)
     return flagged(tensor, flags) if flags else tensor
+
+
+def _over(
+    source: torch.Tensor, empty: torch.Tensor, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    """A tensor over the memory of another one that came before. Both count their changes in place together, as they did
+    where they come from: autograd refuses to go back through the one if the other has changed what it needs. Not if they
+    are of different types: torch has no way to let those share the count."""
+    if source.dtype is not empty.dtype or source.is_conj() or source.is_neg() or source.layout is not torch.strided:
+        empty.set_(source.untyped_storage(), offset, shape, stride)
+        return empty
+    with torch.no_grad():
+        return source.as_strided(shape, stride, offset).detach()
 
 
 @lru_cache(maxsize=256)
@@ -261,7 +277,10 @@ def strided_on(
     tensor: torch.Tensor = _prototype_on(name, device).new()
     if type(tensor) is not torch.Tensor:
         return without_modes(strided_on, device, source, name, offset, shape, stride, flags)
-    tensor.set_(storage_on(device, source), offset, shape, stride)
+    if isinstance(source, torch.Tensor):
+        tensor = _over(source, tensor, offset, shape, stride)
+    else:
+        tensor.set_(storage_on(device, source), offset, shape, stride)
     return flagged(tensor, flags) if flags else tensor
 
 
