@@ -8,11 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from types import CodeType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
+from remora.agent.clean_state import run_clean
 from remora.agent.crew import clock_here, waiting
 from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
@@ -270,10 +272,11 @@ class Future(torch.futures.Future[T]):
         return result
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
-        """Call `callback(self)` when the future is settled; calls it makes belong to what is recorded now."""
+        """Call `callback(self)` when the future is settled, in a clean state on whichever thread (see docs/calls.md). Calls
+        that it makes belong to what is recorded now."""
         self.followed = True
         self.heed()
-        super().add_done_callback(recorded(callback))
+        super().add_done_callback(partial(run_clean, recorded(callback)))
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
