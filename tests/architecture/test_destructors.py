@@ -1,4 +1,4 @@
-"""Destructors run anywhere: inside our own locks, and while the interpreter goes down. They import, lock and await nothing."""
+"""Destructors run anywhere: inside our own locks, while the interpreter goes down. They import, lock and await nothing."""
 
 from __future__ import annotations
 
