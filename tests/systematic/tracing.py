@@ -195,11 +195,19 @@ class AtPlace(Tracer):
 
 
 class AtEachPlace(Tracer):
-    """`with AtEachPlace(action):` the action happens the first `turns` times that a thread comes to a place. Never within
-    itself: what it does on other threads is no occasion for it either."""
+    """`with AtEachPlace(action):` the action happens the first `turns` times that a thread comes to a place, in files whose
+    names begin with one of `where`. Never within itself: what it does on other threads is no occasion for it either."""
 
-    def __init__(self, action: Action, kind: str = LINES, threads: bool = False, turns: int = 1) -> None:
+    def __init__(
+        self,
+        action: Action,
+        kind: str = LINES,
+        threads: bool = False,
+        turns: int = 1,
+        where: tuple[str, ...] = ("",),
+    ) -> None:
         super().__init__(kind, threads)
+        self._where = where
         self.struck: dict[Place, int] = {}
         self.now: Place | None = None  # where it is happening: for who finds that it does not end
         self._action = action
@@ -207,6 +215,8 @@ class AtEachPlace(Tracer):
         self._busy = threading.Lock()
 
     def reached(self, place: Place) -> None:
+        if not place.file.startswith(self._where):
+            return
         if self.struck.get(place, 0) < self._turns and self._busy.acquire(False):
             try:
                 self.struck[place] = self.struck.get(place, 0) + 1

@@ -34,8 +34,18 @@ class Steps:
 
     def post(self, step: Callable[..., object], *args: Any) -> None:
         """Have `step(*args)` done: now, or after those that were posted before."""
+        try:
+            self._queue.append((step, args))
+            self.take()
+        except BaseException:  # of a signal handler
+            self._later(self.take)
+            raise
+
+    def post_later(self, step: Callable[..., object], *args: Any) -> None:
+        """The same, but never now, nor on this thread."""
         self._queue.append((step, args))
-        self.take()
+        if len(self._queue) == 1:  # else another one has yet to leave the queue, and whoever takes it out looks once more
+            self._later(self.take)
 
     def take(self) -> None:
         """Take all steps, if no frame of any thread is doing so. Whoever ends looks once more, so none is left."""
@@ -51,9 +61,6 @@ class Steps:
                     except Exception:
                         log.exception("a step failed: %s", step)
                     queue.popleft()  # now: had the step been interrupted, it would be taken again
-            except BaseException:
-                self._later(self.take)
-                raise
             finally:
                 if 0 in turn and turn[0] is me:  # no calls here: a signal handler can interrupt us after any of those
                     del turn[0]
