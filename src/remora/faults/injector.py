@@ -56,8 +56,8 @@ class Stage:
         self.injectors: list[Injector] = []
         self._leavers: list[Injector] = []
         self.pump = Pump(name, clock)
-        # Guards the course, the counts and the list of injectors. Knows its own thread: a destructor that makes a call may run
-        # while it is held.
+        # Guards the course, the counts and the list of injectors. Knows its own thread: a destructor that makes a call may
+        # run while it is held.
         self._lock = threading.RLock()
         self._records: list[Record] = []
         self._began = self.clock.now()

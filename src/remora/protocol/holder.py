@@ -112,8 +112,9 @@ class Holder:
     def _leave(self, fork: ForkId, held: Held) -> list[Effect]:
         if held.in_use or not held.confirmed or held.children:
             return []
+        goodbye: list[Effect] = [Goodbye(held.owner, held.rref, fork)]  # first: a step that is interrupted is taken again
         del self.forks[fork]
-        return [Goodbye(held.owner, held.rref, fork)]
+        return goodbye
 
     def check(self) -> None:
         """Assert what must hold between any two steps."""

@@ -62,13 +62,16 @@ class Errands(Machines, ABC):
         self._errands.extend(self._prepared(step(*args)))
 
     def _prepared(self, errands: Iterable[Errand]) -> Iterator[Errand]:
-        """What concerns values belongs to the step: the next one may be about the same value."""
+        """What concerns values belongs to the step: the next one may be about the same value. (No call on the way of the
+        others: a signal handler that raises after one would take an errand with it.)"""
         for each in errands:
-            if isinstance(each, Free):
+            if each.__class__ is Free:
+                assert isinstance(each, Free)
                 value = self.values.pop(each.rref, None)
                 if value is not None:
                     yield partial(self.agent.crew.serve, [value].clear)  # no destructor of the program's runs here
-            elif isinstance(each, NeverMade):
+            elif each.__class__ is NeverMade:
+                assert isinstance(each, NeverMade)
                 value = self.values.get(each.rref)
                 if value is not None:
                     error = OwnerDied(f"{each.rref} was never made: its creator is gone, or could not ask for it")

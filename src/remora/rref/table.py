@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from remora.agent.agent import Agent
@@ -112,9 +112,10 @@ class Table(Errands):
         """A holder says goodbyes, many at once: a value and a fork in turn. Or: these values will never be made."""
         self.change(self._take_deleted, ids, never_made)
 
-    def _take_deleted(self, ids: list[GloballyUniqueId], never_made: bool) -> list[Effect]:
+    def _take_deleted(self, ids: list[GloballyUniqueId], never_made: bool) -> Iterator[Effect]:
         say = self.owner.never_made if never_made else self.owner.delete
-        return [effect for rref, fork in zip(ids[::2], ids[1::2], strict=True) for effect in say(rref, fork)]
+        for rref, fork in zip(ids[::2], ids[1::2], strict=True):
+            yield from say(rref, fork)
 
     # References held here.
 
@@ -229,13 +230,11 @@ class Table(Errands):
         for batch in self._dropping.batches():
             self.change(self._take_drops, batch)
 
-    def _take_drops(self, forks: Iterable[ForkId]) -> list[Effect]:
-        effects: list[Effect] = []
+    def _take_drops(self, forks: Iterable[ForkId]) -> Iterator[Effect]:
         for fork in forks:
             self.failures.pop(fork, None)
             self._held_since.pop(fork, None)
-            effects += self.holder.drop(fork)
-        return effects
+            yield from self.holder.drop(fork)
 
     # Losses.
 
@@ -272,10 +271,10 @@ class Table(Errands):
     def _all_settled(self) -> bool:
         return not self._steps and all(each.confirmed and not each.children for each in self.holder.forks.copy().values())
 
-    def _take_end(self) -> list[Effect]:
+    def _take_end(self) -> Iterator[Effect]:
         for fork, held in self.holder.forks.copy().items():
             self.failures[fork] = deleted_error(held.rref, fork)
-        return [effect for fork in list(self.holder.forks) for effect in self.holder.drop(fork)]
+            yield from self.holder.drop(fork)
 
     def close(self) -> None:
         """No more messages: what is dropped from now on is dropped in silence."""
