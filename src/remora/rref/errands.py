@@ -47,19 +47,19 @@ class Errands(Machines, ABC):
 
     def __init__(self, agent: Agent, first_id: int = 0) -> None:
         super().__init__(agent, first_id)
-        self._steps = Steps(agent.crew.serve_quickly)
+        self._steps = Steps(agent.crew.serve_quickly, self._keep)
         self._errands: deque[Errand] = deque()
         self._performing = Steps(agent.crew.serve_quickly)
 
     def change(self, step: Callable[..., Iterable[Errand]], *args: object) -> None:
         """Have the machines take a step, which returns what they ask for. It is taken and that is carried out before this
         returns, unless the machines, or those who carry things out, are in the midst of something: right after it, then."""
-        self._steps.post(self._take, step, args)
+        self._steps.post(step, *args)
         if self._errands:
             self._performing.post(self._perform)
 
-    def _take(self, step: Callable[..., Iterable[Errand]], args: tuple[object, ...]) -> None:
-        self._errands.extend(self._prepared(step(*args)))
+    def _keep(self, errands: Iterable[Errand]) -> None:
+        self._errands.extend(self._prepared(errands))
 
     def _prepared(self, errands: Iterable[Errand]) -> Iterator[Errand]:
         """What concerns values belongs to the step: the next one may be about the same value. (No call on the way of the

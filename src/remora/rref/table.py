@@ -120,9 +120,10 @@ class Table(Errands):
     # References held here.
 
     def hold(self, rref: RRefId, fork: ForkId, owner: Worker) -> None:
-        """We asked `owner` to make a value."""
+        """We ask `owner` to make a value. No step: the fork is new, nothing else is about it yet, and it is entered in one
+        go, whatever is under way."""
         self._held_since[fork] = time.time()
-        self.change(self.holder.create, rref, fork, owner)
+        self.holder.create(rref, fork, owner)
 
     def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
         """A reference arrived. False if its owner has yet to count it."""
@@ -144,8 +145,8 @@ class Table(Errands):
         self.change(self._take_confirmed, fork)
 
     def _take_confirmed(self, fork: ForkId) -> list[Errand]:
-        effects = self.holder.confirm(fork)
-        return [*effects, *self._told(fork)]
+        effects: list[Errand] = list(self.holder.confirm(fork))
+        return effects + self._told(fork) if fork in self._confirmations else effects
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that we handed on."""
