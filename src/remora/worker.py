@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from remora.agent.bulk import credentials
 from remora.agent.calls import current_deadline
 from remora.agent.collecting import teach_torch
 from remora.agent.crew import forget_thread
+from remora.agent.futures import going_down
 from remora.agent.introduction import Introduction
 from remora.agent.membership import Membership
 from remora.agent.peers import Peer
@@ -125,6 +127,8 @@ class Worker:
 
     def peer(self, to: str | int | WorkerInfo) -> Peer:
         """The peer that a destination means: a name, an id or a WorkerInfo."""
+        if sys.is_finalizing():
+            raise going_down(f"call to {to}")
         peers = self.agent.peers
         known = peers.by_name.get(to) if type(to) is str else None
         if known is not None:

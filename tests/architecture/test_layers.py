@@ -42,8 +42,7 @@ PURE_STDLIB = {
 }  # fmt: skip
 
 OWN_THREADS = (
-    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.rref.machines",
-    "remora.rref.table", "remora.testing",
+    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.testing",
 )  # fmt: skip
 THREAD_NAMES = {
     "threading": {"Thread", "Timer", "Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"},
@@ -63,7 +62,6 @@ EXCEPTIONS = {
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",
     ("remora.rpc.gathering", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
-    ("remora.rpc.gathering", "threading.RLock"): "a gathering is user code above the worker, on threads of the caller",
 }
 
 

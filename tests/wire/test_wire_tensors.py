@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,12 +175,29 @@ def test_requires_grad_arrives_as_a_leaf(size: int) -> None:
     assert not there(leaf.detach()).requires_grad
 
 
-def test_inference_tensors() -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.ones(3),
+        lambda: torch.ones(1 << 16),
+        lambda: torch.ones(9)[::2],
+        lambda: [torch.ones(3)] * 2,
+        lambda: torch.nn.Parameter(torch.ones(3)),
+        lambda: torch.ones(2, 2).to_sparse(),
+        lambda: torch.ones(2, 2).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(3, device="meta"),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    ],
+)
+def test_what_arrives_is_no_inference_tensor(made: Callable[[], Any]) -> None:
+    """Neither because its sender was under inference mode, nor because the thread that unpickles it is."""
     with torch.inference_mode():
-        sent = torch.ones(3)
-        assert there(sent).is_inference()
-    assert not there(sent).is_inference()
-    assert torch.equal(there(sent), sent)
+        sent, arrived_there = made(), there(made())
+    for arrived in (there(sent), there(made()), arrived_there):
+        for tensor in arrived if isinstance(arrived, list) else [arrived]:
+            assert not tensor.is_inference()
 
 
 def test_modes_of_the_receiving_thread_do_not_matter() -> None:

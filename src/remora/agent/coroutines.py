@@ -10,6 +10,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
+from remora.agent.clean_state import InItsOwnState, begin_thread, new_task
 from remora.agent.crew import act_for
 from remora.agent.pacing import Pacing
 from remora.clock import SYSTEM, Clock
@@ -33,14 +34,20 @@ class Coroutines:
         self._thread: threading.Thread | None = None
 
     def run(
-        self, coroutine: Coroutine[Any, Any, Any], context: Context, pacing: Pacing, done: Done
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        context: Context,
+        pacing: Pacing,
+        done: Done,
+        grad_enabled: bool = True,
     ) -> Callable[[], None]:
         """Run a coroutine in a context; `done([value], error)` is called on the loop's thread. A way to cancel it."""
         loop = self._started()
         task: list[asyncio.Task[None]] = []
 
         def begin() -> None:
-            task.append(loop.create_task(_follow(coroutine, pacing, done), context=context))
+            following = InItsOwnState(_follow(coroutine, pacing, done), grad_enabled)
+            task.append(loop.create_task(following, context=context))
             task[0].add_done_callback(finish)
 
         def finish(finished: asyncio.Task[None]) -> None:
@@ -71,7 +78,9 @@ class Coroutines:
         loop = self._loop
         assert loop is not None
         asyncio.set_event_loop(loop)
+        loop.set_task_factory(new_task)
         act_for(self.worker)
+        begin_thread()
         while not self._stopped:
             try:
                 loop.run_forever()

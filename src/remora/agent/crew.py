@@ -20,8 +20,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
+from remora.agent.clean_state import begin_thread, is_clean, make_clean
 from remora.agent.watch import Watch
 from remora.clock import SYSTEM, Clock
 from remora.transport.poller import Event, Poller
@@ -140,6 +142,7 @@ class Crew:
     def _work(self) -> None:
         here.crew = self
         here.worker = self.worker
+        begin_thread()
         watch = self._watch
         try:
             events: list[Event] | None = watch.wait()
@@ -208,10 +211,12 @@ class Crew:
             self._watch.step()  # C1
             here.in_job = True
             try:
-                job()
+                Context().run(job)  # what it sets there is gone with it: the next one is another caller's
             except BaseException:
                 log.exception("a job of %s failed", self.name)
             here.in_job = False
+            if not is_clean():
+                make_clean()
             del job  # not under the lock: with it may go what the program made, and code of the program runs then
 
     def _active_add(self, n: int) -> None:
@@ -285,7 +290,9 @@ class Crew:
         except IndexError:
             return
         self._watch.step()  # C1
-        _shielded(service)
+        _shielded(Context().run, service)
+        if not is_clean():
+            make_clean()
 
     # Figures, and the end.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from remora.agent.calls import NEVER, NOTHING
 from remora.agent.channel import Channel
+from remora.agent.clean_state import is_clean, make_clean
 from remora.agent.company import Company
 from remora.agent.crew import Crew
 from remora.agent.functions import BARE_SIZE
@@ -151,6 +152,8 @@ class Request:
         if number is not None:
             return heard.find(number), (), {}
         value: Any = self.unpack()
+        if not is_clean():
+            make_clean()  # to unpickle may have imported a module of the program, or run other code of it
         if type(value) is int:
             value = (value, (), {})  # a number that nobody gave, as will be said
         return (heard.find(value[0]), *value[1:]) if type(value[0]) is int else value

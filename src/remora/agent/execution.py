@@ -16,7 +16,7 @@ from remora.agent.calls import current_deadline
 from remora.agent.coroutines import Coroutines
 from remora.agent.dispatch import Dispatch, Request
 from remora.agent.futures import failure_of, when_done
-from remora.agent.recording import current_recording, recording_for, without_gradients
+from remora.agent.recording import current_recording, recording_for
 from remora.devices import streams
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
@@ -60,7 +60,7 @@ class Execution:
         call = function if self.observer is None else partial(self.observer, function)
         if streams.watched:
             call = partial(streams.restoring, call)
-        token = current_deadline.set(request.deadline)
+        current_deadline.set(request.deadline)  # (in the context of this call, which ends with it)
         try:
             if request.recording is None:
                 result = call(*args, **kwargs)
@@ -75,8 +75,6 @@ class Execution:
             print_failure(error)
             finish([], error)
             return
-        finally:
-            current_deadline.reset(token)
         if request.frame.flags & ASYNC:
             self._follow(function, result, finish)
         elif type(result) is Deferred:
@@ -107,8 +105,6 @@ class Execution:
         context = contextvars.copy_context()
         if request.recording is not None:
             context.run(current_recording.set, request.recording)
-            if not request.grad_enabled:
-                coroutine = without_gradients(coroutine)
         if streams.watched:
             coroutine = streams.OnItsOwnStreams(coroutine, streams.moment())
 
@@ -118,7 +114,7 @@ class Execution:
                 request.drop()
             else:
                 pacing = request.channel.pacing
-                request.cancel_by(self._coroutines.run(coroutine, context, pacing, finish))
+                request.cancel_by(self._coroutines.run(coroutine, context, pacing, finish, request.grad_enabled))
 
         request.begin(start)
 
@@ -127,7 +123,7 @@ class Execution:
         kind, name, args, kwargs = target
         del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
-        token = current_deadline.set(request.deadline)
+        current_deadline.set(request.deadline)  # (in the context of this call, which ends with it)
         try:
             if request.recording is None:
                 result = call(kind, name, args, kwargs)
@@ -138,8 +134,6 @@ class Execution:
         except BaseException as error:
             finish([], error)
             return
-        finally:
-            current_deadline.reset(token)
         if request.frame.flags & ASYNC:
             if isinstance(result, torch._C.Future):
                 self._follow(name, result, finish)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from types import CodeType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
+from remora.agent.clean_state import run_clean
 from remora.agent.crew import clock_here, waiting
 from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
-from remora.errors import CallCancelled
-from remora.options import check_timeout
+from remora.errors import CallCancelled, NotInitialized
 from remora.wire.failures import stack_of
 
 log = logging.getLogger("remora")
@@ -54,8 +56,8 @@ class _Failure:
         self.origin = origin
         self.seen = False
 
-    def __del__(self) -> None:
-        if not self.seen:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self.seen and not is_finalizing():  # (then there may be no globals any more, and no log)
             where = "an unknown place" if self.origin is None else "{}:{}".format(*_place(self.origin))
             log.error("%s, started at %s, failed and nobody looked: %r", self.what or "a call", where, self.error)
 
@@ -64,6 +66,12 @@ class _Failure:
         looked, and torch would keep those for ever."""
         self.seen = True
         raise fresh(self.error)
+
+
+def going_down(what: str) -> NotInitialized:
+    """The error for what would have to wait, or to lock, while the interpreter goes down: no other thread runs any more, and
+    those that are gone may have held any lock."""
+    return NotInitialized(f"{what}: the interpreter is going down")
 
 
 def _place(origin: Origin) -> tuple[str, int]:
@@ -227,6 +235,8 @@ class Future(torch.futures.Future[T]):
         return self._value  # type: ignore[return-value]
 
     def _await_outcome(self, timeout: float | None) -> None:
+        if sys.is_finalizing():
+            raise going_down(self.what)
         clock: Clock = getattr(self._of, "clock", None) or clock_here()
         began = clock.now()
         of: Any = self._of
@@ -273,10 +283,11 @@ class Future(torch.futures.Future[T]):
         return result
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
-        """Call `callback(self)` when the future is settled; calls it makes belong to what is recorded now."""
+        """Call `callback(self)` when the future is settled, in a clean state on whichever thread (see docs/calls.md). Calls
+        that it makes belong to what is recorded now."""
         self.followed = True
         self.heed()
-        super().add_done_callback(recorded(callback))
+        super().add_done_callback(partial(run_clean, recorded(callback)))
 
     def __await__(self) -> Generator[Any, None, T]:
         loop = asyncio.get_running_loop()
@@ -337,6 +348,8 @@ def block_until(
 ) -> None:
     """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. If it was in
     vain, the callback is given to `unsubscribe`: there will often be another wait."""
+    if sys.is_finalizing():
+        raise going_down(what)
     clock = clock or clock_here()
     began = clock.now() if began is None else began
     signal = threading.Lock()

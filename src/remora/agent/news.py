@@ -7,12 +7,11 @@ wait for them, subscribe and unsubscribe. One that raises is reported in the log
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
 from remora.agent.crew import Crew
+from remora.agent.steps import Steps
 from remora.protocol.membership import MembershipEvent
 
 log = logging.getLogger("remora")
@@ -41,47 +40,31 @@ class Subscription:
 
 
 class News:
-    """The listeners of one worker, and what they have yet to hear."""
+    """The listeners of one worker, and what they have yet to hear. No lock: a destructor may cancel a subscription wherever
+    the garbage collector runs it."""
 
     def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-        self._lock = threading.Lock()  # guards the three below
-        self._subscriptions: tuple[Subscription, ...] = ()
-        self._waiting: deque[MembershipEvent] = deque()
-        self._telling = False  # a thread is passing news on: whatever comes now, it sees to it
+        self._subscriptions: dict[Subscription, None] = {}  # in the order in which they came
+        self._waiting = Steps(crew.serve)  # events are passed on one at a time
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Have `listener` called with every event from now on."""
         subscription = Subscription(self, listener)
-        with self._lock:
-            self._subscriptions += (subscription,)
+        self._subscriptions[subscription] = None
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Undo `subscribe`."""
-        with self._lock:
-            self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
+        self._subscriptions.pop(subscription, None)
 
     def publish(self, event: MembershipEvent) -> None:
         """Something happened. Does not wait, and calls nobody itself."""
-        with self._lock:
-            if not self._subscriptions:
-                return
-            self._waiting.append(event)
-            if self._telling:
-                return
-            self._telling = True
-        self._crew.serve(self._tell)
+        if self._subscriptions:
+            self._waiting.post_later(self._tell, event)
 
-    def _tell(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._telling = False
-                    return
-                event, subscriptions = self._waiting.popleft(), self._subscriptions
-            for subscription in subscriptions:
-                try:
-                    subscription.listener(event)
-                except BaseException:
-                    log.exception("a listener failed on %r", event)
+    def _tell(self, event: MembershipEvent) -> None:
+        for subscription in self._subscriptions.copy():
+            try:
+                subscription.listener(event)
+            except BaseException:
+                log.exception("a listener failed on %r", event)

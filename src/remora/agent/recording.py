@@ -6,10 +6,8 @@ recordings, and what a message says of them lets the two ends of a call join the
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -69,30 +67,6 @@ def recorded(callback: Callable[P, R]) -> Callable[P, R]:
             return callback(*args, **kwargs)
 
     return carry_on
-
-
-async def without_gradients(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine under no_grad: at each of its steps, since others run on the same thread in between."""
-    return await _steps_without_gradients(coroutine)
-
-
-@types.coroutine
-def _steps_without_gradients(coroutine: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
-    step = partial(coroutine.send, None)
-    while True:
-        with torch.no_grad():
-            try:
-                awaited = step()
-            except StopIteration as end:
-                result: R = end.value
-                return result
-        try:
-            step = partial(coroutine.send, (yield awaited))
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:
-            step = partial(coroutine.throw, error)
 
 
 class recording_for:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -174,6 +175,8 @@ class ContextManager:
 
     def __exit__(self, *error: Any) -> None:
         assert self._context is not None
+        if sys.is_finalizing():
+            return  # of a generator that was never ended; a thread that is gone may hold any lock
         current_recording.set(None)  # what was before, if anything, was released
         if not self._context.released:
             self._contexts.release(self._context.id)

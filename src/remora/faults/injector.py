@@ -56,7 +56,9 @@ class Stage:
         self.injectors: list[Injector] = []
         self._leavers: list[Injector] = []
         self.pump = Pump(name, clock)
-        self._lock = threading.Lock()  # guards the course, the counts and the list of injectors
+        # Guards the course, the counts and the list of injectors. Knows its own thread: a destructor that makes a call may
+        # run while it is held.
+        self._lock = threading.RLock()
         self._records: list[Record] = []
         self._began = self.clock.now()
         self._seen: Counter[Message] = Counter()

@@ -41,7 +41,8 @@ class Holder:
     gone: set[Worker] = field(default_factory=set)  # lost workers
 
     def create(self, rref: RRefId, fork: ForkId, owner: Worker) -> list[Effect]:
-        """We ask another worker to make a value; the answer to that call is `confirm`."""
+        """We ask another worker to make a value; the answer to that call is `confirm`. Also in the midst of another step: it
+        adds to one table, and others look at a copy of that."""
         self.forks[fork] = Held(rref, owner)
         return []
 
@@ -96,15 +97,16 @@ class Holder:
     def lost(self, worker: Worker) -> tuple[list[tuple[ForkId, bool]], list[Effect]]:
         """A worker is lost: (forks of its values, worthless now, and whether the program uses each; effects)."""
         self.gone.add(worker)
-        worthless = [(fork, held.in_use) for fork, held in self.forks.items() if held.owner == worker]
+        forks = self.forks.copy()
+        worthless = [(fork, held.in_use) for fork, held in forks.items() if held.owner == worker]
         effects: list[Effect] = [
             TellParent(held.parent, fork)  # it may not know of the loss, and would wait for ever
-            for fork, held in self.forks.items()
+            for fork, held in forks.items()
             if held.owner == worker and not held.confirmed and held.parent is not None and held.parent not in self.gone
         ]
         for fork, _ in worthless:
             self.forget(fork)
-        for held in list(self.forks.values()):
+        for held in self.forks.copy().values():
             for child in [child for child, to in held.children.items() if to == worker]:
                 effects += self.accepted(child)
         return worthless, effects
@@ -112,8 +114,9 @@ class Holder:
     def _leave(self, fork: ForkId, held: Held) -> list[Effect]:
         if held.in_use or not held.confirmed or held.children:
             return []
+        goodbye: list[Effect] = [Goodbye(held.owner, held.rref, fork)]  # first: a step that is interrupted is taken again
         del self.forks[fork]
-        return [Goodbye(held.owner, held.rref, fork)]
+        return goodbye
 
     def check(self) -> None:
         """Assert what must hold between any two steps."""

@@ -76,9 +76,9 @@ class Owner:
     def delete(self, rref: RRefId, fork: ForkId) -> list[Effect]:
         """A holder says goodbye, or what we shared was not sent after all."""
         owned = self.values.get(rref)
-        if owned is None or fork not in owned.forks:
+        if owned is None:
             return []
-        del owned.forks[fork]
+        owned.forks.pop(fork, None)
         return self._settle(rref, owned)
 
     def never_made(self, rref: RRefId, fork: ForkId) -> list[Effect]:
@@ -152,8 +152,9 @@ class Owner:
     def _settle(self, rref: RRefId, owned: Owned) -> list[Effect]:
         if owned.forks or (owned.awaited and not owned.made):
             return []
+        freed: list[Effect] = [Free(rref)]  # first: a step that is interrupted is taken again
         del self.values[rref]
-        return [Free(rref)]
+        return freed
 
     def check(self) -> None:
         """Assert what must hold between any two steps."""

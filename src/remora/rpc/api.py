@@ -285,6 +285,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     """
     timeout = check_timeout(timeout, "the timeout of shutdown")
     worker = _worker()
+    if sys.is_finalizing():
+        return  # a destructor calls it while the interpreter goes down: there is nothing left to end, nor to wait for
     try:
         if graceful and worker.is_static_group:
             _wait_all_workers(timeout)

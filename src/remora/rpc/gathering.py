@@ -8,8 +8,9 @@ ends a gathering for all, with its name in the error. `settle` is built on it: i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,74 +42,74 @@ class AllGatherStates:
 
 
 class Gatherings:
-    """Those that one worker takes part in."""
+    """Those that one worker takes part in. No thread waits for another here: each change is one operation on one table, and
+    those who look (`AllGatherStates.look`) do so after their own change, so the last one sees all of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # guards the two tables and the gatherings in them
-        self._rounds: dict[str, int] = defaultdict(int)  # how many were begun, by who takes part
+        self._numbers: dict[str, Callable[[], int]] = {}  # of the gatherings of some participants: the next one
+        self._begun: dict[str, int] = {}  # how many were begun
         self.states: dict[str, AllGatherStates] = {}
 
     def begin(self, participants: str) -> tuple[str, AllGatherStates]:
         """The next gathering of these: its id, and its state, to which some may have reported already."""
-        with self._lock:
-            sequence_id = f"{participants}#{self._rounds[participants]}"
-            self._rounds[participants] += 1
-            return sequence_id, self.states.setdefault(sequence_id, AllGatherStates())
+        number = self._numbers.setdefault(participants, itertools.count().__next__)()
+        sequence_id = f"{participants}#{number}"
+        state = self.states.setdefault(sequence_id, AllGatherStates())
+        self._begun[participants] = number + 1  # after that: who has begun and is not there any more came too late
+        return sequence_id, state
 
     def end(self, sequence_id: str) -> None:
         """Nobody here waits for it any more."""
-        with self._lock:
-            self.states.pop(sequence_id, None)
+        self.states.pop(sequence_id, None)
 
     def expect(self, state: AllGatherStates, names: set[str]) -> None:
         """On the leader: these must report."""
-        with self._lock:
-            state.expected = names
-            state.look()
+        state.expected = names
+        state.look()
 
     def report(self, sequence_id: str, name: str, obj: object) -> None:
         """On the leader: a worker is here with its object."""
-        with self._lock:
-            participants, _, number = sequence_id.rpartition("#")
-            if sequence_id not in self.states and int(number) < self._rounds[participants]:
-                raise CallTimeout(f"{name} came too late: the others timed out in _all_gather, or it failed for them")
-            state = self.states.setdefault(sequence_id, AllGatherStates())
-            assert name not in state.gathered_objects, f"{name} reported twice in {sequence_id}"
-            state.gathered_objects[name] = obj
-            state.look()
+        participants, _, number = sequence_id.rpartition("#")
+        begun = int(number) < self._begun.get(participants, 0)  # first: see `begin`
+        if begun and sequence_id not in self.states:
+            raise CallTimeout(f"{name} came too late: the others timed out in _all_gather, or it failed for them")
+        state = self.states.setdefault(sequence_id, AllGatherStates())
+        assert name not in state.gathered_objects, f"{name} reported twice in {sequence_id}"
+        state.gathered_objects[name] = obj
+        state.look()
 
     def conclude(self, sequence_id: str, outcome: object) -> None:
         """On a follower: the leader says how it ended."""
-        with self._lock:
-            state = self.states.get(sequence_id)
-            if state is None:
-                return  # we gave up waiting
-            if isinstance(outcome, BaseException):
-                state.failure = outcome
-            else:
-                assert isinstance(outcome, dict)
-                state.gathered_objects = outcome
-            state.proceed_signal.set()
+        state = self.states.get(sequence_id)
+        if state is None:
+            return  # we gave up waiting
+        if isinstance(outcome, BaseException):
+            state.failure = outcome
+        else:
+            assert isinstance(outcome, dict)
+            state.gathered_objects = outcome
+        state.proceed_signal.set()
 
     def forget(self, peer: Peer) -> None:
         """A worker is gone: what it reported to gatherings that nobody here has begun is of no use."""
-        with self._lock:
-            for sequence_id, state in list(self.states.items()):
-                if state.expected is None and set(state.gathered_objects) == {peer.name}:
-                    del self.states[sequence_id]
+        for sequence_id, state in self.states.copy().items():
+            participants, _, number = sequence_id.rpartition("#")
+            begun = int(number) < self._begun.get(participants, 0)
+            if not begun and set(state.gathered_objects) == {peer.name}:
+                self.states.pop(sequence_id, None)
 
 
 _gatherings: WeakKeyDictionary[Worker, Gatherings] = WeakKeyDictionary()
-_making = threading.RLock()
 
 
 def _of(worker: Worker) -> Gatherings:
-    with _making:
-        found = _gatherings.get(worker)
-        if found is None:
-            found = _gatherings[worker] = Gatherings()
+    found = _gatherings.get(worker)
+    if found is None:
+        made = Gatherings()
+        found = _gatherings.setdefault(worker, made)
+        if found is made:
             worker.agent.peers.obituaries.append(found.forget)
-        return found
+    return found
 
 
 def report(sequence_id: str, name: str, obj: object) -> None:

@@ -1,12 +1,19 @@
-"""What the reference machines ask for, carried out: control messages sent, values freed. It decides nothing."""
+"""What the reference machines ask for, carried out: control messages sent, values freed. It decides nothing.
+
+Steps of the machines leave what they ask for in a queue, in the order of the steps; it is carried out in that order, by one
+thread at a time. So what a worker says to another about references keeps the order in which it came to know it.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import assert_never
 
+from remora.agent.agent import Agent
+from remora.agent.steps import Steps
 from remora.errors import OwnerDied
 from remora.rref.machines import Machines
 from remora.vocabulary.effects import (
@@ -32,8 +39,53 @@ URGENT = (MessageType.RREF_FORK_REQUEST, MessageType.MEMBERSHIP)  # somebody wai
 _DELETED, _NEVER_MADE = b"\0", b"\1"  # how a RREF_USER_DELETE begins
 
 
+Errand = Effect | Callable[[], None]
+
+
 class Errands(Machines, ABC):
-    """See the head of this file. All of it happens after the lock was released."""
+    """See the head of this file."""
+
+    def __init__(self, agent: Agent, first_id: int = 0) -> None:
+        super().__init__(agent, first_id)
+        self._steps = Steps(agent.crew.serve_quickly, self._keep)
+        self._errands: deque[Errand] = deque()
+        self._performing = Steps(agent.crew.serve_quickly)
+
+    def change(self, step: Callable[..., Iterable[Errand]], *args: object) -> None:
+        """Have the machines take a step, which returns what they ask for. It is taken and that is carried out before this
+        returns, unless the machines, or those who carry things out, are in the midst of something: right after it, then."""
+        self._steps.post(step, *args)
+        if self._errands:
+            self._performing.post(self._perform)
+
+    def _keep(self, errands: Iterable[Errand]) -> None:
+        self._errands.extend(self._prepared(errands))
+
+    def _prepared(self, errands: Iterable[Errand]) -> Iterator[Errand]:
+        """What concerns values belongs to the step: the next one may be about the same value. (No call on the way of the
+        others: a signal handler that raises after one would take an errand with it.)"""
+        for each in errands:
+            if each.__class__ is Free:
+                assert isinstance(each, Free)
+                value = self.values.pop(each.rref, None)
+                if value is not None:
+                    yield partial(self.agent.crew.serve, [value].clear)  # no destructor of the program's runs here
+            elif each.__class__ is NeverMade:
+                assert isinstance(each, NeverMade)
+                value = self.values.get(each.rref)
+                if value is not None:
+                    error = OwnerDied(f"{each.rref} was never made: its creator is gone, or could not ask for it")
+                    yield partial(self.agent.crew.see_to, partial(value.fail, error))  # which may run code of the program
+            else:
+                yield each
+
+    def _perform(self) -> None:
+        """Carry out what there is. It leaves the queue afterwards: who is interrupted leaves it to the next, and to say
+        something twice does no harm."""
+        batch = list(self._errands)
+        self.perform(batch)
+        for _ in batch:
+            self._errands.popleft()
 
     @abstractmethod
     def confirmed(self, fork: ForkId) -> None:
@@ -43,44 +95,30 @@ class Errands(Machines, ABC):
     def ruin(self, fork: ForkId, error: BaseException) -> None:
         """A reference will never work."""
 
-    def perform(self, effects: list[Effect]) -> None:
-        """Carry out what the machines asked for."""
-        if not effects:
-            return
-        freed: list[RRefId] = []
+    def perform(self, errands: Iterable[Errand]) -> None:
+        """Carry out what the machines asked for. Goodbyes to one worker share a message."""
         goodbyes: dict[Worker, list[GloballyUniqueId]] = {}
-        for effect in effects:
-            match effect:
+        for errand in errands:
+            match errand:
                 case AskOwner(owner, rref, fork):
                     self._ask_owner(owner, rref, fork)
                 case TellParent(parent, fork):
                     self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_id(fork))
                 case Goodbye(owner, rref, fork):
                     goodbyes.setdefault(owner, []).extend((rref, fork))
-                case Free(rref):
-                    freed.append(rref)
-                case NeverMade(rref):
-                    value = self.find(rref)
-                    if value is not None:
-                        value.fail(OwnerDied(f"{rref} was never made: its creator is gone, or could not ask for it"))
+                case Free() | NeverMade():
+                    self.perform(self._prepared([errand]))
                 case AskSurvivors(lost, survivors):
                     peer = self.agent.peers.known(lost)
                     news = "parted" if peer is not None and peer.state == "left" else "gone"
                     for survivor in survivors:
                         self._tell(survivor, MessageType.MEMBERSHIP, (news, lost))
+                case _ if callable(errand):
+                    errand()
                 case _:
-                    assert_never(effect)
-        if freed:
-            self._free(freed)
+                    assert_never(errand)
         for owner, ids in goodbyes.items():
             self._tell(owner, MessageType.RREF_USER_DELETE, _DELETED + pack_ids(*ids))
-
-    def _free(self, rrefs: list[RRefId]) -> None:
-        with self._lock:
-            values = [self.values.pop(rref, None) for rref in rrefs if rref not in self.owner.values]
-            self._tell_onlookers()
-        if any(value is not None for value in values):
-            self.agent.crew.serve(values.clear)  # destructors of the program's values do not run here
 
     # Control messages.
 
@@ -98,34 +136,35 @@ class Errands(Machines, ABC):
     ) -> None:
         """Send a control message. If the worker is gone, that is the answer."""
         peer = self.agent.peers.by_key(to)
-        with self._lock:
-            self._in_flight += 1
-        finish = partial(self._finish, done)
+        message = object()
+        self._in_flight.add(message)
+        finish = partial(self._finish, message, done)
         if peer is None:
             finish(OwnerDied(f"worker {to} is gone"))
         else:
             packed = Packed(body, [], [], []) if isinstance(body, bytes) else pack(body)
             self.agent.retries.send(peer, int(kind), packed, kind.name, finish, urgent=kind in URGENT)
 
-    def _finish(self, done: Callable[[BaseException | None], None] | None, failure: BaseException | None) -> None:
-        with self._lock:
-            self._in_flight -= 1
-            self._tell_onlookers()
+    def _finish(
+        self, message: object, done: Callable[[BaseException | None], None] | None, failure: BaseException | None
+    ) -> None:
+        self._in_flight.discard(message)
         if done is not None:
             done(failure)
 
     def tell_accepted(self, parent: Worker, child: ForkId) -> None:
         """On the owner: a reference came home, its parent need not wait for it."""
-        self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_id(child))
+        self.change(lambda: [TellParent(parent, child)])
 
     def tell_heard(self, owner: Worker, lost: Worker) -> None:
         """An owner wants to know when we know of a loss. We do, and said all we had to say before."""
-        self._tell(owner, MessageType.MEMBERSHIP, ("heard", lost))
+        self.change(lambda: [partial(self._tell, owner, MessageType.MEMBERSHIP, ("heard", lost))])
 
     def tell_deleted(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         """Say goodbye in order: behind what was sent to the owner before."""
-        self._tell(owner, MessageType.RREF_USER_DELETE, _DELETED + pack_ids(rref, fork))
+        self.change(lambda: [Goodbye(owner, rref, fork)])
 
     def tell_never_made(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         """The owner will never be asked to make this value; whoever waits for it there must know."""
-        self._tell(owner, MessageType.RREF_USER_DELETE, _NEVER_MADE + pack_ids(rref, fork))
+        body = _NEVER_MADE + pack_ids(rref, fork)
+        self.change(lambda: [partial(self._tell, owner, MessageType.RREF_USER_DELETE, body)])

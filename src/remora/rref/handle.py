@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -10,7 +11,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from remora.agent.calls import UNSET_TIMEOUT
-from remora.agent.futures import Future, fresh
+from remora.agent.futures import Future, fresh, going_down
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_recorded
 from remora.errors import CallNotSent, NotInitialized, OwnerDied, WorkerLost
@@ -81,9 +82,11 @@ class RRef(Generic[T]):
         self._script = script
         return self
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter goes down there may be no globals any more, and no thread to say goodbye. An error here would
+        # be printed, which imports modules, and a thread that is gone may have the lock for that.
         fork = getattr(self, "_fork", None)
-        if fork is not None and not self._references.table.closed:
+        if fork is not None and not is_finalizing() and not self._references.table.closed:
             self._references.table.drop_soon(fork)
 
     # Who and where.
@@ -183,6 +186,8 @@ class RRef(Generic[T]):
 
     def _check_usable(self, doing: str) -> None:
         """Raise the reason for which this reference does not work."""
+        if sys.is_finalizing():
+            raise going_down(f"{doing} of {self._stream_form()}")
         assert self._fork is not None
         failure = self._references.table.failures.get(self._fork)
         if failure is None and not self._references.table.closed:

@@ -1,14 +1,14 @@
-"""The reference machines of one worker behind one lock, and looks at them: figures, snapshots, waiting for a change.
+"""The reference machines of one worker, and looks at them: figures and snapshots.
 
-Here is the state and who may touch it, not what changes it (`remora.rref.table`) or what follows (`remora.rref.errands`).
+Here is the state, not what changes it (`remora.rref.table`) or what follows (`remora.rref.errands`). It is changed by steps
+only, one at a time (`remora.agent.steps`). A look takes no step: it may come in the midst of one, and looks at copies that
+are made in one go.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Callable
 
 from remora.agent.agent import Agent
 from remora.protocol.holder import Held, Holder
@@ -32,11 +32,8 @@ class Machines:
         self.failures: dict[ForkId, BaseException] = {}  # references that will never work, and why
         self._first_id = first_id
         self._my_id = agent.me.id
-        self._lock = threading.Lock()  # guards everything above, and what is said to be below
-        self._changed = threading.Condition(self._lock)
-        self._onlookers = 0  # threads that wait for a change
         self._held_since: dict[ForkId, float] = {}
-        self._in_flight = 0  # control messages that are not answered
+        self._in_flight: set[object] = set()  # control messages that are not answered
 
     def new_id(self) -> GloballyUniqueId:
         """A number that no other value or fork has."""
@@ -48,64 +45,38 @@ class Machines:
 
     def find(self, rref: RRefId) -> Value | None:
         """A value that is counted here."""
-        return self.values.get(rref)  # (one look needs no lock)
+        return self.values.get(rref)
 
     def is_confirmed(self, fork: ForkId) -> bool:
         """Whether the owner counts a reference of ours."""
         held = self.holder.forks.get(fork)
         return held is not None and held.confirmed
 
-    # Waiting.
-
-    def wait_until(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Wait for a condition of the machines; it is looked at under the lock. False at the deadline."""
-
-        def look(seconds: float | None) -> bool:
-            with self._lock:
-                self._onlookers += 1
-                try:
-                    return self._changed.wait_for(ready, seconds)
-                finally:
-                    self._onlookers -= 1
-
-        return self.agent.clock.block(look, deadline)
-
-    def _tell_onlookers(self) -> None:
-        """Something changed. The caller holds the lock."""
-        if self._onlookers:
-            self._changed.notify_all()
-
     # Figures.
 
     def counts(self) -> dict[str, int]:
         """PyTorch's debug counters."""
-        with self._lock:
-            return {
-                "num_owner_rrefs": len(self.values),
-                "num_pending_futures": self._in_flight,
-                "num_pending_users": sum(not held.confirmed for held in self.holder.forks.values()),
-                "num_forks": sum(len(owned.forks) for owned in self.owner.values.values()),
-            }
+        return {
+            "num_owner_rrefs": len(self.values),
+            "num_pending_futures": len(self._in_flight),
+            "num_pending_users": sum(not held.confirmed for held in self.holder.forks.copy().values()),
+            "num_forks": sum(len(owned.forks) for owned in self.owner.values.copy().values()),
+        }
 
     def snapshot(self) -> Snapshot:
         """What is owned and held here now."""
         now = time.time()
-        with self._lock:
-            owned = [
-                OwnedValue(rref, value, now - value.made_at, [self._name(holder) for holder in entry.forks.values()])
-                for rref, entry in self.owner.values.items()
-                if (value := self.values.get(rref)) is not None
-            ]
-            held = [
-                HeldReference(
-                    held.rref,
-                    fork,
-                    self._name(held.owner),
-                    self._state(fork, held),
-                    now - self._held_since.get(fork, now),
-                )
-                for fork, held in self.holder.forks.items()
-            ]
+        owned = [
+            OwnedValue(rref, value, now - value.made_at, [self._name(holder) for holder in entry.forks.copy().values()])
+            for rref, entry in self.owner.values.copy().items()
+            if (value := self.values.get(rref)) is not None
+        ]
+        held = [
+            HeldReference(
+                held.rref, fork, self._name(held.owner), self._state(fork, held), now - self._held_since.get(fork, now)
+            )
+            for fork, held in self.holder.forks.copy().items()
+        ]
         return Snapshot(owned, held)
 
     def _name(self, worker: Worker) -> str:
@@ -121,9 +92,8 @@ class Machines:
 
     def leaks(self) -> list[str]:
         """Values that somebody still holds, in words."""
-        with self._lock:
-            return [
-                f"Leaking RRef {rref} with fork Id {fork}"
-                for rref, owned in self.owner.values.items()
-                for fork in owned.forks
-            ]
+        return [
+            f"Leaking RRef {rref} with fork Id {fork}"
+            for rref, owned in self.owner.values.copy().items()
+            for fork in owned.forks.copy()
+        ]

@@ -200,9 +200,12 @@ class References:
     def _fetch(self, request: Request) -> None:
         frame = request.frame
         rref = cast(RRefId, request.unpack()) if frame.flags & RECORDED else unpack_id(frame.body)
-        value = self.table.find(rref)
+        self.table.when_known(rref, partial(self._fetch_value, request, rref))
+
+    def _fetch_value(self, request: Request, rref: RRefId, value: Value | None) -> None:
         if value is None:
-            raise RemoraError(f"{rref} is not known to its owner {self.me.info}")
+            request.fail(RemoraError(f"{rref} is not known to its owner {self.me.info}"))
+            return
         kind = SCRIPT_FETCH_RET if value.script else FETCH_RET
         if not value.watch(partial(self._answer, request, kind, value)):
             self.agent.crew.serve(value.tell)  # not here: to pack it may run code of the program

@@ -1,38 +1,42 @@
-"""What happens to references on one worker: every event goes to the machines, and what they ask for is carried out.
+"""What happens to references on one worker: every event is a step of the machines, and what they ask for is carried out.
 
-Decide under the lock, act after it. Nothing is sent from a destructor: a dropped reference is put on a list, and a thread
-of the crew looks at it soon (`remora.rref.dropping`).
+No method waits for another thread, or for a frame of its own: a destructor that the garbage collector runs in the midst of
+a step may use references like any other code. Nothing is sent from a destructor of ours: a dropped reference is put on a
+list, and a thread of the crew looks at it soon (`remora.rref.dropping`).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from remora.agent.agent import Agent
+from remora.agent.futures import wait_until
 from remora.agent.peers import Peer
 from remora.errors import OwnerDied, RemoraError
 from remora.rref.dropping import Dropping
-from remora.rref.errands import Errands
+from remora.rref.errands import Errand, Errands
 from remora.rref.values import Value
-from remora.vocabulary.effects import Effect, ForkId, RRefId, Worker
+from remora.vocabulary.effects import Effect, ForkId, RRefId, TellParent, Worker
 from remora.vocabulary.ids import GloballyUniqueId
 
 log = logging.getLogger("remora")
 
+LOOK_AGAIN = 0.001  # seconds from one look to the next, when a worker waits for the end of all references
+
 
 class Table(Errands):
-    """See the head of this file."""
+    """See the head of this file. Methods whose name begins with `_take_` are steps."""
 
     def __init__(self, agent: Agent, first_id: int = 0) -> None:
         super().__init__(agent, first_id)
         self.closed = False
-        self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}  # who waits for them; guarded by the lock
+        self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}  # what to call when they are confirmed
         self._dropping = Dropping(agent, self._let_go)
-        self.drop_soon = self._dropping.soon  # for destructors: takes no lock and sends nothing
+        self.drop_soon = self._dropping.soon  # for destructors: sends nothing
         self.relieve = self._dropping.relieve  # for threads that make references
         agent.peers.obituaries.append(self.lost)
 
@@ -40,38 +44,48 @@ class Table(Errands):
 
     def create(self, rref: RRefId, fork: ForkId, creator: Worker, script: bool) -> Value:
         """A call arrived that makes a value. It may have been asked for before."""
-        with self._lock:
-            self.owner.create(rref, fork, creator)
-            value = self.values.get(rref)
-            if value is None:
-                value = self.values[rref] = Value(rref)
-            value.script = script
+        value = self.values.get(rref) or Value(rref)
+        value.script = script
+        self.change(self._take_create, rref, fork, creator, value)
         return value
+
+    def _take_create(self, rref: RRefId, fork: ForkId, creator: Worker, value: Value) -> list[Effect]:
+        self._enter(rref, value)
+        return self.owner.create(rref, fork, creator)
+
+    def _enter(self, rref: RRefId, value: Value) -> None:
+        """Keep a value that was found before this step, or made for it. Another one may have been entered in between."""
+        known = self.values.setdefault(rref, value)
+        if known is not value:
+            known.script = known.script or value.script
+            known.join(value)
 
     def come_home(self, rref: RRefId, sender: Worker) -> Value:
         """A reference to a value of ours arrived: the value, which may have to be made yet."""
-        with self._lock:
-            value = self.values.get(rref)
-            if value is None:
-                value = self.values[rref] = Value(rref)
-            effects = self.owner.come_home(rref, sender, self._creator(rref))
-        if effects:
-            self.perform(effects)
+        value = self.values.get(rref) or Value(rref)
+        self.change(self._take_come_home, rref, sender, self._creator(rref), value)
         return value
+
+    def _take_come_home(self, rref: RRefId, sender: Worker, creator: Worker | None, value: Value) -> list[Effect]:
+        self._enter(rref, value)
+        return self.owner.come_home(rref, sender, creator)
 
     def share_value(self, value: Value, fork: ForkId, to: Worker) -> None:
         """We hand out a reference to a value of ours."""
-        with self._lock:
-            self.values[value.id] = value
-            effects = self.owner.share(value.id, fork, to)
-        self.perform(effects)
+        self.change(self._take_share_value, value, fork, to)
+
+    def _take_share_value(self, value: Value, fork: ForkId, to: Worker) -> list[Effect]:
+        self._enter(value.id, value)
+        return self.owner.share(value.id, fork, to)
 
     def counted(self, rref: RRefId, fork: ForkId, holder: Worker) -> None:
         """A new holder asks to be counted."""
-        with self._lock:
-            self.values.setdefault(rref, Value(rref))
-            effects = self.owner.request(rref, fork, holder, self._creator(rref))
-        self.perform(effects)
+        self.change(self._take_counted, rref, fork, holder, self._creator(rref))
+
+    def _take_counted(self, rref: RRefId, fork: ForkId, holder: Worker, creator: Worker | None) -> list[Effect]:
+        if rref not in self.values:
+            self.values[rref] = Value(rref)
+        return self.owner.request(rref, fork, holder, creator)
 
     def _creator(self, rref: RRefId) -> Worker | None:
         """The worker that has this value made, if it lives: the one of that number, unless the value has a number from
@@ -82,133 +96,146 @@ class Table(Errands):
         first = peer.record.extra.get("first_id", 0)
         return peer.key if isinstance(first, int) and first <= rref.local_id else None
 
+    def when_known(self, rref: RRefId, tell: Callable[[Value | None], None]) -> None:
+        """Call `tell` with a value that is counted here, or None, as it is after all steps that came before."""
+        value = self.values.get(rref)
+        if value is not None:
+            tell(value)
+        else:
+            self.change(lambda: [partial(tell, self.values.get(rref))])
+
     def deleted(self, rref: RRefId, fork: ForkId) -> None:
         """A holder says goodbye."""
         self.deleted_all([rref, fork])
 
     def deleted_all(self, ids: list[GloballyUniqueId], never_made: bool = False) -> None:
         """A holder says goodbyes, many at once: a value and a fork in turn. Or: these values will never be made."""
-        effects: list[Effect] = []
+        self.change(self._take_deleted, ids, never_made)
+
+    def _take_deleted(self, ids: list[GloballyUniqueId], never_made: bool) -> Iterator[Effect]:
         say = self.owner.never_made if never_made else self.owner.delete
-        with self._lock:
-            for rref, fork in zip(ids[::2], ids[1::2], strict=True):
-                effects += say(rref, fork)
-        self.perform(effects)
+        for rref, fork in zip(ids[::2], ids[1::2], strict=True):
+            yield from say(rref, fork)
 
     # References held here.
 
     def hold(self, rref: RRefId, fork: ForkId, owner: Worker) -> None:
-        """We asked `owner` to make a value."""
-        with self._lock:
-            self.holder.create(rref, fork, owner)
-            self._held_since[fork] = time.time()
+        """We ask `owner` to make a value. No step: the fork is new, nothing else is about it yet, and it is entered in one
+        go, whatever is under way."""
+        self._held_since[fork] = time.time()
+        self.holder.create(rref, fork, owner)
 
     def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
         """A reference arrived. False if its owner has yet to count it."""
-        with self._lock:
-            effects = self.holder.adopt(rref, fork, owner, sender)
-            self._held_since[fork] = time.time()
-            confirmed = self.holder.forks[fork].confirmed
-        self.perform(effects)
-        return confirmed
+        self._held_since[fork] = time.time()
+        self.change(self.holder.adopt, rref, fork, owner, sender)
+        return owner == sender
 
     def share(self, fork: ForkId, child: ForkId, to: Worker) -> None:
         """The program hands a reference on."""
-        with self._lock:
+        self.change(self._take_share, fork, child, to)
+
+    def _take_share(self, fork: ForkId, child: ForkId, to: Worker) -> list[Effect]:
+        if fork in self.holder.forks:  # else its owner was lost just now
             self.holder.share(fork, child, to)
+        return []
 
     def confirmed(self, fork: ForkId) -> None:
         """The owner counts a reference of ours."""
-        with self._lock:
-            effects = self.holder.confirm(fork)
-            waiting = self._confirmations.pop(fork, None)
-            if self._onlookers:
-                self._tell_onlookers()
-        if effects:
-            self.perform(effects)
-        if waiting:
-            self._tell_all(waiting)
+        self.change(self._take_confirmed, fork)
+
+    def _take_confirmed(self, fork: ForkId) -> list[Errand]:
+        effects: list[Errand] = list(self.holder.confirm(fork))
+        return effects + self._told(fork) if fork in self._confirmations else effects
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that we handed on."""
-        with self._lock:
-            effects = self.holder.accepted(child)
-            self._tell_onlookers()
-        self.perform(effects)
+        self.change(self.holder.accepted, child)
 
     def ruin(self, fork: ForkId, error: BaseException) -> None:
         """A reference will never work."""
-        with self._lock:
-            held = self.holder.forks.get(fork)
-            if held is not None and held.in_use:
-                self.failures.setdefault(fork, error)
-            self.holder.forget(fork)
-            self._held_since.pop(fork, None)
-            waiting = self._confirmations.pop(fork, [])
-            self._tell_onlookers()
+        self.change(self._take_ruin, fork, error)
+
+    def _take_ruin(self, fork: ForkId, error: BaseException) -> list[Errand]:
+        held = self.holder.forks.get(fork)
+        if held is not None and held.in_use:
+            self.failures.setdefault(fork, error)
+        errands = self._told(fork)
         if held is not None and held.parent is not None:
-            self.tell_accepted(held.parent, fork)  # it will never be counted: the parent need not wait
-        self._tell_all(waiting)
+            errands.append(TellParent(held.parent, fork))  # it will never be counted: the parent need not wait
+        self.holder.forget(fork)
+        self._held_since.pop(fork, None)
+        return errands
 
     def forget(self, fork: ForkId) -> None:
         """A reference that never came to be."""
-        with self._lock:
-            self.holder.forget(fork)
-            self._held_since.pop(fork, None)
+        self.change(self._take_forget, fork)
+
+    def _take_forget(self, fork: ForkId) -> list[Effect]:
+        self.holder.forget(fork)
+        self._held_since.pop(fork, None)
+        return []
 
     def spoil(self, fork: ForkId, error: BaseException) -> None:
         """A reference does not work, but its owner may know of it: it says goodbye like any other."""
-        with self._lock:
-            held = self.holder.forks.get(fork)
-            if held is not None and held.in_use:
-                self.failures[fork] = error
-        self.confirmed(fork)
+        self.change(self._take_spoil, fork, error)
 
-    def _tell_all(self, waiting: list[Callable[[], None]]) -> None:
-        """What follows a confirmation may be code of the program: it does not run on a thread that happened to read."""
-        for tell in waiting:
-            self.agent.crew.serve(tell)
+    def _take_spoil(self, fork: ForkId, error: BaseException) -> list[Errand]:
+        held = self.holder.forks.get(fork)
+        if held is not None and held.in_use:
+            self.failures[fork] = error
+        return self._take_confirmed(fork)
+
+    def _told(self, fork: ForkId) -> list[Errand]:
+        """Have those told who wait for a confirmation. What follows may be code of the program: it does not run on a thread
+        that happened to take this step."""
+        serve = self.agent.crew.serve
+        return [partial(serve, tell) for tell in self._confirmations.pop(fork, ())]
 
     def when_confirmed(self, fork: ForkId, tell: Callable[[], None]) -> None:
         """Call `tell` when the owner counts a reference, or never will; at once if that is known."""
-        with self._lock:
-            held = self.holder.forks.get(fork)
-            pending = held is not None and not held.confirmed
-            if pending:
-                self._confirmations.setdefault(fork, []).append(tell)
-        if pending:
-            self.agent.peers.watch_all()
-        else:
+        if not self._steps and not self._is_pending(fork):
             tell()
+            return
+        self.change(self._take_when_confirmed, fork, tell)
+        self.agent.peers.watch_all()
+
+    def _is_pending(self, fork: ForkId) -> bool:
+        held = self.holder.forks.get(fork)
+        return held is not None and not held.confirmed
+
+    def _take_when_confirmed(self, fork: ForkId, tell: Callable[[], None]) -> list[Errand]:
+        if not self._is_pending(fork):
+            return [partial(self.agent.crew.serve, tell)]
+        waiting = self._confirmations.setdefault(fork, [])
+        if tell not in waiting:
+            waiting.append(tell)
+        return []
 
     def when_all_confirmed(self, forks: list[ForkId], ready: Callable[[], None]) -> None:
         """Call `ready` when that holds for all of them."""
-        missing = len(forks) + 1
-        counting = threading.Lock()
+        if not forks:
+            ready()
+            return
+        confirmed = itertools.count(1).__next__  # no two threads get the same number
 
         def one_more() -> None:
-            nonlocal missing
-            with counting:
-                missing -= 1
-                done = missing == 0
-            if done:
+            if confirmed() == len(forks):
                 ready()
 
-        for fork in forks:
+        for fork in list(forks):
             self.when_confirmed(fork, one_more)
-        one_more()
 
     def _let_go(self) -> None:
         """Let go of what destructors put on the list."""
-        effects: list[Effect] = []
         for batch in self._dropping.batches():
-            with self._lock:
-                for fork in batch:
-                    self.failures.pop(fork, None)
-                    self._held_since.pop(fork, None)
-                    effects += self.holder.drop(fork)
-                self._tell_onlookers()
-        self.perform(effects)
+            self.change(self._take_drops, batch)
+
+    def _take_drops(self, forks: Iterable[ForkId]) -> Iterator[Effect]:
+        for fork in forks:
+            self.failures.pop(fork, None)
+            self._held_since.pop(fork, None)
+            yield from self.holder.drop(fork)
 
     # Losses.
 
@@ -216,47 +243,45 @@ class Table(Errands):
         """A worker left or died."""
         survivors = {other.key for other in self.agent.peers.all() if other.state == "alive"} - {self.me}
         error = OwnerDied(f"{peer.info}, which owned the value, is gone: {peer.reason}")
-        with self._lock:
-            worthless, effects = self.holder.lost(peer.key)
-            self.failures.update({fork: error for fork, in_use in worthless if in_use})
-            told = [tell for fork, _ in worthless for tell in self._confirmations.pop(fork, [])]
-            effects += self.owner.lost(peer.key, survivors)
-            self._tell_onlookers()
-        self.perform(effects)
-        self._tell_all(told)
+        self.change(self._take_loss, peer.key, survivors, error)
+
+    def _take_loss(self, lost: Worker, survivors: set[Worker], error: BaseException) -> list[Errand]:
+        worthless, effects = self.holder.lost(lost)
+        self.failures.update({fork: error for fork, in_use in worthless if in_use})
+        told = [errand for fork, _ in worthless for errand in self._told(fork)]
+        return [*effects, *self.owner.lost(lost, survivors), *told]
 
     def heard(self, survivor: Worker, lost: Worker) -> None:
         """Another worker confirms a loss."""
-        with self._lock:
-            effects = self.owner.heard(survivor, lost)
-        self.perform(effects)
+        self.change(self.owner.heard, survivor, lost)
 
     # The end.
 
     def delete_all(self, timeout: float) -> None:
         """Before shutdown: say goodbye for every reference that is held here, and wait until ours are let go too."""
-        end = self.agent.clock.now() + timeout
+        clock = self.agent.clock
+        end = clock.now() + timeout
         self._let_go()
         self.agent.peers.watch_all()
-        settled = self.wait_until(lambda: all(h.confirmed and not h.children for h in self.holder.forks.values()), end)
-        if not settled:
+        if not wait_until(self._all_settled, end, clock, LOOK_AGAIN):
             log.warning("%s: some references were not settled within %.0f s", self.agent.me, timeout)
-        effects: list[Effect] = []
-        with self._lock:
-            for fork, held in list(self.holder.forks.items()):
-                self.failures[fork] = deleted_error(held.rref, fork)
-                effects += self.holder.drop(fork)
-        self.perform(effects)
+        self.change(self._take_end)
         self.agent.peers.watch_all()
-        self.wait_until(lambda: not self._in_flight, end)
+        wait_until(lambda: not self._steps and not self._errands and not self._in_flight, end, clock, LOOK_AGAIN)
+
+    def _all_settled(self) -> bool:
+        return not self._steps and all(each.confirmed and not each.children for each in self.holder.forks.copy().values())
+
+    def _take_end(self) -> Iterator[Effect]:
+        for fork, held in self.holder.forks.copy().items():
+            self.failures[fork] = deleted_error(held.rref, fork)
+            yield from self.holder.drop(fork)
 
     def close(self) -> None:
         """No more messages: what is dropped from now on is dropped in silence."""
         self.closed = self._dropping.closed = True
-        with self._lock:
-            values: list[Any] = list(self.values.values())
-            self.values.clear()
-        del values  # destroyed outside the lock: their destructors may come back here
+        values, self.values = self.values, {}
+        del values  # their destructors may come back here
 
 
 def deleted_error(rref: RRefId, fork: ForkId) -> RemoraError:

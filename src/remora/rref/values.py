@@ -71,6 +71,11 @@ class Value:
         self._watchers.append(watcher)
         return not self.ready
 
+    def join(self, other: Value) -> None:
+        """Two were made for the same value: what becomes of one becomes of the other."""
+        self.when_ready(lambda: other.settle(self._value, self.error))
+        other.when_ready(lambda: self.settle(other._value, other.error))
+
     def _when_ready(self, watcher: Callable[[object], None]) -> None:
         self.when_ready(lambda: watcher(self))
 

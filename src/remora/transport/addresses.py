@@ -18,6 +18,9 @@ from typing import Literal
 
 from remora.errors import AuthenticationError, RendezvousError
 
+if sys.platform == "linux":
+    import fcntl
+
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("0.0.0.0", "::", "")
 _SIOCGIFADDR = 0x8915
@@ -211,8 +214,6 @@ def _probe_socket(address: str) -> socket.socket:
 def _ipv4_of(interface: str) -> str | None:
     if sys.platform != "linux":
         return None
-    import fcntl
-
     with _probe_socket(LOOPBACK) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, cast
@@ -215,7 +216,9 @@ class Landing:
         except Exception:  # then nothing is lent to us
             pass
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return
         references = self._lots if self._trial is None else [*self._lots, self._trial[1]]
         for reference in references:
             if isinstance(reference, bytes) and reference:

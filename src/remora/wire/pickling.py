@@ -30,6 +30,7 @@ from remora.wire.storages import ROOM, Outgoing, Reduced
 __all__ = ["PackScope", "Packed", "UnpackScope", "current_unpack_scope", "pack", "register_reducer", "unpack"]
 
 _PROTOCOL = 5
+_inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)  # what pickle raises for code it has no name for
 _MISSING_CODE = (
     "Default RPC pickler does not serialize function code. "
@@ -136,6 +137,8 @@ def unpack(
     """Rebuild the value. Its tensors take the memory of `buffers` over. Without buffers and scope, nothing in it asks for
     them: most messages are like that."""
     try:
+        if _inference():
+            return _unpack_in_normal_mode(body, buffers, scope)
         if scope is None and not buffers:
             return pickle.loads(body)
         return _unpack_with(body, buffers, scope)
@@ -155,6 +158,15 @@ def _unpack_with(
         return pickle.loads(body)
     finally:
         incoming.frame = outer
+
+
+def _unpack_in_normal_mode(
+    body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage], scope: UnpackScope | None
+) -> Any:
+    """The thread that unpickles is under inference mode, and what it makes there is forbidden to autograd for ever. What
+    arrives is not: who unpickles it is chance, and the value may be for others, or for later."""
+    with torch.inference_mode(False):
+        return _unpack_with(body, buffers, scope)
 
 
 def _explain(error: AttributeError | ModuleNotFoundError) -> None:
