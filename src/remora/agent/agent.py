@@ -34,7 +34,6 @@ from remora.wire.packed import Packed
 log = logging.getLogger("remora")
 
 TICK = 0.5
-GOODBYE_PATIENCE = 0.5
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -333,12 +332,13 @@ class Agent:
         self.crew.stop(0.5)
         self.peers.bulk.lender.close()
 
-    def stop(self, patience: float = 2.0) -> None:
-        """Stop serving. Calls under way fail; functions still running are left to end by themselves."""
+    def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
+        """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are on
+        their way arrive: if it is graceful, as long as those who wait for them take them."""
         if not self.running:
             return
         self.running = False
-        self.peers.say_goodbye(GOODBYE_PATIENCE)
+        self.peers.say_goodbye(graceful)
         self.door.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self._stopped)
         injection.end(self)

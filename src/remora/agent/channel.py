@@ -12,7 +12,6 @@ take something). None is held while user code runs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -198,19 +197,10 @@ class Channel(Attending):
         if port is not None:
             self._broken(port, error)
 
-    def linger(self, deadline: float) -> None:
-        """Before closing: let the peer have what was written, and wait until it hangs up. To close while it still sends
-        would make its kernel throw away our last words."""
-        while (link := self.link) is not None and self._unwritten(link) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if link is not None:
-            link.finish()
-        while self.link is not None and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def _unwritten(self, link: StreamLink) -> bool:
-        """Whether something is still to be written, here or by the thread that is writing now."""
-        return bool(link.outbox_bytes or self._lazy or self._writing.locked())
+    def unheard(self) -> int:
+        """How much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer reads."""
+        link = self.link
+        return len(self.session.kept) + len(self._lazy) + (link.outbox_bytes if link is not None else 0)
 
     def close(self) -> None:
         """No more messages. Pending calls have been failed before."""

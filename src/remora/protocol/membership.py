@@ -9,6 +9,15 @@ quiet for a while (a heartbeat). Its *host* acknowledges what is sent to it, wha
     nobody listens at its address               the process is gone: given up at once (see `remora.agent.dialling`)
 
 `judge` is that rule for what was observed of a peer at one moment.
+
+A worker that leaves says so on both channels of a pair. Its answers travel on one of them only, and its farewell there is
+behind all of them. `on_farewell` is what the peer does about a farewell, and `Farewell` is how long the leaving worker
+waits for the peer to hang up:
+
+    F1  an answer that was sent before the farewell reaches its caller, whichever channel brings a farewell first, and
+        also over a link that replaces a broken one
+    F2  a peer that has heard every farewell that concerns it hangs up; the leaving worker waits for that, and for no
+        peer longer than the peer makes progress
 """
 
 from __future__ import annotations
@@ -76,6 +85,47 @@ class Limits:
     suspect_after: float  # quiet before it is suspected
     silence: float  # quiet before it is given up although its host answers
     unreachable: float  # its host does not answer, or no connection can be made, before it is given up
+
+
+class Parting(Enum):
+    """What to do about the farewell of a peer."""
+
+    HANG_UP = auto()  # nothing more will come from it
+    AWAIT_ANSWERS = auto()  # its farewell on the other channel comes behind them
+    REDIAL = auto()  # they wait for a link
+
+
+def on_farewell(behind_answers: bool, calls_wait: bool, linked: bool) -> Parting:
+    """A peer says farewell: on the channel of its answers (`behind_answers`), or on the one of its own calls.
+
+    `calls_wait`: calls of ours wait for its answers; `linked`: the channel of its answers has a link.
+    """
+    if behind_answers or not calls_wait:
+        return Parting.HANG_UP
+    return Parting.AWAIT_ANSWERS if linked else Parting.REDIAL
+
+
+class Farewell:
+    """How long a worker that leaves waits for one peer to hang up (F2)."""
+
+    __slots__ = ("_patience", "_progress_at", "_return_within", "_unheard", "_was_linked")
+
+    def __init__(self, now: float, patience: float, return_within: float) -> None:
+        """`patience`: seconds without progress; `return_within`: seconds in which the peer replaces a broken link."""
+        self._patience = patience
+        self._return_within = return_within
+        self._progress_at = now
+        self._unheard: int | None = None
+        self._was_linked: bool | None = None
+
+    def waits(self, linked: bool, unheard: int, now: float) -> bool:
+        """Whether to go on waiting. `unheard` says how much the peer has not confirmed: if it shrinks, that is progress."""
+        if linked is not self._was_linked or self._unheard is None or unheard < self._unheard:
+            self._progress_at = now
+        self._was_linked, self._unheard = linked, unheard
+        if not linked and not unheard:
+            return False
+        return now - self._progress_at < (self._patience if linked else self._return_within)
 
 
 class Verdict(Enum):
