@@ -112,7 +112,7 @@ MUTANTS: dict[str, Rule] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_every_mutant_of_the_rule_is_found(mutant: str) -> None:
-    with pytest.raises(AssertionError, match="F[12]"):
+    with pytest.raises(AssertionError, match=r"F[12]"):
         explore(MUTANTS[mutant])
 
 
