@@ -101,10 +101,10 @@ def test_no_answer_is_overtaken_and_every_caller_hangs_up() -> None:
 MUTANTS: dict[str, Rule] = {
     "hang up at the first farewell": lambda behind, wait, linked: Parting.HANG_UP,
     "hang up where there is no link": lambda behind, wait, linked: (
-        Parting.AWAIT_ANSWERS if wait and linked and not behind else Parting.HANG_UP
+        Parting.AWAIT_ANSWERS if linked and not behind else Parting.HANG_UP
     ),
     "never hang up behind the answers": lambda behind, wait, linked: (
-        Parting.AWAIT_ANSWERS if wait or behind else Parting.HANG_UP
+        Parting.AWAIT_ANSWERS if wait or linked or behind else Parting.HANG_UP
     ),
     "trust the other channel": lambda behind, wait, linked: Parting.AWAIT_ANSWERS if behind else Parting.HANG_UP,
 }

@@ -106,11 +106,12 @@ class Membership:
             except RemoraError:
                 pass
 
-    def _spread(self, lost: Peer) -> None:
-        """A worker that we were to keep an eye on died: those who have no link with it should see for themselves."""
-        packed = pack(("lost", lost.key))
+    def _spread(self, lost: Peer, silent_for: float) -> None:
+        """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
+        themselves."""
+        packed = pack(("lost", (lost.key, silent_for)))
         for peer in self._peers.all():
-            if not peer.gone and peer is not self._peers.me:
+            if not peer.gone and peer is not self._peers.me and peer is not lost:
                 call = Call(peer, "membership", _ignore)
                 try:
                     self._agent.start_call(peer, call, MEMBERSHIP, packed, 0, PATIENCE, control=True, urgent=False)
@@ -155,9 +156,10 @@ class Membership:
                 self._peers.hear_farewell(request.caller, behind_answers=False)
                 return
             case "lost":
-                peer = self._peers.known(about)
+                key, silent_for = about
+                peer = self._peers.known(key)
                 if peer is not None and peer is not self._peers.me:
-                    self._peers.vigil.look_for(peer)
+                    self._peers.vigil.look_for(peer, silent_for)
             case "gone":
                 self._is_gone(about, request.caller, f"{request.caller.name} lost it", "dead")
             case "parted":

@@ -51,7 +51,10 @@ class Peer:
         self.doubt = ""  # why it is suspected, if it is
         self.doubted_at = 0.0
         self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
+        self.expected_since: float | None = None  # from when on we wait for a sign of life, if we do
+        self.questioned_at = 0.0  # when another worker said last that it is dead
         self.dialling = False
+        self.dialling_since = 0.0
         self.gave_us_up = False  # it lives, but not for us
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.parted = False  # we said goodbye to it, behind our answers

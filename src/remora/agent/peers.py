@@ -7,6 +7,7 @@ once, by name. Whoever is gone is remembered for a while, so that calls to it ca
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -43,7 +44,7 @@ from remora.protocol.membership import (
 )
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.poller import Poller
-from remora.transport.stream import StreamLink
+from remora.transport.stream import StreamLink, keep_alive_limit
 from remora.vocabulary.ids import WorkerKey
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import Frame
@@ -90,8 +91,9 @@ class Peers(Roll):
         self.news = News(crew)
         self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now)
         self.places = places
-        self.vigil = Vigil(self, crew, settings)
-        self._dialling = Dialling(self, introduction, settings, timers)
+        self._own_time = introduction.own_time
+        self.vigil = Vigil(self, crew, settings, self._own_time)
+        self._dialling = Dialling(self, introduction, settings)
 
     # Who is there.
 
@@ -176,6 +178,10 @@ class Peers(Roll):
         if peer.gone or self.stopping:
             return
         log.debug("link with %s broke: %s", peer.name, error)
+        if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and peer.unreachable_since is None:
+            silent = keep_alive_limit(self._settings.reconnect_timeout)  # the link was at rest: its kernel says so
+            peer.unreachable_since = self.clock.now() - silent
+            self.vigil.host_is_silent(peer, silent)
         if isinstance(error, ProtocolError):
             self.give_up(peer, str(error))
         elif channel.dialled and peer.leaving and not channel.pending:
@@ -183,7 +189,7 @@ class Peers(Roll):
         elif channel.dialled:
             self.connect(peer)
         else:
-            wait = 0.0 if isinstance(error, HostSilent) else GRACE
+            wait = 0.0 if isinstance(error, HostSilent) or peer.unreachable_since is not None else GRACE
             self._later(wait, lambda: self._look_after(peer, channel))
 
     def _look_after(self, peer: Peer, channel: Channel) -> None:
@@ -194,7 +200,7 @@ class Peers(Roll):
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         """It lives, or we would have given it up, but it does not call any more: its session is of no use."""
-        away = self.clock.now() - channel.lost_at
+        away = self._own_time.since(channel.lost_at, self.clock.now())
         if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
             self.dispatch.forget(channel)
@@ -224,6 +230,7 @@ class Peers(Roll):
             if not peer.gone and (peer.dialling or peer.outgoing.link is not None):
                 return
             peer.dialling = not peer.gone
+            peer.dialling_since = self.clock.now()
         if peer.dialling:
             self._crew.serve(lambda: self._dial(peer))
         else:
@@ -381,7 +388,7 @@ class Peers(Roll):
                 continue
             for channel in peer.channels():
                 answers = not channel.dialled and channel.unheard() > 0
-                if graceful and answers and not peer.doubt:
+                if graceful and answers and not peer.doubt and peer is not self.me:
                     farewell = Farewell(now, ANSWER_PATIENCE, ANSWER_PATIENCE)
                 else:
                     farewell = Farewell(now, GOODBYE_PATIENCE, GRACE)
