@@ -71,11 +71,13 @@ class Vigil:
         if peer is self._peers.me:
             self._ask_ourselves(channels, now)
             return
-        if not neighbour and not self._expects(peer, channels):
-            peer.expected_since = None
+        if not self._expects(peer, channels):
             for channel in channels:
                 channel.watch()  # the end of a link at rest is noticed, too
-            return
+            if not neighbour:
+                peer.expected_since = None
+                return
+            channels = self._one_of(peer, channels)
         if peer.expected_since is None:
             peer.expected_since = now
         heard: list[float] = []
@@ -108,6 +110,12 @@ class Vigil:
             if link is not None and (link.midway or link.last_heard < peer.questioned_at):
                 return True
         return False
+
+    def _one_of(self, peer: Peer, channels: list[Channel]) -> list[Channel]:
+        """One link is enough to hear whether a neighbour lives: the same for both ends, if there are two."""
+        linked = [channel for channel in channels if channel.link is not None]
+        mine = self._peers.me.id < peer.id
+        return [channel for channel in linked if channel.dialled is mine] or linked[:1]
 
     def _wonder(self, peer: Peer, now: float) -> None:
         """There is no link with a peer that we dial."""
