@@ -55,6 +55,7 @@ ACK, GOODBYE = int(MessageType.ACK), int(MessageType.GOODBYE)
 GRACE = 0.25  # how long a caller may take to come back before we look whether it lives
 GOODBYE_PATIENCE = 0.5  # seconds in which a peer takes nothing of our last words before we hang up
 ANSWER_PATIENCE = 5.0  # … if we leave gracefully, and answers are among them
+RETURN_PATIENCE = 1.0  # … if it has lost the link over which they come, and has to dial
 GOODBYE_LIMIT = 2.0  # seconds for all of it, if we do not leave gracefully
 FIRST_LOOK, LONGEST_LOOK = 0.001, 0.02  # seconds between two looks whether those we leave have hung up
 
@@ -389,7 +390,7 @@ class Peers(Roll):
             for channel in peer.channels():
                 answers = not channel.dialled and channel.unheard() > 0
                 if graceful and answers and not peer.doubt and peer is not self.me:
-                    farewell = Farewell(now, ANSWER_PATIENCE, ANSWER_PATIENCE)
+                    farewell = Farewell(now, ANSWER_PATIENCE, RETURN_PATIENCE)
                 else:
                     farewell = Farewell(now, GOODBYE_PATIENCE, GRACE)
                 waiting.append((peer, channel, farewell))
