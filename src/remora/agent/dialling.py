@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from remora.agent.introduction import GivenUp, Introduction, LocalTrouble, PeerRefused, PeerSilent
@@ -28,6 +31,7 @@ log = logging.getLogger("remora")
 
 LEFT = "it left the group"
 LEAVING = "this worker is shutting down"  # what such a worker answers
+AT_ONCE = 8  # dials
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
 LOCAL_PATIENCE = 2.0  # seconds in which descriptors or memory of our own may become free
 LAST_TRY = 1.0  # however long a host has not been heard of, it gets this long to answer a new connection
@@ -43,6 +47,49 @@ class Judge(Protocol):
     def trust(self, peer: Peer) -> None: ...
 
 
+class DialQueue:
+    """Lets few dials run at a time: a hundred threads that shake hands at once only take the interpreter from each other.
+
+    A dial that takes long makes room for the next one: peers that do not answer hold up nobody else.
+    """
+
+    def __init__(self, serve: Callable[[Callable[[], None]], object]) -> None:
+        self._serve = serve
+        self._lock = threading.Lock()  # guards the two below
+        self._running = 0
+        self._waiting: deque[Callable[[Callable[[], None]], None]] = deque()
+
+    def submit(self, dial: Callable[[Callable[[], None]], None]) -> None:
+        """Have a thread call `dial(make_room)`, soon."""
+        with self._lock:
+            if self._running >= AT_ONCE:
+                self._waiting.append(dial)
+                return
+            self._running += 1
+        self._serve(partial(self._run, dial))
+
+    def _run(self, dial: Callable[[Callable[[], None]], None]) -> None:
+        made: list[None] = []  # `append` and `len` in one: who appends first makes the room
+
+        def make_room() -> None:
+            if not made:
+                made.append(None)
+                self._next()
+
+        try:
+            dial(make_room)
+        finally:
+            make_room()
+
+    def _next(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._running -= 1
+                return
+            dial = self._waiting.popleft()
+        self._serve(partial(self._run, dial))
+
+
 class Dialling:
     """See the head of this file."""
 
@@ -54,11 +101,12 @@ class Dialling:
         self._own_time = introduction.own_time
         self.stopping = threading.Event()
 
-    def dial(self, peer: Peer) -> None:
-        """Give a peer's outgoing channel a link, or find out why not."""
+    def dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
+        """Give a peer's outgoing channel a link, or find out why not. `make_room` is called if that takes long."""
         started = self._clock.now()
         pause = FIRST_PAUSE
-        while not self.stopping.is_set() and not peer.gone and not self._try(peer, started):
+        while not self.stopping.is_set() and not peer.gone and not self._try(peer, started, make_room):
+            make_room()
             self._clock.block(self.stopping.wait, self._clock.now() + pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
@@ -73,13 +121,13 @@ class Dialling:
         silent = since(started if peer.unreachable_since is None else peer.unreachable_since, now)
         return max(self._settings.reconnect_timeout - silent, LAST_TRY - since(started, now))
 
-    def _try(self, peer: Peer, started: float) -> bool:
+    def _try(self, peer: Peer, started: float, make_room: Callable[[], None]) -> bool:
         """Dial once. Whether that settled it."""
         try:
             # Not all of the time that is left: what is known of its host may be news by then.
             once = max(self._settings.reconnect_timeout / 2, LAST_TRY)
             until = self._clock.now() + min(self._left(peer, started), once)
-            self._use(peer, *self._introduction.to(peer.record, peer.outgoing, until))
+            self._use(peer, *self._introduction.to(peer.record, peer.outgoing, until, make_room))
         except PeerRefused as error:
             peer.gave_us_up = isinstance(error, GivenUp)
             if LEAVING in str(error):

@@ -21,7 +21,7 @@ from remora.vocabulary.ids import WorkerInfo
 
 CHUNK = 4096
 SOON = 1.0  # seconds
-GLANCE = 0.5  # seconds after which who waits for an answer to a handshake looks at the clock
+GLANCES = 4  # how often who waits for an answer to a handshake looks at the clock before its time is over
 
 
 class PeerRefused(ConnectionRefusedError):
@@ -49,6 +49,10 @@ _ADVICE = {
     errno.ENOSPC: "the poller can watch no more connections. Raise fs.epoll.max_user_watches",
     errno.EADDRNOTAVAIL: "this host has no ports left. Widen net.ipv4.ip_local_port_range",
 }
+
+
+def _no_matter() -> None:
+    """It may take as long as it likes."""
 
 
 def is_local(error: OSError) -> bool:
@@ -85,19 +89,21 @@ class Introduction:
     def identity(self) -> Identity:
         return Identity(self.me.name, self.me.id, self.incarnation, self.group)
 
-    def to(self, record: WorkerRecord, channel: Channel, until: float) -> tuple[StreamLink, int, bytes]:
+    def to(
+        self, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None] = _no_matter
+    ) -> tuple[StreamLink, int, bytes]:
         """Dial a peer: (link, how many of our messages it has, bytes that came behind the handshake).
 
         Its host has until the given time to take the connection, and then the worker `connect_timeout` to answer.
         ConnectionRefusedError means that nobody listens at any of its addresses, PeerSilent that somebody does and does
-        not answer; other OSErrors may pass.
+        not answer; other OSErrors may pass. `takes_long` is called when the worker does not answer soon.
         """
         problems: list[OSError] = []
         if self.barred is not None and self.barred(record.name):
             raise OSError(f"cannot connect to {record.name}: a fault plan cut the link")
         for address in self._reachable(record):
             try:
-                return self._through(address, record, channel, until)
+                return self._through(address, record, channel, until, takes_long)
             except PeerRefused:
                 raise
             except OSError as error:
@@ -150,13 +156,13 @@ class Introduction:
         return [address for address in usable if address.kind != "inproc" or dial.has_room(address.path)]
 
     def _through(
-        self, address: Address, record: WorkerRecord, channel: Channel, until: float
+        self, address: Address, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None]
     ) -> tuple[StreamLink, int, bytes]:
         with self._interruptible() as note:
             sock = self._connect(address, min(until - self._settings.clock.now(), self._settings.connect_timeout), note)
             try:
                 machine = self._caller(record, channel)
-                self._shake(sock, machine)
+                self._shake(sock, machine, takes_long)
                 accepted = machine.result
                 assert accepted is not None
                 name, settings = f"{record.name} ({address})", self._settings
@@ -225,14 +231,17 @@ class Introduction:
             home=self.home,
         )
 
-    def _shake(self, sock: socket.socket, machine: Caller) -> None:
-        sock.settimeout(GLANCE)
+    def _shake(self, sock: socket.socket, machine: Caller, takes_long: Callable[[], None]) -> None:
+        glance = min(self._settings.silence_limit, self._settings.connect_timeout) / GLANCES
+        sock.settimeout(min(SOON, glance))
         started = self._settings.clock.now()
         sock.sendall(machine.start())
         while machine.result is None:
             try:
                 data = sock.recv(CHUNK)
             except TimeoutError:
+                takes_long()
+                sock.settimeout(glance)
                 self._check_patience(sock, started)
                 continue
             if not data:

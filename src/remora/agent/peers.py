@@ -19,7 +19,7 @@ from remora.agent.bulk import Bulk
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.crew import Crew
-from remora.agent.dialling import LEAVING, LEFT, Dialling
+from remora.agent.dialling import LEAVING, LEFT, Dialling, DialQueue
 from remora.agent.dispatch import Dispatch
 from remora.agent.handover import tidy
 from remora.agent.introduction import Introduction
@@ -95,6 +95,7 @@ class Peers(Roll):
         self._own_time = introduction.own_time
         self.vigil = Vigil(self, crew, settings, self._own_time)
         self._dialling = Dialling(self, introduction, settings)
+        self._dials = DialQueue(crew.serve)
 
     # Who is there.
 
@@ -233,13 +234,13 @@ class Peers(Roll):
             peer.dialling = not peer.gone
             peer.dialling_since = self.clock.now()
         if peer.dialling:
-            self._crew.serve(lambda: self._dial(peer))
+            self._dials.submit(partial(self._dial, peer))
         else:
             peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
 
-    def _dial(self, peer: Peer) -> None:
+    def _dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
         try:
-            self._dialling.dial(peer)
+            self._dialling.dial(peer, make_room)
         finally:
             peer.dialling = False
             if peer.outgoing.link is None and not peer.gone and peer.outgoing.pending and not self.stopping:
