@@ -40,19 +40,23 @@ def test_a_handshake_may_take_longer_than_a_connection_has_time_to_answer(transp
 
 
 def test_who_was_stopped_gives_up_nobody() -> None:
-    """Worker 0 is stopped for twice as long as a peer may be silent, while it waits for an answer, rests, and dials."""
-    with Workers(4, options=lambda rank: IMPATIENT if rank == 0 else {}) as workers:
+    """Worker 0 is stopped for longer than a peer may be silent, while it waits for an answer, has a link at rest, and
+    dials one that is stopped as well and goes on a little later."""
+    impatient = {**IMPATIENT, "silence_limit": 2.5}
+    with Workers(4, options=lambda rank: impatient if rank == 0 else {}) as workers:
         workers.run(0, witness.listen)
         assert workers.run(0, targets.call, "worker1", targets.double, 2) == 4
         assert workers.run(0, targets.call, "worker2", targets.double, 2) == 4
+        targets.freeze(workers, 3)  # it takes the connection, and does not answer
         waiting = workers.start(0, call_both, "worker1", "worker3")
         targets.wait_until(lambda: workers.run(1, targets.serving) == 1)
-        targets.freeze(workers, 3)  # it takes the connection, and does not answer
-        workers.run(1, targets.unblock)  # (with a gate of its own: what was asked first goes on)
+        time.sleep(0.2)
         targets.freeze(workers, 0)
-        time.sleep(2 * IMPATIENT["silence_limit"])
-        workers.cont(3)
+        workers.run(1, targets.unblock)
+        time.sleep(3.0)
         workers.cont(0)
+        time.sleep(0.3)
+        workers.cont(3)
         assert waiting.result(15.0) == ["unblocked", 4]
         assert workers.run(0, targets.call, "worker2", targets.double, 2) == 4
         assert set(workers.run(0, witness.states).values()) == {"alive"}
@@ -61,9 +65,8 @@ def test_who_was_stopped_gives_up_nobody() -> None:
 
 def call_both(blocked: str, slow: str) -> list[Any]:
     """One call waits for its answer; the other one needs a connection that is not there yet."""
-    first = rpc.rpc_async(blocked, targets.block, timeout=0)
-    time.sleep(0.5)
     second = rpc.rpc_async(slow, targets.double, args=(2,), timeout=0)
+    first = rpc.rpc_async(blocked, targets.block, timeout=0)
     return list(torch.futures.wait_all([first, second]))
 
 
