@@ -99,3 +99,24 @@ def test_news_of_a_third_worker_do_not_overtake_them() -> None:
 def hold_a_value_of(name: str) -> None:
     held.append(rpc.remote(name, targets.double, args=(1,)))
     held[0].to_here()
+
+
+def pass_on() -> rpc.RRef[Any]:
+    """The last answer is a reference to a value of a third worker."""
+    asked.set()
+    return held[0]
+
+
+def fetch(to: str) -> Any:
+    return rpc.rpc_sync(to, pass_on, timeout=30).to_here()
+
+
+def test_a_reference_that_its_owner_has_not_confirmed_yet_is_an_answer_too() -> None:
+    with Workers(3, join=False) as workers:
+        join(workers, 3, **ROADS["unix"], faults="delay * worker2->worker0 700ms")
+        workers.run(1, hold_a_value_of, "worker2")
+        leaving = workers.start(1, leave_when_asked)
+        assert workers.run(0, fetch, "worker1") == 2
+        leaving.result(20.0)
+        for rank in (0, 2):
+            workers.run(rank, targets.leave)

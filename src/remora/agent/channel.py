@@ -94,17 +94,15 @@ class Channel(Attending):
         """Whether we do not read from this peer for now: what it says meanwhile is not heard."""
         return self.pacing.paused
 
-    def fail_pending(self, make_error: Callable[[Call], BaseException]) -> None:
-        """Settle every call that waits on this channel with an error of its own."""
-        while self.pending:
-            try:
-                _, call = self.pending.popitem()
-            except KeyError:
-                break
-            self.unhurried.discard(call.id)
-            self.expected.discard(call.id)
-            call.fail(make_error(call))
-            call.settle(self._crew.serve)
+    def fail_pending(self, make_error: Callable[[Call], BaseException], answered_too: bool = True) -> None:
+        """Settle every call that waits on this channel with an error of its own. If not `answered_too`, those are left whose
+        reply is here and waits only for the owners of references in it."""
+        while ids := [each for each in list(self.pending) if answered_too or each not in self.arriving]:
+            for call_id in ids:
+                call = self.take(call_id)
+                if call is not None:
+                    call.fail(make_error(call))
+                    call.settle(self._crew.serve)
 
     # Links come and go.
 

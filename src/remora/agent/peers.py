@@ -236,7 +236,7 @@ class Peers(Roll):
         if peer.dialling:
             self._dials.submit(partial(self._dial, peer))
         else:
-            peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
+            peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call), answered_too=False)
 
     def _dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
         try:
@@ -313,7 +313,7 @@ class Peers(Roll):
         self.bury(peer)
         if state == "dead":
             log.warning("%s lost %s: %s", self.dispatch.me, peer.info, reason)
-        peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
+        peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call), answered_too=False)
         peer.outgoing.close()
         if peer.incoming is not None:
             peer.incoming.close()
