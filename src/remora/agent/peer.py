@@ -54,7 +54,7 @@ class Peer:
         self.expected_since: float | None = None  # from when on we wait for a sign of life, if we do
         self.questioned_at = 0.0  # when another worker said last that it is dead
         self.dialling = False
-        self.dialling_since = 0.0
+        self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.gave_us_up = False  # it lives, but not for us
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.parted = False  # we said goodbye to it, behind our answers

@@ -232,13 +232,14 @@ class Peers(Roll):
             if not peer.gone and (peer.dialling or peer.outgoing.link is not None):
                 return
             peer.dialling = not peer.gone
-            peer.dialling_since = self.clock.now()
+            peer.dialling_since = NEVER  # it waits for its turn, which is no fault of the peer
         if peer.dialling:
             self._dials.submit(partial(self._dial, peer))
         else:
             peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call), answered_too=False)
 
     def _dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
+        peer.dialling_since = self.clock.now()
         try:
             self._dialling.dial(peer, make_room)
         finally:
