@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 
@@ -88,7 +89,7 @@ def test_what_another_worker_says_of_one_that_lives_is_not_believed(world: World
     peers.vigil.look_for(peers.find(FAR), 3.0)
     world.clock.advance(60.0)
     assert {member.state for member in world[0].members()} == {"alive"}
-    assert peers.find(FAR).expected_since is None, "it rests again"
+    assert peers.find(FAR).resting, "again"
 
 
 def test_but_one_at_rest_that_is_silent_is_found_out(world: World) -> None:
@@ -101,3 +102,21 @@ def test_but_one_at_rest_that_is_silent_is_found_out(world: World) -> None:
     assert peers.find(FAR).condition == "suspected"
     world.clock.advance(30.0)
     assert peers.find(FAR).condition == "dead"
+
+
+def test_a_call_over_the_resting_link_of_a_neighbour_does_not_break_it(world: World) -> None:
+    """One link of a pair is enough for heartbeats. The other one has been silent for long when it is used again."""
+    peers = world[0].agent.peers
+    links = [channel.link for channel in peers.find("worker1").channels()]
+    assert all(links)
+    world.clock.advance(100.0)
+    for caller, callee in ((0, 1), (1, 0)):
+        call = world.run(caller, rpc.rpc_async, f"worker{callee}", sleep_for, args=(3.0,), timeout=0)
+        world.clock.advance(10.0)
+        assert call.wait() == 3.0
+    assert [channel.link for channel in peers.find("worker1").channels()] == links
+
+
+async def sleep_for(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds

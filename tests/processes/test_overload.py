@@ -107,7 +107,7 @@ def resting(name: str) -> bool | None:
     peer = rpc._get_current_rpc_agent().agent.peers.find(name)
     if all(channel.link is None for channel in peer.channels()):
         return None
-    return peer.expected_since is None
+    return bool(peer.resting)
 
 
 @needs_hosts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -51,7 +51,7 @@ class Peer:
         self.doubt = ""  # why it is suspected, if it is
         self.doubted_at = 0.0
         self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
-        self.expected_since: float | None = None  # from when on we wait for a sign of life, if we do
+        self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on (never changed, replaced)
         self.questioned_at = 0.0  # when another worker said last that it is dead
         self.dialling = False
         self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
@@ -73,6 +73,11 @@ class Peer:
     def gone(self) -> bool:
         """Whether it left or died."""
         return self.state != "alive"
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is expected of it."""
+        return not self.expected
 
     @property
     def condition(self) -> str:

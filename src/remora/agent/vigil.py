@@ -75,28 +75,25 @@ class Vigil:
             for channel in channels:
                 channel.watch()  # the end of a link at rest is noticed, too
             if not neighbour:
-                peer.expected_since = None
+                peer.expected = {}
                 return
             channels = self._one_of(peer, channels)
-        if peer.expected_since is None:
-            peer.expected_since = now
-        heard: list[float] = []
-        for channel in channels:
-            link = channel.link
-            if link is None:
-                continue
+        before = peer.expected
+        peer.expected = {channel: before.get(channel, now) for channel in channels}
+        linked = [(channel, link) for channel in channels if (link := channel.link) is not None]
+        if not linked:
+            return
+        # Of a channel that is paused nothing is heard because we do not listen.
+        heard = max(now if channel.paused else link.last_heard for channel, link in linked)
+        if not self._is_well(peer, heard, now):
+            return  # given up: its links go with it
+        for channel, link in linked:
             channel.watch(again=True)
             link.heed()
-            if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
+            if channel.paused or link.midway:  # what it says to hear of us is not read, or comes behind the rest
                 self._crew.serve_quickly(partial(channel.say, ACK))
-                heard.append(now)
-            else:
-                heard.append(link.last_heard)
-                if link.midway:  # what its sender says meanwhile to hear of us comes behind the rest, and that may take long
-                    self._crew.serve_quickly(partial(channel.say, ACK))
+            if not channel.paused:
                 self._care_for(peer, channel, link, now)
-        if heard:
-            self._conclude(peer, max(heard), now)
 
     def _expects(self, peer: Peer, channels: list[Channel]) -> bool:
         """Whether we wait for a sign of life of a peer: for answers, for the confirmation that it has what was sent, for
@@ -134,13 +131,9 @@ class Vigil:
             if channel.session.kept and self._own_time.since(link.last_heard, now) > self._limits.heartbeat:
                 self._crew.serve_quickly(partial(channel.say, PING))
 
-    def _quiet(self, peer: Peer, heard: float, now: float) -> float:
-        """For how long a peer has kept us waiting: since it was heard last, or since something is expected of it."""
-        return self._own_time.since(max(heard, peer.expected_since or 0.0), now)
-
     def _care_for(self, peer: Peer, channel: Channel, link: StreamLink, now: float) -> None:
         """See to one link."""
-        quiet = self._quiet(peer, link.last_heard, now)
+        quiet = self._own_time.since(max(link.last_heard, peer.expected.get(channel, now)), now)
         if quiet <= self._limits.heartbeat:
             return
         unanswered = min(pulse.unanswered(link.sock), quiet)
@@ -169,17 +162,19 @@ class Vigil:
     def _cut(self, channel: Channel, reason: str) -> None:
         self._crew.serve(lambda: channel.cut(HostSilent(reason)))
 
-    def _conclude(self, peer: Peer, heard: float, now: float) -> None:
-        """See to the peer, of whom any link may bring a sign of life."""
-        quiet = self._quiet(peer, heard, now)
+    def _is_well(self, peer: Peer, heard: float, now: float) -> bool:
+        """See to the peer, of which any link may bring a sign of life. False if it is given up."""
+        quiet = self._own_time.since(max(heard, min(peer.expected.values(), default=now)), now)
         verdict = judge(self._limits, quiet, 0.0)
         if verdict is Verdict.DEAD:
             reason = f"it has been silent for {quiet:.0f} s"
             self._crew.serve(lambda: self._peers.give_up(peer, reason))
-        elif verdict is Verdict.SUSPECT:
+            return False
+        if verdict is Verdict.SUSPECT:
             self._peers.suspect(peer, f"it has been silent for {quiet:.0f} s")
         elif heard > peer.doubted_at:
             self._peers.trust(peer)
+        return True
 
     # Neighbours.
 
@@ -208,8 +203,8 @@ class Vigil:
         linked = [channel for channel in peer.channels() if channel.link is not None]
         if linked:
             # Half the time that a host has on a link may have passed on another worker's. Ours must be silent as well.
-            since = now - min(silent_for, self._limits.unreachable / 2)
-            peer.expected_since = since if peer.expected_since is None else min(since, peer.expected_since)
+            since, before = now - min(silent_for, self._limits.unreachable / 2), peer.expected
+            peer.expected = {channel: min(before.get(channel, since), since) for channel in linked}
             peer.questioned_at = now  # (last: the timer thread sees both, or the question at its next tick)
             for channel in linked:
                 channel.say(PING)
