@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from remora.agent.peers import Peers
 
 ACK, PING = int(MessageType.ACK), int(MessageType.PING)
+LATELY = 1.0  # seconds: two looks at a link
 CALLEE_WAITS = 1.5  # heartbeats: the end that dialled asks first, and its question is a sign of life as well
+
+
+def _from(channel: Channel, now: float) -> float:
+    """When a sign of life began to be expected on a channel, of which that is news: now, or when it was heard lately."""
+    link = channel.link
+    return link.last_heard if link is not None and now - link.last_heard <= LATELY else now
 
 
 class HostSilent(OSError):
@@ -79,7 +86,7 @@ class Vigil:
                 return
             channels = self._one_of(peer, channels)
         before = peer.expected
-        peer.expected = {channel: before.get(channel, now) for channel in channels}
+        peer.expected = {channel: before.get(channel) or _from(channel, now) for channel in channels}
         linked = [(channel, link) for channel in channels if (link := channel.link) is not None]
         if not linked:
             return
