@@ -29,8 +29,8 @@ class Settings:
     secret_file: str | None = None  # a file that holds it (REMORA_SECRET_FILE)
     insecure: bool = False  # talk to anyone who can reach the port (REMORA_INSECURE=1)
     bringup_timeout: float | None = None  # to find all workers of the group; None: as long as a call, 0: for ever
-    connect_timeout: float = 10.0  # for one connection to be made and proven
-    heartbeat: float = 1.0  # how long a link may be silent before it is asked for a sign of life
+    connect_timeout: float = 10.0  # for one connection to be made, and for a caller to prove itself
+    heartbeat: float = 1.0  # how long a link on which something is expected may be silent before it is asked
     suspect_after: float = 3.0  # how long a peer may be silent before it is suspected
     reconnect_timeout: float = 4.0  # how long a peer's host may not answer before the peer is given up
     silence_limit: float = 30.0  # how long a peer may be silent, though its host answers, before it is given up

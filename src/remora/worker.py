@@ -177,7 +177,7 @@ class Worker:
         self.references.table.close()
         if graceful:
             self.agent.drain(1.0)
-        self.agent.stop()
+        self.agent.stop(graceful=graceful)
         _workers.discard(self)
 
     # What PyTorch's agents offer.

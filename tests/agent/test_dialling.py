@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from remora import rpc
+from remora.agent.dialling import AT_ONCE, DialQueue
+from remora.agent.introduction import PeerSilent
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
+from remora.protocol.membership import OwnTime
 from remora.testing.world import World
 from remora.vocabulary.messages import MessageType
 from remora.wire.pickling import pack
+from tests.agent.alone import wait_until
 
 
 def fail_to_connect(world: World, error: Exception, times: int) -> list[int]:
@@ -57,6 +64,50 @@ def test_what_does_not_pass_in_time_is_the_end_of_the_peer() -> None:
             world.run(0, rpc.rpc_sync, "worker1", double, args=(4,))
         assert 3.9 < world.clock.now() < 4.6  # reconnect_timeout
         assert [member.state for member in world[0].members()] == ["alive", "dead"]
+
+
+@pytest.mark.parametrize("error", [PeerSilent("no answer"), OSError("no route")])
+def test_time_in_which_we_were_not_running_is_not_held_against_the_peer(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with World(2, watch=0, silence_limit=0.1, reconnect_timeout=0.1) as world:
+        tries = fail_to_connect(world, error, times=10_000)
+        with monkeypatch.context() as stopped:
+            stopped.setattr(OwnTime, "since", lambda self, then, now: 0.0)
+            future = world.run(0, rpc.rpc_async, "worker1", double, args=(4,))
+            world.wait_until(lambda: tries[0] >= 6)  # after 0.3 s and more
+            assert not future.done()
+        with pytest.raises(CallNotSent, match="worker1"):
+            future.wait()
+
+
+def test_few_dial_at_a_time_and_those_that_take_long_hold_up_nobody() -> None:
+    threads: list[threading.Thread] = []
+    running: list[object] = []
+    go_on = threading.Event()
+
+    def serve(work: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+
+    def dial(make_room: Callable[[], None], takes_long: bool) -> None:
+        running.append(make_room)
+        if takes_long:
+            make_room()
+            make_room()
+        assert go_on.wait(10.0)
+
+    queue = DialQueue(serve)
+    for _ in range(3):
+        queue.submit(partial(dial, takes_long=True))
+    for _ in range(AT_ONCE + 5):
+        queue.submit(partial(dial, takes_long=False))
+    wait_until(lambda: len(running) == 3 + AT_ONCE)
+    assert len(threads) == 3 + AT_ONCE
+    go_on.set()
+    wait_until(lambda: len(running) == 3 + AT_ONCE + 5)
+    for thread in threads:
+        thread.join(10.0)
 
 
 def test_stopping_does_not_wait_for_one_that_is_dialling() -> None:

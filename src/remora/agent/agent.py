@@ -26,6 +26,7 @@ from remora.agent.timers import Timers
 from remora.errors import CallError, CallNotSent, NotInitialized
 from remora.faults.injector import Injector
 from remora.options import Settings
+from remora.protocol.membership import REGULAR_TICK
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire.frames import FAILED
@@ -33,8 +34,7 @@ from remora.wire.packed import Packed
 
 log = logging.getLogger("remora")
 
-TICK = 0.5
-GOODBYE_PATIENCE = 0.5
+TICK = REGULAR_TICK
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -69,7 +69,8 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction, places)
-        self.door = Door(self.peers, self.poller, self.crew, self.timers, introduction, settings)
+        self.door = Door(self.peers, self.poller, introduction, settings)
+        self.own_time = introduction.own_time
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests
         self.running = False
@@ -258,8 +259,10 @@ class Agent:
         if not self.running:
             return
         now = self.clock.now()
+        self.own_time.tick(now)
         self.timers.at(now + TICK, self._tick)
         self.peers.tick(now)
+        self.door.tick(now)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -333,12 +336,13 @@ class Agent:
         self.crew.stop(0.5)
         self.peers.bulk.lender.close()
 
-    def stop(self, patience: float = 2.0) -> None:
-        """Stop serving. Calls under way fail; functions still running are left to end by themselves."""
+    def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
+        """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are on
+        their way arrive: if it is graceful, as long as those who wait for them take them."""
         if not self.running:
             return
         self.running = False
-        self.peers.say_goodbye(GOODBYE_PATIENCE)
+        self.peers.say_goodbye(graceful)
         self.door.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self._stopped)
         injection.end(self)

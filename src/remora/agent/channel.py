@@ -12,7 +12,6 @@ take something). None is held while user code runs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -95,17 +94,15 @@ class Channel(Attending):
         """Whether we do not read from this peer for now: what it says meanwhile is not heard."""
         return self.pacing.paused
 
-    def fail_pending(self, make_error: Callable[[Call], BaseException]) -> None:
-        """Settle every call that waits on this channel with an error of its own."""
-        while self.pending:
-            try:
-                _, call = self.pending.popitem()
-            except KeyError:
-                break
-            self.unhurried.discard(call.id)
-            self.expected.discard(call.id)
-            call.fail(make_error(call))
-            call.settle(self._crew.serve)
+    def fail_pending(self, make_error: Callable[[Call], BaseException], answered_too: bool = True) -> None:
+        """Settle every call that waits on this channel with an error of its own. If not `answered_too`, those are left whose
+        reply is here and waits only for the owners of references in it."""
+        while ids := [each for each in list(self.pending) if answered_too or each not in self.arriving]:
+            for call_id in ids:
+                call = self.take(call_id)
+                if call is not None:
+                    call.fail(make_error(call))
+                    call.settle(self._crew.serve)
 
     # Links come and go.
 
@@ -198,19 +195,10 @@ class Channel(Attending):
         if port is not None:
             self._broken(port, error)
 
-    def linger(self, deadline: float) -> None:
-        """Before closing: let the peer have what was written, and wait until it hangs up. To close while it still sends
-        would make its kernel throw away our last words."""
-        while (link := self.link) is not None and self._unwritten(link) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if link is not None:
-            link.finish()
-        while self.link is not None and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def _unwritten(self, link: StreamLink) -> bool:
-        """Whether something is still to be written, here or by the thread that is writing now."""
-        return bool(link.outbox_bytes or self._lazy or self._writing.locked())
+    def unheard(self) -> int:
+        """How much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer reads."""
+        link = self.link
+        return len(self.session.kept) + len(self._lazy) + (link.outbox_bytes if link is not None else 0)
 
     def close(self) -> None:
         """No more messages. Pending calls have been failed before."""

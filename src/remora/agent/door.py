@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from dataclasses import replace
+from functools import partial
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from remora.agent.crew import Crew
 from remora.agent.introduction import CHUNK, Introduction
-from remora.agent.timers import Timers
 from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
 from remora.protocol.handshake import Hello, Home, Identity, Listener
@@ -35,13 +34,9 @@ MAX_STRANGERS = 256
 class Door:
     """The listening sockets of a worker, and the strangers before them."""
 
-    def __init__(
-        self, peers: Peers, poller: Poller, crew: Crew, timers: Timers, introduction: Introduction, settings: Settings
-    ) -> None:
+    def __init__(self, peers: Peers, poller: Poller, introduction: Introduction, settings: Settings) -> None:
         self.peers = peers
         self.poller = poller
-        self.crew = crew
-        self.timers = timers
         self.introduction = introduction
         self.settings = settings
         self._bells: list[_Bell] = []
@@ -86,13 +81,16 @@ class Door:
             if self._closed:  # it was accepted a moment before
                 sock.close()
                 return
-            crowd = list(self._strangers)[: max(len(self._strangers) - MAX_STRANGERS + 1, 0)]
+            try:
+                self.poller.add(stranger)  # here, so that whoever closes the door finds it there
+            except OSError:
+                sock.close()
+                raise
+            crowd = list(islice(self._strangers, max(len(self._strangers) - MAX_STRANGERS + 1, 0)))
             self._strangers[stranger] = None
-            self.poller.add(stranger)  # here, so that whoever closes the door finds it there
         for oldest in crowd:  # whoever proves itself quickly gets in, however many stand there in silence
             oldest.leave()
         self.poller.arm(stranger)
-        self.timers.at(self.timers.clock.now() + self.settings.connect_timeout, stranger.leave)
 
     def forget(self, stranger: _Stranger) -> bool:
         """Whether the stranger was still there."""
@@ -102,6 +100,18 @@ class Door:
             del self._strangers[stranger]
         self.poller.remove(stranger, stranger.fileno())
         return True
+
+    def tick(self, now: float) -> None:
+        """Called about twice a second: listen again after a lack of descriptors, and throw out strangers whose time is
+        over. A stranger is not to blame if we have not read what it said."""
+        for bell in list(self._bells):
+            bell.tick()
+        limit, since = self.settings.connect_timeout, self.introduction.own_time.since
+        with self._lock:
+            late = list(takewhile(lambda each: since(each.came, now) > limit, self._strangers))
+        for stranger in late:
+            if not stranger.has_spoken():
+                stranger.leave()
 
     def close(self) -> None:
         """Nobody comes in any more."""
@@ -128,22 +138,31 @@ class _Bell:
     def __init__(self, door: Door, sock: socket.socket) -> None:
         self.door = door
         self.sock = sock
+        self._at_rest = False  # we lack descriptors or memory: callers wait in the kernel until the next tick
 
     def fileno(self) -> int:
         return self.sock.fileno()
+
+    def tick(self) -> None:
+        """Try again."""
+        if self._at_rest:
+            self.door.poller.arm(self)
 
     def ready(self, events: int) -> None:
         try:
             while True:
                 sock, _ = self.sock.accept()
                 self.door._let_in(sock)
-        except (BlockingIOError, InterruptedError):
+                self._at_rest = False
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             pass
-        except OSError as error:  # out of descriptors, or closed
-            if self.sock.fileno() < 0:
+        except OSError as error:
+            if self.sock.fileno() < 0:  # closed
                 return
-            log.warning("cannot accept connections: %s", error)
-            time.sleep(0.05)
+            if not self._at_rest:
+                log.warning("cannot accept connections for now (they wait): %s", error)
+            self._at_rest = True
+            return  # else the poller would say at once that there is somebody
         self.door.poller.arm(self)
 
 
@@ -154,16 +173,22 @@ class _Stranger:
         self.door = door
         self.sock = sock
         self._fd = sock.fileno()
+        self.came = door.settings.clock.now()
         self._turn = threading.Lock()  # one thread at a time listens to it
         sock.setblocking(False)
         introduction = door.introduction
-        self.machine = Listener(introduction.identity, self._admit, introduction.secret, insecure=introduction.insecure)
+        admit = partial(_admit, door.peers)  # not a method of ours: what has left is gone at once, without the collector
+        self.machine = Listener(introduction.identity, admit, introduction.secret, insecure=introduction.insecure)
 
     def fileno(self) -> int:
         return self._fd
 
-    def _admit(self, hello: Hello) -> int | str:
-        return self.door.peers.admit(_record(hello.peer, hello.home), hello.session)
+    def has_spoken(self) -> bool:
+        """Whether it has said something that we have not read."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK))
+        except OSError:  # it has not, or it is gone
+            return False
 
     def ready(self, events: int) -> None:
         with self._turn:
@@ -207,14 +232,22 @@ class _Stranger:
         if not self.door.forget(self):
             return
         settings = self.door.settings
-        link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", settings.reconnect_timeout, settings.clock)
         record = _record(accepted.peer, accepted.home)
-        self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
+        try:
+            link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", settings.reconnect_timeout, settings.clock)
+            self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
+        except OSError as error:  # we lack descriptors or memory for it, or it has hung up: it will come again
+            log.warning("cannot use a connection of %s: %s", accepted.peer.name, error)
+            self.sock.close()
 
     def leave(self) -> None:
         """Close the connection, unless it has become a link."""
         if self.door.forget(self):
             self.sock.close()
+
+
+def _admit(peers: Peers, hello: Hello) -> int | str:
+    return peers.admit(_record(hello.peer, hello.home), hello.session)
 
 
 def _record(caller: Identity, home: Home) -> WorkerRecord:

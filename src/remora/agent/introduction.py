@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,14 +12,16 @@ from remora.agent.channel import Channel
 from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
 from remora.protocol.handshake import Caller, Home, Identity, Why
+from remora.protocol.membership import OwnTime
 from remora.rendezvous.record import WorkerRecord
-from remora.transport import dial
+from remora.transport import dial, pulse
 from remora.transport.addresses import Address, host_identity
 from remora.transport.stream import StreamLink
 from remora.vocabulary.ids import WorkerInfo
 
 CHUNK = 4096
 SOON = 1.0  # seconds
+GLANCES = 4  # how often who waits for an answer to a handshake looks at the clock before its time is over
 
 
 class PeerRefused(ConnectionRefusedError):
@@ -34,15 +36,45 @@ class PeerSilent(OSError):
     """The host is there and took the connection, but the worker says nothing: it is busy, or frozen."""
 
 
+class LocalTrouble(OSError):
+    """This process could not make a connection: it lacks descriptors, memory, ports or the name service. The peer may be
+    perfectly well."""
+
+
+_ADVICE = {
+    errno.EMFILE: "this process has no file descriptors left. Close some, or raise the limit (ulimit -n)",
+    errno.ENFILE: "this host has no file descriptors left. Raise fs.file-max",
+    errno.ENOMEM: "there is no memory for a connection",
+    errno.ENOBUFS: "there is no memory for a connection",
+    errno.ENOSPC: "the poller can watch no more connections. Raise fs.epoll.max_user_watches",
+    errno.EADDRNOTAVAIL: "this host has no ports left. Widen net.ipv4.ip_local_port_range",
+}
+
+
+def _no_matter() -> None:
+    """It may take as long as it likes."""
+
+
+def is_local(error: OSError) -> bool:
+    """Whether an error says something of this process and its host, and nothing of the peer."""
+    return isinstance(error, socket.gaierror) or error.errno in _ADVICE
+
+
+def _advice(error: OSError) -> str:
+    return _ADVICE.get(error.errno or 0, f"the address cannot be looked up ({error})")
+
+
 class Introduction:
     """This worker's identity and the group's secret."""
 
     def __init__(self, me: WorkerInfo, incarnation: str, settings: Settings) -> None:
         self.me = me
         self.incarnation = incarnation
+        self._host = host_identity()  # now: it is read from files, which needs descriptors
         self.group = ""  # known when the group is
         self.secret = b""
         self.home = Home()  # where we listen, so that whoever we call can call back
+        self.own_time = OwnTime()  # for how long this worker has been running
         self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
         self._settings = settings
         self._lock = threading.Lock()  # guards the two below
@@ -57,22 +89,27 @@ class Introduction:
     def identity(self) -> Identity:
         return Identity(self.me.name, self.me.id, self.incarnation, self.group)
 
-    def to(self, record: WorkerRecord, channel: Channel, until: float) -> tuple[StreamLink, int, bytes]:
+    def to(
+        self, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None] = _no_matter
+    ) -> tuple[StreamLink, int, bytes]:
         """Dial a peer: (link, how many of our messages it has, bytes that came behind the handshake).
 
         Its host has until the given time to take the connection, and then the worker `connect_timeout` to answer.
         ConnectionRefusedError means that nobody listens at any of its addresses, PeerSilent that somebody does and does
-        not answer; other OSErrors may pass.
+        not answer; other OSErrors may pass. `takes_long` is called when the worker does not answer soon.
         """
         problems: list[OSError] = []
         if self.barred is not None and self.barred(record.name):
             raise OSError(f"cannot connect to {record.name}: a fault plan cut the link")
         for address in self._reachable(record):
             try:
-                return self._through(address, record, channel, until)
+                return self._through(address, record, channel, until, takes_long)
             except PeerRefused:
                 raise
             except OSError as error:
+                if is_local(error):
+                    text = f"cannot connect to {record.name} at {address}: {_advice(error)}; {record.name} is not to blame"
+                    raise LocalTrouble(text) from error
                 problems.append(type(error)(f"{address}: {error or type(error).__name__}"))
         text = f"cannot connect to {record.name} at "
         text += "; ".join(map(str, problems)) or "any address: it has none we can use"
@@ -87,6 +124,8 @@ class Introduction:
             try:
                 dial.connect(address, self._settings.reconnect_timeout).close()
             except OSError as error:
+                if is_local(error):
+                    return False
                 if address.kind == "tcp" or isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
                     continue
             return False
@@ -108,7 +147,7 @@ class Introduction:
 
     def _reachable(self, record: WorkerRecord) -> list[Address]:
         """The peer's addresses that may work from here, best first."""
-        same_host = record.host == host_identity()
+        same_host = record.host == self._host
         found = [Address.parse(text) for text in record.addresses]
         usable = [address for address in found if address.kind == "tcp" or same_host]
         wanted = self._settings.transports
@@ -117,13 +156,13 @@ class Introduction:
         return [address for address in usable if address.kind != "inproc" or dial.has_room(address.path)]
 
     def _through(
-        self, address: Address, record: WorkerRecord, channel: Channel, until: float
+        self, address: Address, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None]
     ) -> tuple[StreamLink, int, bytes]:
         with self._interruptible() as note:
             sock = self._connect(address, min(until - self._settings.clock.now(), self._settings.connect_timeout), note)
             try:
                 machine = self._caller(record, channel)
-                self._shake(sock, machine, time.monotonic() + self._settings.connect_timeout)
+                self._shake(sock, machine, takes_long)
                 accepted = machine.result
                 assert accepted is not None
                 name, settings = f"{record.name} ({address})", self._settings
@@ -131,8 +170,9 @@ class Introduction:
                 return link, accepted.received, machine.leftover
             except BaseException as error:
                 sock.close()
-                if isinstance(error, TimeoutError):
-                    raise PeerSilent(f"no answer for {self._settings.connect_timeout:g} s") from error
+                if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+                    # Its process, or its kernel, answers. If it has ended, nobody listens the next time.
+                    raise PeerSilent(str(error)) from error
                 raise
 
     def _connect(self, address: Address, seconds: float, note: Callable[[socket.socket], None]) -> socket.socket:
@@ -172,6 +212,14 @@ class Introduction:
             except OSError:
                 pass
 
+    def _check_patience(self, sock: socket.socket, started: float) -> None:
+        """A worker takes long to answer. As long as its host acknowledges what it is sent we stay in line: who begins anew
+        is the last again, and a worker with much to do would never come to the end of the line."""
+        waited = self.own_time.since(started, self._settings.clock.now())
+        settings = self._settings
+        if waited > settings.silence_limit or (waited > settings.connect_timeout and pulse.unanswered(sock) > 0.0):
+            raise PeerSilent(f"no answer for {waited:.0f} s")
+
     def _caller(self, record: WorkerRecord, channel: Channel) -> Caller:
         return Caller(
             self.identity,
@@ -183,11 +231,19 @@ class Introduction:
             home=self.home,
         )
 
-    def _shake(self, sock: socket.socket, machine: Caller, deadline: float) -> None:
+    def _shake(self, sock: socket.socket, machine: Caller, takes_long: Callable[[], None]) -> None:
+        glance = min(self._settings.silence_limit, self._settings.connect_timeout) / GLANCES
+        sock.settimeout(min(SOON, glance))
+        started = self._settings.clock.now()
         sock.sendall(machine.start())
         while machine.result is None:
-            sock.settimeout(max(deadline - time.monotonic(), 0.001))
-            data = sock.recv(CHUNK)
+            try:
+                data = sock.recv(CHUNK)
+            except TimeoutError:
+                takes_long()
+                sock.settimeout(glance)
+                self._check_patience(sock, started)
+                continue
             if not data:
                 raise ConnectionResetError("the peer closed the connection during the handshake")
             try:

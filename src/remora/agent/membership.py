@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from remora.agent.agent import Agent
@@ -32,10 +33,18 @@ log = logging.getLogger("remora")
 MEMBERSHIP = int(MessageType.MEMBERSHIP)
 MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
 PATIENCE = 5.0  # for others to hear that we come or go
-LAST_WORDS = 1.0  # seconds for a goodbye that others have heard before us
+LAST_WORDS = 5.0  # seconds of silence after which a goodbye that others have heard is not waited for
 LEAVE_PATIENCE = 100.0  # for calls under way to end before we go
 
 Hearing = Callable[[WorkerKey, WorkerKey], None]
+
+
+def _no_more(peer: Peer) -> None:
+    """Nothing is to be done when a peer has answered."""
+
+
+def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
+    then(peer)
 
 
 class Membership:
@@ -66,20 +75,21 @@ class Membership:
         self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE))
         self._peers.parting = True
         told = self._others()
-        self._announce("left", told)
+        self._announce("left", told, self._peers.part_from)
         try:
             self._group.leave(self._record)
             self.refresh()  # who joined before that has us on its list, whether we have heard of it or not
         except RendezvousError as error:  # the others know; newcomers will find that nobody answers
             log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
-        self._announce("left", [peer for peer in self._others() if peer not in told])
+        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.part_from)
         self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
 
     def _others(self) -> list[Peer]:
         return [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
 
-    def _announce(self, event: str, to: Sequence[Peer]) -> None:
-        """Tell others of ourselves; those who cannot be reached will find out by themselves."""
+    def _announce(self, event: str, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more) -> None:
+        """Tell others of ourselves, and call `then` for each that has answered; those that cannot be reached will find out
+        by themselves."""
         packed = pack((event, self._record))
         futures: list[Future[Any]] = []
         for peer in to:
@@ -87,6 +97,7 @@ class Membership:
                 future = self._agent.call_async(peer, MEMBERSHIP, packed, 0, PATIENCE, "membership")
             except RemoraError:
                 continue
+            future.add_done_callback(partial(_for_peer, then, peer))
             if not peer.doubt:
                 futures.append(future)
         for future in futures:
@@ -95,11 +106,12 @@ class Membership:
             except RemoraError:
                 pass
 
-    def _spread(self, lost: Peer) -> None:
-        """A worker that we were to keep an eye on died: those who have no link with it should see for themselves."""
-        packed = pack(("lost", lost.key))
+    def _spread(self, lost: Peer, silent_for: float) -> None:
+        """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
+        themselves."""
+        packed = pack(("lost", (lost.key, silent_for)))
         for peer in self._peers.all():
-            if not peer.gone and peer is not self._peers.me:
+            if not peer.gone and peer is not self._peers.me and peer is not lost:
                 call = Call(peer, "membership", _ignore)
                 try:
                     self._agent.start_call(peer, call, MEMBERSHIP, packed, 0, PATIENCE, control=True, urgent=False)
@@ -141,12 +153,13 @@ class Membership:
                 self._peers.add(about)
             case "left":
                 request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
-                self._peers.give_up(request.caller, "it left the group", "left")
+                self._peers.hear_farewell(request.caller, behind_answers=False)
                 return
             case "lost":
-                peer = self._peers.known(about)
+                key, silent_for = about
+                peer = self._peers.known(key)
                 if peer is not None and peer is not self._peers.me:
-                    self._peers.vigil.look_for(peer)
+                    self._peers.vigil.look_for(peer, silent_for)
             case "gone":
                 self._is_gone(about, request.caller, f"{request.caller.name} lost it", "dead")
             case "parted":
@@ -158,10 +171,16 @@ class Membership:
         """Somebody has left, as others know by now. If we have a link with it, it says so itself, behind its last answers:
         those should not be lost."""
         peer = self._peers.known(key)
-        if peer in (None, self._peers.me) or not any(channel.link is not None for channel in peer.channels()):
+        if peer is None or peer is self._peers.me:
             return
         with waiting():
-            peer.ended.wait(LAST_WORDS)
+            while self._may_speak(peer) and not peer.ended.wait(LAST_WORDS):
+                pass
+
+    def _may_speak(self, peer: Peer) -> bool:
+        """Whether something came from a peer lately, on a link that is still there."""
+        since = self._agent.clock.now() - LAST_WORDS
+        return any(link is not None and link.last_heard >= since for link in [each.link for each in peer.channels()])
 
     def _is_gone(self, key: WorkerKey, caller: Peer, reason: str, state: State) -> None:
         """An owner of values has lost a worker and must know that we are through with it, too."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -51,9 +51,13 @@ class Peer:
         self.doubt = ""  # why it is suspected, if it is
         self.doubted_at = 0.0
         self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
+        self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on (never changed, replaced)
+        self.questioned_at = 0.0  # when another worker said last that it is dead
         self.dialling = False
+        self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.gave_us_up = False  # it lives, but not for us
         self.leaving = False  # it said goodbye, on one of its two channels at least
+        self.parted = False  # we said goodbye to it, behind our answers
         self.lock = threading.Lock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.sharing: Sharing | None = None  # memory that it and we share
@@ -69,6 +73,11 @@ class Peer:
     def gone(self) -> bool:
         """Whether it left or died."""
         return self.state != "alive"
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing is expected of it."""
+        return not self.expected
 
     @property
     def condition(self) -> str:

@@ -7,6 +7,7 @@ once, by name. Whoever is gone is remembered for a while, so that calls to it ca
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -18,7 +19,7 @@ from remora.agent.bulk import Bulk
 from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.crew import Crew
-from remora.agent.dialling import LEAVING, LEFT, Dialling
+from remora.agent.dialling import LEAVING, LEFT, Dialling, DialQueue
 from remora.agent.dispatch import Dispatch
 from remora.agent.handover import tidy
 from remora.agent.introduction import Introduction
@@ -31,17 +32,32 @@ from remora.agent.vigil import HostSilent, Vigil
 from remora.devices import streams
 from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
 from remora.options import Settings
-from remora.protocol.membership import Died, Joined, Left, Recovered, Suspected
+from remora.protocol.membership import (
+    Died,
+    Farewell,
+    Joined,
+    Left,
+    Parting,
+    Recovered,
+    Suspected,
+    on_farewell,
+)
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.poller import Poller
-from remora.transport.stream import StreamLink
+from remora.transport.stream import StreamLink, keep_alive_limit
 from remora.vocabulary.ids import WorkerKey
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import Frame
 
 log = logging.getLogger("remora")
 
+ACK, GOODBYE = int(MessageType.ACK), int(MessageType.GOODBYE)
 GRACE = 0.25  # how long a caller may take to come back before we look whether it lives
+GOODBYE_PATIENCE = 0.5  # seconds in which a peer takes nothing of our last words before we hang up
+ANSWER_PATIENCE = 5.0  # … if we leave gracefully, and answers are among them
+RETURN_PATIENCE = 1.0  # … if it has lost the link over which they come, and has to dial
+GOODBYE_LIMIT = 2.0  # seconds for all of it, if we do not leave gracefully
+FIRST_LOOK, LONGEST_LOOK = 0.001, 0.02  # seconds between two looks whether those we leave have hung up
 
 Obituary = Callable[[Peer], None]
 
@@ -76,8 +92,10 @@ class Peers(Roll):
         self.news = News(crew)
         self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now)
         self.places = places
-        self.vigil = Vigil(self, crew, settings)
-        self._dialling = Dialling(self, introduction, settings, timers)
+        self._own_time = introduction.own_time
+        self.vigil = Vigil(self, crew, settings, self._own_time)
+        self._dialling = Dialling(self, introduction, settings)
+        self._dials = DialQueue(crew.serve)
 
     # Who is there.
 
@@ -132,10 +150,7 @@ class Peers(Roll):
         elif frame.kind == MessageType.FUNCTION:
             channel.heard.listen(frame.call, bytes(frame.body))
         elif frame.kind == MessageType.GOODBYE:
-            # It says so on both channels. Only on the one we dialled do its last replies come before.
-            peer.leaving = True
-            if channel.dialled or peer.outgoing.link is None:
-                self._crew.serve(lambda: self.give_up(peer, LEFT, "left"))
+            self._crew.serve(partial(self.hear_farewell, peer, channel.dialled))
         elif frame.kind == MessageType.VOID and channel.dialled:
             call = channel.take(frame.call)
             if call is not None:
@@ -147,19 +162,36 @@ class Peers(Roll):
                 )
                 call.settle(self._crew.serve)
 
+    def hear_farewell(self, peer: Peer, behind_answers: bool) -> None:
+        """A peer leaves: what it answered before comes first (`remora.protocol.membership`, F1)."""
+        peer.leaving = True
+        outgoing = peer.outgoing
+        match on_farewell(behind_answers, bool(outgoing.pending), outgoing.link is not None):
+            case Parting.HANG_UP:
+                outgoing.say(ACK)  # it waits until we have its answers, or come back for them
+                self.give_up(peer, LEFT, "left")
+            case Parting.REDIAL:
+                self.connect(peer)
+            case Parting.AWAIT_ANSWERS:
+                outgoing.watch()  # no thread may be reading
+
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None:
         """The link of a channel broke."""
         if peer.gone or self.stopping:
             return
         log.debug("link with %s broke: %s", peer.name, error)
+        if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and peer.unreachable_since is None:
+            silent = keep_alive_limit(self._settings.reconnect_timeout)  # the link was at rest: its kernel says so
+            peer.unreachable_since = self.clock.now() - silent
+            self.vigil.host_is_silent(peer, silent)
         if isinstance(error, ProtocolError):
             self.give_up(peer, str(error))
-        elif channel.dialled and peer.leaving:
+        elif channel.dialled and peer.leaving and not channel.pending:
             self.give_up(peer, LEFT, "left")
         elif channel.dialled:
             self.connect(peer)
         else:
-            wait = 0.0 if isinstance(error, HostSilent) else GRACE
+            wait = 0.0 if isinstance(error, HostSilent) or peer.unreachable_since is not None else GRACE
             self._later(wait, lambda: self._look_after(peer, channel))
 
     def _look_after(self, peer: Peer, channel: Channel) -> None:
@@ -170,7 +202,7 @@ class Peers(Roll):
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         """It lives, or we would have given it up, but it does not call any more: its session is of no use."""
-        away = self.clock.now() - channel.lost_at
+        away = self._own_time.since(channel.lost_at, self.clock.now())
         if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
             self.dispatch.forget(channel)
@@ -200,14 +232,16 @@ class Peers(Roll):
             if not peer.gone and (peer.dialling or peer.outgoing.link is not None):
                 return
             peer.dialling = not peer.gone
+            peer.dialling_since = NEVER  # it waits for its turn, which is no fault of the peer
         if peer.dialling:
-            self._crew.serve(lambda: self._dial(peer))
+            self._dials.submit(partial(self._dial, peer))
         else:
-            peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
+            peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call), answered_too=False)
 
-    def _dial(self, peer: Peer) -> None:
+    def _dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
+        peer.dialling_since = self.clock.now()
         try:
-            self._dialling.dial(peer)
+            self._dialling.dial(peer, make_room)
         finally:
             peer.dialling = False
             if peer.outgoing.link is None and not peer.gone and peer.outgoing.pending and not self.stopping:
@@ -215,9 +249,9 @@ class Peers(Roll):
 
     def admit(self, record: WorkerRecord, session_id: str) -> int | str:
         """A proven caller asks for a session: how much of it we have, or why not."""
-        if self.stopping:
-            return LEAVING
         known = self.known(WorkerKey(record.id, record.incarnation))
+        if self.stopping and not self._resumes(known, session_id):
+            return LEAVING
         if known is not None and known.state == "dead":
             return f"{record.name} was given up ({known.reason}); it must join again as a new worker"
         if known is None and self.usurps(record):
@@ -229,12 +263,17 @@ class Peers(Roll):
             return "this session was given up"
         return incoming.received_for_good()
 
+    def _resumes(self, peer: Peer | None, session_id: str) -> bool:
+        """Whether a caller goes on with a session: it may fetch its last answers while we leave."""
+        channel = None if peer is None else peer.incoming
+        return channel is not None and channel.session_id == session_id and not channel.closed
+
     def welcome(self, record: WorkerRecord, session_id: str, link: StreamLink, arrived: int, leftover: bytes) -> None:
         """A caller's connection is ready to be used."""
         peer = self.add(record)
         with peer.lock:
             channel = peer.incoming
-            if peer.state == "dead" or self.stopping:
+            if peer.state == "dead" or (self.stopping and not self._resumes(peer, session_id)):
                 channel = None  # given up while it was being admitted, or we leave: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
                 channel = peer.incoming = self.make_channel(peer, session_id, False)
@@ -275,7 +314,7 @@ class Peers(Roll):
         self.bury(peer)
         if state == "dead":
             log.warning("%s lost %s: %s", self.dispatch.me, peer.info, reason)
-        peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call))
+        peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call), answered_too=False)
         peer.outgoing.close()
         if peer.incoming is not None:
             peer.incoming.close()
@@ -334,15 +373,44 @@ class Peers(Roll):
         """We are about to leave: a link that breaks now stays broken, and nobody is suspected or given up."""
         self._dialling.stop()
 
-    def say_goodbye(self, patience: float) -> None:
-        """Tell everybody that we leave of our own will, and wait a moment until they have heard it."""
+    def part_from(self, peer: Peer) -> None:
+        """Say farewell behind our answers to a peer, once: a session without a link keeps it for the next one."""
+        channel = peer.incoming
+        if channel is not None and not peer.parted and (channel.link is not None or channel.unheard()):
+            peer.parted = True
+            channel.send(GOODBYE, 0, b"")
+
+    def say_goodbye(self, graceful: bool) -> None:
+        """Tell every peer that we leave of our own will, and wait until it hangs up; in real seconds, whatever the clock of
+        the worker says. If it is graceful, a peer that takes our last answers gets the time that it needs."""
         self.dial_no_more()
-        talking = [channel for peer in self.all() for channel in peer.channels() if channel.link is not None]
-        for channel in talking:
-            channel.send(int(MessageType.GOODBYE), 0, b"")
-        end = time.monotonic() + patience
-        for channel in talking:
-            channel.linger(end)
+        now = time.monotonic()
+        waiting: list[tuple[Peer, Channel, Farewell]] = []
+        for peer in self.all():
+            if peer.gone:
+                continue
+            for channel in peer.channels():
+                answers = not channel.dialled and channel.unheard() > 0
+                if graceful and answers and not peer.doubt and peer is not self.me:
+                    farewell = Farewell(now, ANSWER_PATIENCE, RETURN_PATIENCE)
+                else:
+                    farewell = Farewell(now, GOODBYE_PATIENCE, GRACE)
+                waiting.append((peer, channel, farewell))
+            self.part_from(peer)
+            if peer.outgoing.link is not None:
+                peer.outgoing.send(GOODBYE, 0, b"")
+        pause, end = FIRST_LOOK, float("inf") if graceful else now + GOODBYE_LIMIT
+        while waiting and now < end:
+            waiting = [each for each in waiting if self._hears(*each, now)]
+            if waiting:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_LOOK)
+                now = time.monotonic()
+
+    def _hears(self, peer: Peer, channel: Channel, farewell: Farewell, now: float) -> bool:
+        """Whether a peer may still hear what we have said on a channel."""
+        unheard = 0 if channel.dialled else max(channel.unheard() - peer.parted, 0)  # the farewell itself does not count
+        return not peer.gone and farewell.waits(channel.link is not None, unheard, now)
 
     def stop(self, make_error: Callable[[Call], BaseException]) -> None:
         """Fail what waits and close every channel."""

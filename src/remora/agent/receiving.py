@@ -54,7 +54,7 @@ class Receiving(SendingLarge):
 
     __slots__ = (
         "_arming", "_arrived", "_crew", "_damaged_at", "_damages", "_poller", "_port", "_reading", "_requested",
-        "_said", "_unwatched", "expected", "pending", "unhurried",
+        "_said", "_unwatched", "arriving", "expected", "pending", "unhurried",
     )  # fmt: skip
 
     # What to do with what comes in.
@@ -66,6 +66,7 @@ class Receiving(SendingLarge):
         super().__init__(peer)
         self.pending: dict[int, Call] = {}
         self.unhurried: set[int] = set()  # those of them whose replies may wait until somebody looks
+        self.arriving: set[int] = set()  # … whose replies are here, but for the word of the owners of references in them
         self._crew = crew
         self._poller = poller
         self._port: Port | None = None
@@ -178,6 +179,7 @@ class Receiving(SendingLarge):
                 if call is None:
                     continue  # it was given up: the reply is late
                 if arriving:
+                    self.arriving.add(frame.call)
                     frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
                     continue
                 call.reply = frame
@@ -334,6 +336,8 @@ class Receiving(SendingLarge):
         call = self.pending.pop(call_id, None)
         if self.unhurried:
             self.unhurried.discard(call_id)
+        if self.arriving:
+            self.arriving.discard(call_id)
         if self.expected:
             self.expected.discard(call_id)
         return call

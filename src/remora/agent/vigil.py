@@ -1,8 +1,12 @@
-"""Looking after the peers: asking the quiet for a sign of life, suspecting the silent, spreading the news of a death.
+"""The failure detector: asks the quiet for a sign of life, suspects the silent, spreads the news of a death.
 
-Every worker keeps an eye on those it has a link with. So that the death of one that hardly anybody talks to is noticed
-too, each also keeps a link with the next few workers by id, its *wards*; and when a ward dies, it tells everybody, and
-those who cannot vouch for it look for themselves. The rule for judging a peer is in `remora.protocol.membership`.
+A link costs nothing while nothing is expected of the peer. Something is expected of a *neighbour*, one of the next or the
+previous few workers by id; of a peer that we wait for; and of one about which there is doubt (`_expects`). So the cost of
+heartbeats grows with the number of workers, not with that of links. The end of a process is noticed on every link, since
+its kernel closes them; that of a host on links at rest by TCP keep-alive (`remora.transport.stream.tune`).
+
+Every worker keeps a link with its *wards*, the next few workers by id. When a ward dies, or its host does not answer, it
+tells all the others, and they look for themselves. The rule for judging a peer is in `remora.protocol.membership`.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from remora.agent.channel import Channel
 from remora.agent.crew import Crew
 from remora.agent.peer import Peer
 from remora.options import Settings
-from remora.protocol.membership import Limits, Verdict, judge
+from remora.protocol.membership import Limits, OwnTime, Verdict, judge
 from remora.transport import pulse
 from remora.transport.stream import StreamLink
 from remora.vocabulary.messages import MessageType
@@ -24,8 +28,14 @@ if TYPE_CHECKING:
     from remora.agent.peers import Peers
 
 ACK, PING = int(MessageType.ACK), int(MessageType.PING)
-OVERSLEPT = 2.0  # a tick that comes this much after the last one: we were stopped ourselves, and heard nobody
+LATELY = 1.0  # seconds: two looks at a link
 CALLEE_WAITS = 1.5  # heartbeats: the end that dialled asks first, and its question is a sign of life as well
+
+
+def _from(channel: Channel, now: float) -> float:
+    """When a sign of life began to be expected on a channel, of which that is news: now, or when it was heard lately."""
+    link = channel.link
+    return link.last_heard if link is not None and now - link.last_heard <= LATELY else now
 
 
 class HostSilent(OSError):
@@ -33,68 +43,107 @@ class HostSilent(OSError):
 
 
 class Vigil:
-    """See the head of this file."""
+    """See the head of this file. Everything but `look_for` and `_mourn` runs on the timer thread."""
 
-    def __init__(self, peers: Peers, crew: Crew, settings: Settings) -> None:
+    def __init__(self, peers: Peers, crew: Crew, settings: Settings, own_time: OwnTime) -> None:
         self._peers = peers
         self._crew = crew
         self._settings = settings
+        self._own_time = own_time
         self._limits = Limits(
             settings.heartbeat, settings.suspect_after, settings.silence_limit, settings.reconnect_timeout
         )
-        self._ticked = float("-inf")
-        self._awake = float("-inf")  # since when we have been listening without a break
         self._began = float("inf")
-        self.spread: Callable[[Peer], None] | None = None  # tells everybody that a ward died
+        self.spread: Callable[[Peer, float], None] | None = None  # tells all that a ward is silent, for so many seconds
         peers.obituaries.append(self._mourn)
 
     def tick(self, now: float) -> None:
-        """Called about twice a second, by the timer thread: nothing here blocks."""
+        """Called about twice a second: nothing here blocks."""
         if self._peers.stopping:
             return
-        if now - self._ticked > OVERSLEPT:
-            self._awake = now
-            self._began = min(self._began, now)
-        self._ticked = now
+        self._began = min(self._began, now)
         alive = [peer for peer in self._peers.all() if not peer.gone]
+        wards, neighbours = self._around(alive)
         for peer in alive:
-            self._look_at(peer, now)
+            self._look_at(peer, now, peer in neighbours)
         if now - self._began > self._settings.heartbeat:  # a group that ends at once is spared the trouble
-            self._keep_wards(alive)
+            for peer in wards:
+                if all(channel.link is None for channel in peer.channels()) and not peer.dialling:
+                    self._peers.connect(peer)
 
-    def _look_at(self, peer: Peer, now: float) -> None:
-        heard: list[float] = []
-        for channel in peer.channels():
+    def _look_at(self, peer: Peer, now: float, neighbour: bool) -> None:
+        channels = peer.channels()
+        if peer.dialling and peer.outgoing.link is None:
+            self._wonder(peer, now)
+        if peer is self._peers.me:
+            self._ask_ourselves(channels, now)
+            return
+        if not self._expects(peer, channels):
+            for channel in channels:
+                channel.watch()  # the end of a link at rest is noticed, too
+            if not neighbour:
+                peer.expected = {}
+                return
+            channels = self._one_of(peer, channels)
+        before = peer.expected
+        peer.expected = {channel: before.get(channel) or _from(channel, now) for channel in channels}
+        linked = [(channel, link) for channel in channels if (link := channel.link) is not None]
+        if not linked:
+            return
+        # Of a channel that is paused nothing is heard because we do not listen.
+        heard = max(now if channel.paused else link.last_heard for channel, link in linked)
+        if not self._is_well(peer, heard, now):
+            return  # given up: its links go with it
+        for channel, link in linked:
+            channel.watch(again=True)
+            link.heed()
+            if channel.paused or link.midway:  # what it says to hear of us is not read, or comes behind the rest
+                self._crew.serve_quickly(partial(channel.say, ACK))
+            if not channel.paused:
+                self._care_for(peer, channel, link, now)
+
+    def _expects(self, peer: Peer, channels: list[Channel]) -> bool:
+        """Whether we wait for a sign of life of a peer: for answers, for the confirmation that it has what was sent, for
+        the rest of a message; or because there is doubt about it."""
+        if peer.doubt or peer.outgoing.pending:
+            return True
+        for channel in channels:
+            link = channel.link
+            if channel.session.kept or channel.paused:
+                return True
+            if link is not None and (link.midway or link.last_heard < peer.questioned_at):
+                return True
+        return False
+
+    def _one_of(self, peer: Peer, channels: list[Channel]) -> list[Channel]:
+        """One link is enough to hear whether a neighbour lives: the same for both ends, if there are two."""
+        linked = [channel for channel in channels if channel.link is not None]
+        mine = self._peers.me.id < peer.id
+        return [channel for channel in linked if channel.dialled is mine] or linked[:1]
+
+    def _wonder(self, peer: Peer, now: float) -> None:
+        """There is no link with a peer that we dial."""
+        since = self._own_time.since(peer.dialling_since, now)
+        if since > self._limits.suspect_after:
+            self._peers.suspect(peer, f"no connection with it could be made for {since:.0f} s")
+
+    def _ask_ourselves(self, channels: list[Channel], now: float) -> None:
+        """That we live is beyond doubt; but what was lost on the way to ourselves (by a fault plan) is to be missed, too."""
+        for channel in channels:
             link = channel.link
             if link is None:
                 continue
             channel.watch(again=True)
             link.heed()
-            if channel.paused:  # it is not silent, we do not listen; and it must hear that we live
-                self._crew.serve_quickly(partial(channel.say, ACK))
-                heard.append(now)
-            elif peer is self._peers.me:
-                self._ask_ourselves(channel, link, now)
-            else:
-                heard.append(link.last_heard)
-                if link.midway:  # what its sender says meanwhile to hear of us comes behind the rest, and that may take long
-                    self._crew.serve_quickly(partial(channel.say, ACK))
-                self._care_for(peer, channel, link, now)
-        if heard:
-            self._conclude(peer, max(heard), now)
-
-    def _ask_ourselves(self, channel: Channel, link: StreamLink, now: float) -> None:
-        """That we live is beyond doubt; but what was lost on the way to ourselves (by a fault plan) is to be missed, too."""
-        quiet = now - max(link.last_heard, self._awake)
-        if channel.session.kept and quiet > self._limits.heartbeat:
-            self._crew.serve_quickly(partial(channel.say, PING))
+            if channel.session.kept and self._own_time.since(link.last_heard, now) > self._limits.heartbeat:
+                self._crew.serve_quickly(partial(channel.say, PING))
 
     def _care_for(self, peer: Peer, channel: Channel, link: StreamLink, now: float) -> None:
         """See to one link."""
-        quiet = now - max(link.last_heard, self._awake)
+        quiet = self._own_time.since(max(link.last_heard, peer.expected.get(channel, now)), now)
         if quiet <= self._limits.heartbeat:
             return
-        unanswered = pulse.unanswered(link.sock)
+        unanswered = min(pulse.unanswered(link.sock), quiet)
         match judge(self._limits, quiet, unanswered):
             case Verdict.REDIAL:
                 self._host_is_silent(peer, channel, unanswered, now)
@@ -107,47 +156,66 @@ class Vigil:
     def _host_is_silent(self, peer: Peer, channel: Channel, unanswered: float, now: float) -> None:
         if peer.unreachable_since is None:
             peer.unreachable_since = now - unanswered
-        reason = f"its host has not answered for {unanswered:.0f} s"
-        self._peers.suspect(peer, reason)
-        self._cut(channel, reason)
+        self.host_is_silent(peer, unanswered)
+        self._cut(channel, f"its host has not answered for {unanswered:.0f} s")
+
+    def host_is_silent(self, peer: Peer, seconds: float) -> None:
+        """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
+        news = not peer.doubt
+        self._peers.suspect(peer, f"its host has not answered for {seconds:.0f} s")
+        if news and self._is_ward(peer) and self.spread is not None:
+            self._crew.serve(partial(self.spread, peer, seconds))
 
     def _cut(self, channel: Channel, reason: str) -> None:
         self._crew.serve(lambda: channel.cut(HostSilent(reason)))
 
-    def _conclude(self, peer: Peer, heard: float, now: float) -> None:
-        """See to the peer, of whom any link may bring a sign of life."""
-        quiet = now - max(heard, self._awake)
+    def _is_well(self, peer: Peer, heard: float, now: float) -> bool:
+        """See to the peer, of which any link may bring a sign of life. False if it is given up."""
+        quiet = self._own_time.since(max(heard, min(peer.expected.values(), default=now)), now)
         verdict = judge(self._limits, quiet, 0.0)
         if verdict is Verdict.DEAD:
             reason = f"it has been silent for {quiet:.0f} s"
             self._crew.serve(lambda: self._peers.give_up(peer, reason))
-        elif verdict is Verdict.SUSPECT:
+            return False
+        if verdict is Verdict.SUSPECT:
             self._peers.suspect(peer, f"it has been silent for {quiet:.0f} s")
         elif heard > peer.doubted_at:
             self._peers.trust(peer)
+        return True
 
-    # Wards.
+    # Neighbours.
 
-    def _wards(self, among: list[Peer]) -> list[Peer]:
-        """The next few workers by id, behind ours."""
-        me = self._peers.me
+    def _around(self, among: list[Peer]) -> tuple[list[Peer], set[Peer]]:
+        """Our wards, and all neighbours: the wards, and the workers whose wards we are."""
+        me, watch = self._peers.me, self._settings.watch
         others = sorted((peer for peer in among if peer is not me), key=lambda peer: (peer.id < me.id, peer.id))
-        return others[: self._settings.watch]
+        wards = others[:watch]
+        return wards, {*wards, *others[max(len(others) - watch, 0) :]} if watch else set()
 
-    def _keep_wards(self, alive: list[Peer]) -> None:
-        for peer in self._wards(alive):
-            if all(channel.link is None for channel in peer.channels()) and not peer.dialling:
-                self._peers.connect(peer)
+    def _is_ward(self, peer: Peer) -> bool:
+        alive = [each for each in self._peers.all() if not each.gone or each is peer]
+        return peer in self._around(alive)[0]
 
     def _mourn(self, peer: Peer) -> None:
-        if peer.state == "dead" and self.spread is not None:
-            alive = [each for each in self._peers.all() if not each.gone]
-            if peer in self._wards([*alive, peer]) and not peer.gave_us_up:
-                self.spread(peer)
+        if peer.state == "dead" and self.spread is not None and not peer.gave_us_up and self._is_ward(peer):
+            since = peer.unreachable_since
+            self.spread(peer, 0.0 if since is None else self._own_time.since(since, self._peers.clock.now()))
 
-    def look_for(self, peer: Peer) -> None:
-        """Somebody says that this peer is dead. Unless a link of ours shows that it lives, see for ourselves."""
-        links = [channel.link for channel in peer.channels()]
-        if peer.gone or any(link is not None for link in links):
-            return  # a link says more than hearsay: if it is dead, so is the link soon
+    def look_for(self, peer: Peer, silent_for: float) -> None:
+        """A worker says that this peer is dead, or that its host has been silent for so long. We see for ourselves: by a
+        question on the links that we have, or by a new one."""
+        if peer.gone:
+            return
+        now = self._peers.clock.now()
+        linked = [channel for channel in peer.channels() if channel.link is not None]
+        if linked:
+            # Half the time that a host has on a link may have passed on another worker's. Ours must be silent as well.
+            since, before = now - min(silent_for, self._limits.unreachable / 2), peer.expected
+            peer.expected = {channel: min(before.get(channel, since), since) for channel in linked}
+            peer.questioned_at = now  # (last: the timer thread sees both, or the question at its next tick)
+            for channel in linked:
+                channel.say(PING)
+            return
+        if silent_for and peer.unreachable_since is None:
+            peer.unreachable_since = now - silent_for
         self._peers.connect(peer)

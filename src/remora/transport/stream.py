@@ -267,6 +267,17 @@ class StreamLink:
         self.sock.close()
 
 
+def _keep_alive(unreachable_after: float) -> tuple[int, int]:
+    """Seconds at rest before a host is probed, and how many probes a second apart it may leave unanswered: three quarters
+    of its time. The last quarter is for a new connection."""
+    return max(round(unreachable_after / 4), 1), max(round(unreachable_after / 2), 1)
+
+
+def keep_alive_limit(unreachable_after: float) -> float:
+    """For how many seconds a host was silent when keep-alive ends a link."""
+    return float(sum(_keep_alive(unreachable_after)))
+
+
 def tune(sock: socket.socket, unreachable_after: float) -> None:
     """Options every link wants: no delay, notice of a host that is gone, bounded blocking, room for a burst."""
     option = sock.setsockopt
@@ -275,8 +286,8 @@ def tune(sock: socket.socket, unreachable_after: float) -> None:
         option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # For an idle link. One that waits for acknowledgements is watched by `remora.agent.vigil` (no TCP_USER_TIMEOUT:
         # `remora.transport.pulse` says why).
-        half = max(round(unreachable_after / 2), 1)
-        for name, value in (("TCP_KEEPIDLE", half), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", half)):
+        idle, probes = _keep_alive(unreachable_after)
+        for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", probes)):
             if hasattr(socket, name):
                 option(socket.IPPROTO_TCP, getattr(socket, name), value)
     else:

@@ -12,6 +12,7 @@ belong to one connection alone (PING, PONG, ACK) and are not repeated on the nex
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,7 @@ CARGO = packed.CARGO  # the body ends with where the memory of its tensors on de
 REFERENCES = 4  # the body begins with a preamble: see `remora.wire.preamble`
 
 _STREAM_BUFFER = 1 << 18
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffer and be copied out of it
 
 
@@ -89,7 +91,9 @@ class FrameReader:
     """Turns a stream of bytes into frames: `space()` is where the next bytes go, `received(n)` says that n came."""
 
     def __init__(self, capacity: int = _STREAM_BUFFER) -> None:
-        self._buffer = bytearray(capacity)
+        # Of memory that was never touched the kernel gives us none: most links never need more than a page of it, and to
+        # clear 256 KiB for each was most of the cost of a new one.
+        self._buffer = mmap.mmap(-1, capacity, **_PRIVATE)
         self._view = memoryview(self._buffer)
         self._capacity = capacity
         self._start = 0
