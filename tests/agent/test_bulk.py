@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -95,7 +96,7 @@ def test_ctrl_c_does_not_leave_it_half_filled(
 ) -> None:
     body, fill = lent_late(sharing(lender))
     frame = arrive(body)
-    monkeypatch.setattr(shm.Segment, method, first_time(getattr(shm.Segment, method), KeyboardInterrupt(), after))
+    monkeypatch.setattr(shm.Placement, method, first_time(getattr(shm.Placement, method), KeyboardInterrupt(), after))
     with pytest.raises(KeyboardInterrupt):
         fill()
     assert frame.filling.wait(lambda: False)
@@ -117,7 +118,7 @@ def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, m
         fill()
     assert value_of(frame).eq(7).all()
     frame.buffers = None
-    lender.take_back([shm.number_of(body, len(body) - 8 - 48)], WorkerKey(1, "there"), 0.0)
+    lender.take_back(shm.loans_in(body[-8 - shm.REFERENCE.size - shm.PLACE.size : -8]), WorkerKey(1, "there"), 0.0)
     assert lender.counts()[1] == 0, "it can be lent again"
 
 
@@ -142,3 +143,26 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) 
         Failing._send_packed(cast(Any, Failing()), 0x102, 1, packed, 0, 0.0, 0.0)  # type: ignore[arg-type]
     assert sent[0].filling.wait(lambda: False)
     assert torch.equal(value_of(sent[0]), SENT)
+
+
+def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    mine = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: now[0])
+    theirs = Sharing(shm.Lender(0), WorkerKey(2, "here"), "here", 0, lambda: 0.0)
+    mine.willing = True
+    body, fill = lent_late(mine)
+    fill()
+    frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
+
+    def refuse(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert theirs.borrow(frame)
+    monkeypatch.undo()
+    assert frame.buffers is None, "for this one it is too late"
+    mine.take_back(theirs.returns())
+    assert lender.counts()[1] == 0
+    assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
+    now[0] += shm.PAUSE
+    assert mine.lend(pack(SENT)) is not None, "but not for ever"

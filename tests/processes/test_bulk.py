@@ -196,7 +196,7 @@ def die_instead_of_copying() -> None:
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    shm.Segment.fill = die  # type: ignore[method-assign]
+    shm.Placement.fill = die  # type: ignore[method-assign]
 
 
 def meet(other: str) -> None:

@@ -28,6 +28,8 @@ SHARED_FROM = 1 << 16  # bytes of tensors in a message; below, the kernel copies
 
 ATTEMPTS = 100  # to copy something, if we are interrupted each time
 
+_SHORTAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}  # it passes
+
 _TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what is given back, behind that
 
 
@@ -40,13 +42,13 @@ def lent_bytes(body: bytes | bytearray | memoryview) -> int:
     """How much memory a message has lent, by its body."""
     end = len(body) - _TAIL.size
     reference, returned = _TAIL.unpack_from(body, end)
-    return shm.size_of(body, end - returned - reference)
+    return shm.lent_bytes(body, end - returned - reference)
 
 
 class Sharing:
     """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
 
-    __slots__ = ("_borrower", "_key", "_lender", "_now", "handover", "name", "unused", "willing")
+    __slots__ = ("_again_at", "_borrower", "_key", "_lender", "_now", "handover", "name", "unused", "willing")
 
     def __init__(
         self, lender: shm.Lender, key: WorkerKey, name: str, device_memory: int, now: Callable[[], float]
@@ -55,7 +57,8 @@ class Sharing:
         self._key = key
         self._now = now
         self.name = name
-        self.willing = False  # the peer can use what we lend
+        self.willing = False  # the peer can use what we lend,
+        self._again_at = 0.0  # but not before this time
         self._borrower = loans.Borrower()
         self.unused = self._borrower.unused  # what has to be given back
         self.handover = Handover(name, device_memory, self.unused)
@@ -63,53 +66,56 @@ class Sharing:
     def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
         """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message was
         sent, if that is still to be done. None if they have to go another way."""
-        if not self.willing:
+        now = self._now()
+        if not self.willing or now < self._again_at:
             return None
-        segment = self._lender.lend(shm.room_for(packed.buffers), self._key)
-        if segment is None:
+        placement = self._lender.lend(packed.buffers, self._key, now)
+        if placement is None:
             return None
-        reference = segment.refer(packed.buffers)
+        late = packed.loading is None and placement.bytes <= shm.LATER
+        if late:
+            placement.fill_later()
+        reference = placement.refer()
         fill: Callable[[], None] | None = None
         if packed.loading is not None:
-            self._load(segment, packed, reference)
-        elif segment.size > shm.LATER:
-            self._fill(segment, packed)
+            self._load(placement, packed)
+        elif not late:
+            self._fill(placement, packed)
         else:
-            fill = partial(self._fill, segment, packed)
+            fill = partial(self._fill, placement, packed)
         if fill is None:
             packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
         returned = self.returns() if self.unused else b""
         return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
 
-    def _fill(self, segment: shm.Segment, packed: Packed) -> None:
-        """Copy the tensors of a message, come what may: somebody waits for them, perhaps already."""
+    def _fill(self, placement: shm.Placement, packed: Packed) -> None:
+        """Copy the tensors of a message, come what may: the peer waits for them, perhaps already."""
         interruption: BaseException | None = None
         for _ in range(ATTEMPTS):
-            if not segment.filling:
+            if not placement.filling:
                 break
             try:
-                if not segment.told:
-                    segment.fill(packed.buffers)
-                    segment.tell()
-                self._lender.filled(segment, self._now())
+                if not placement.told:
+                    placement.fill(packed.buffers)
+                    placement.tell()
+                self._lender.filled(placement, self._now())
             except BaseException as error:  # Ctrl-C, and the like
                 interruption = error
         if interruption is not None:
             raise interruption
 
-    def _load(self, segment: shm.Segment, packed: Packed, reference: bytes) -> None:
+    def _load(self, placement: shm.Placement, packed: Packed) -> None:
         """The same for a message some of whose tensors come from devices, which can fail."""
         assert packed.loading is not None, "something is on its way"
         numbers = packed.loading.numbers
         try:
-            segment.fill(packed.buffers, numbers)
-            packed.complete(segment.places(reference, numbers))
-            segment.tell()
+            placement.fill(packed.buffers, numbers)
+            packed.complete(placement.memory(numbers))
         except BaseException:
-            self._lender.take_back([segment.number], self._key, self._now())
+            self._lender.take_back(placement.loans, self._key, self._now())
             raise
         finally:
-            self._lender.filled(segment, self._now())
+            self._lender.filled(placement, self._now())
 
     def borrow(self, frame: Frame) -> bool:
         """Give a message the memory it refers to. False if that cannot be had."""
@@ -124,9 +130,11 @@ class Sharing:
             frame.buffers, frame.filling = self._borrower.take(view[start:end], self._now())
         except (OSError, ValueError) as error:
             frame.buffers = None
-            self._borrower.unused.append(shm.number_of(view, start))
-            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            self._borrower.unused.extend(shm.loans_in(view[start:end]))
+            if isinstance(error, OSError) and error.errno in _SHORTAGE:
                 frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
+                self._borrower.unused.append(shm.SHORT)
+                log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, error)
                 return True
             log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
             return False
@@ -147,6 +155,8 @@ class Sharing:
 
     def _take_back(self, body: bytes | bytearray | memoryview) -> None:
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+        if shm.SHORT in numbers:
+            self._again_at = self._now() + shm.PAUSE
         self._lender.take_back(numbers, self._key, self._now())
         on_devices = [number for number in numbers if number & DEVICE]
         if on_devices:
