@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import fcntl
 import gc
 import os
@@ -9,7 +12,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -391,3 +396,173 @@ def test_gaps_between_segments_become_one_again() -> None:
         assert lend(lender, [torch.ones(2 * MB - 64)]) is not None
     finally:
         lender.close()
+
+
+def in_child(action: Callable[[], bool]) -> Callable[[], bool]:
+    """Fork. The child waits until it is asked, runs it, and tells whether it was true."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.read(reader, 1)
+            os._exit(0 if action() else 1)
+        finally:
+            os._exit(2)
+
+    def ask() -> bool:
+        os.write(writer, b"x")
+        os.close(reader)
+        os.close(writer)
+        return os.waitpid(child, 0)[1] == 0
+
+    return ask
+
+
+def array_in(storage: torch.UntypedStorage) -> Any:
+    return torch.empty(0).set_(storage).numpy()
+
+
+def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    array, address = array_in(storage), storage.data_ptr()
+    ask = in_child(lambda: bool((array == 1.0).all()))
+    array += 1
+    lender.take_back(borrower.given_back(), "b", 0.0)
+    assert lender.counts()[1] == 0
+    [again] = take(borrower, lend(lender, [torch.full((MB,), 7.0)]))
+    assert again.data_ptr() != address, "the old mapping is of no use"
+    assert (array_in(again) == 7.0).all()
+    assert (array == 2.0).all()
+    assert ask()
+    assert borrower.given_back() == []
+    del array, storage
+    assert borrower.given_back() == [], "it went back before"
+    del again
+    assert len(borrower.given_back()) == 1
+
+
+def test_memory_that_was_made_ours_is_free_when_its_tensor_is_gone(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    kept = [take(borrower, lend(lender, [torch.ones(MB)])) for _ in range(8)]
+    assert in_child(lambda: True)()
+    before = private_bytes()
+    del kept[1:]
+    assert before - private_bytes() > 6 * 4 * MB, "one that is kept does not keep the others"
+    assert (array_in(kept[0][0]) == 1.0).all()
+
+
+def private_bytes() -> int:
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status)
+    return int(found["RssAnon"].split()[0]) << 10
+
+
+def descriptors() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of the listing
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+def test_what_no_tensor_uses_is_not_there_in_a_child(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    take(borrower, lend(lender, [torch.ones(2 * MB)]))
+
+    def resident() -> bool:
+        with open("/proc/self/maps") as maps:
+            mapped = [line.split()[0].split("-") for line in maps if "memfd:remora" in line]
+        held = [each for each in descriptors() if "memfd:remora" in each]
+        return sum(int(end, 16) - int(start, 16) for start, end in mapped) < 5 * MB and not held
+
+    assert in_child(resident)()
+    assert (array_in(storage) == 1.0).all()
+
+
+def test_a_child_of_a_child_has_its_own_too(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    array = array_in(storage)
+
+    def fork_again() -> bool:
+        ask = in_child(lambda: bool((array == 1.0).all()))
+        array[:] = 3.0
+        return ask() and bool((array == 3.0).all())
+
+    assert in_child(fork_again)()
+    assert (array == 1.0).all()
+
+
+def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: shm.Lender) -> None:
+    """The one that waits for it has to see what the lender writes."""
+    borrower = loans.Borrower()
+    lent = Lent(lender, 5.0)
+    [storage], filling = borrower.take(lent.reference, 0.0)
+    assert filling is not None
+    ask = in_child(lambda: filling.wait(lambda: True) is False)
+    lent.placement.fill(lent.buffers)
+    lent.placement.tell()
+    assert filling.wait(lambda: False)
+    assert (array_in(storage) == 5.0).all()
+    assert ask(), "a child does not wait for what is its parent's"
+    del storage
+    assert borrower.given_back() == lent.placement.loans
+
+
+def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    stop = threading.Event()
+
+    def count(array: Any) -> int:
+        done = 0
+        while not stop.is_set():
+            array += 1  # (numpy lets others have the interpreter meanwhile)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(8):
+            stop.clear()
+            [storage] = take(borrower, lend(lender, [torch.zeros(MB // 2)]))
+            array = array_in(storage)
+            counting = pool.submit(count, array)
+            while not array[-1]:
+                pass
+            assert in_child(lambda: True)()
+            stop.set()
+            assert (array == counting.result(10)).all()
+            lender.take_back(borrower.given_back(), "b", 0.0)
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM])
+def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+
+    def refuse(*_: int) -> bool:
+        ctypes.set_errno(error)
+        return False
+
+    monkeypatch.setattr(shm, "populate", refuse)
+    array = array_in(storage)
+    ask = in_child(lambda: bool((array == 1.0).all()))
+    monkeypatch.undo()
+    assert len(borrower.given_back()) == (error == errno.EINVAL), "older systems have copied them when they were mapped"
+    array[:] = 2.0
+    assert ask()
+
+
+def test_a_fork_without_loans_changes_nothing(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    addresses = set()
+    for _ in range(2):
+        [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+        addresses.add(storage.data_ptr())
+        del storage
+        lender.take_back(borrower.given_back(), "b", 0.0)
+        assert in_child(lambda: True)()
+    assert len(addresses) == 1
