@@ -166,3 +166,14 @@ def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender
     assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
     now[0] += shm.PAUSE
     assert mine.lend(pack(SENT)) is not None, "but not for ever"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_ctrl_c_while_a_large_one_is_copied_leaves_nothing_on_loan(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Its message is not sent, so nobody would give it back."""
+    monkeypatch.setattr(shm.Placement, "fill", first_time(shm.Placement.fill, KeyboardInterrupt(), after))
+    with pytest.raises(KeyboardInterrupt):
+        sharing(lender).lend(pack(PLENTY))
+    assert lender.counts()[1] == 0

@@ -268,7 +268,8 @@ def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
 
 def contents(channel: Any) -> dict[str, int]:
     """How much is in each collection of a channel and its session."""
-    things = {name: getattr(channel, name, None) for kind in type(channel).__mro__ for name in getattr(kind, "__slots__", ())}
+    names = [name for kind in type(channel).__mro__ for name in getattr(kind, "__slots__", ())]
+    things = {name: getattr(channel, name, None) for name in names}
     things["kept"] = channel.session.kept
     return {name: len(thing) for name, thing in things.items() if isinstance(thing, list | dict | set | deque)}
 

@@ -1,8 +1,8 @@
 """Aliased anywhere: what arrived is its receiver's alone, by whatever road it came and whatever the receiver does with it.
 
-Every road by which a tensor arrives, crossed with every way to hand on its memory that no count shows: fork, sharing, queues,
-numpy, DLPack, storages. Then many later messages of the same sizes, which use the same memory again if anything lets them.
-Then the bytes are compared.
+Every road by which a tensor arrives, crossed with every way to hand on its memory that no count shows: fork, sharing,
+queues, numpy, DLPack, storages. Then many later messages of the same sizes, which use the same memory again if anything lets
+them. Then the bytes are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing  # teaches pickling to share tensors  # noqa: F401
+import torch.multiprocessing  # teaches pickling to share tensors
 
 from remora import rpc
 from tests.processes import targets
@@ -57,7 +57,8 @@ def fork(tensor: torch.Tensor, value: float) -> Check:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         for end in (*to_child, *to_parent):
             os.close(end)
-        return ("" if seen else "the parent saw the child's change ") + ("" if code == 0 else f"the child's is wrong ({code})")
+        problem = "" if seen else "the parent saw the child's change "
+        return problem if code == 0 else f"{problem}the child's is wrong ({code})"
 
     return check
 
@@ -144,6 +145,11 @@ def drop(tensor: torch.Tensor, value: float) -> Check:
     return lambda: ""
 
 
+def leaf_of(made: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = made.grad_fn.next_functions[0][0].variable  # type: ignore[union-attr]
+    return found
+
+
 DANGERS: dict[str, Callable[[torch.Tensor, float], Check]] = {
     "fork": fork,
     "fork and keep": fork_and_keep,
@@ -156,7 +162,7 @@ DANGERS: dict[str, Callable[[torch.Tensor, float], Check]] = {
     "set_": keep(lambda tensor: torch.empty(0).set_(tensor), lambda tensor: tensor.numpy()),
     "dlpack": keep(torch.utils.dlpack.to_dlpack, lambda capsule: torch.utils.dlpack.from_dlpack(capsule).numpy()),
     "view": keep(lambda tensor: tensor[3:7], lambda view: view.numpy()),
-    "history": keep(lambda tensor: tensor.requires_grad_() * 1.0, lambda made: made.grad_fn.next_functions[0][0].variable.detach()),
+    "history": keep(lambda tensor: tensor.requires_grad_() * 1.0, lambda made: leaf_of(made).detach().numpy()),
     "resize_": keep(lambda tensor: tensor.resize_(100), lambda tensor: tensor.numpy()),
     "in place": change_in_place,
     "drop": drop,
@@ -203,8 +209,11 @@ def run_every_danger(to: str, danger: str) -> list[str]:
     for name, sizes in roads.items():
         value += 10.0
         rpc.rpc_sync(to, endanger, args=(f"{danger}, argument, {name}", danger, fill(sizes, value), value))
-        endanger(f"{danger}, result, {name}", danger, rpc.rpc_sync(to, fill, args=(sizes, value + 5000)), value + 5000)
-        endanger(f"{danger}, to_here, {name}", danger, rpc.remote(to, fill, args=(sizes, value + 7000)).to_here(), value + 7000)
+        result = rpc.rpc_sync(to, fill, args=(sizes, value + 5000))
+        endanger(f"{danger}, result, {name}", danger, result, value + 5000)
+        result = rpc.remote(to, fill, args=(sizes, value + 7000)).to_here()
+        endanger(f"{danger}, to_here, {name}", danger, result, value + 7000)
+        del result
         traffic(to, sizes)
     gc.collect()
     found += rpc.rpc_sync(to, wrong)
@@ -220,9 +229,9 @@ def start_with(init_method: str, rank: int, **settings: Any) -> None:
 @pytest.mark.parametrize("shared_memory", [0, 1 << 28], ids=["socket", "shared"])
 def test_what_arrived_is_its_receivers_alone(shared_memory: int) -> None:
     with Workers(2, join=False) as workers:
-        pending = [workers.start(rank, start_with, workers.init_method, rank, shared_memory=shared_memory) for rank in (0, 1)]
-        for each in pending:
-            each.result()
+        method = workers.init_method
+        for pending in [workers.start(rank, start_with, method, rank, shared_memory=shared_memory) for rank in (0, 1)]:
+            pending.result()
         found = [problem for danger in DANGERS for problem in workers.run(0, run_every_danger, "worker1", danger)]
         workers.run_all(end)
         assert found == []

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_small_tensors_share_memory_but_not_much_of_it(lender: shm.Lender) -> No
     storages = take(borrower, lend(lender, sent))
     for tensor, storage in zip(sent, storages, strict=True):
         assert torch.equal(torch.empty(0).set_(storage), tensor)
-    large = shm.rounded(4 * MB + shm.HEAD)
+    large = shm.size_class(4 * MB + shm.HEAD)[0]
     total = lender.counts()[0]
     assert total - large < 2 * sum(tensor.nbytes for tensor in sent if tensor.numel() < MB)
     kept = storages[3]
@@ -254,6 +255,7 @@ class Lent:
         placement.fill_later()
         self.placement = placement
         self.reference = placement.refer()
+        self.loans = shm.loans_in(self.reference)
 
 
 def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> None:
@@ -293,10 +295,10 @@ def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: shm.Lender)
 
 
 def test_what_is_given_back_unread_is_not_lent_again_before_it_is_filled() -> None:
-    lender = shm.Lender(shm.rounded(40_000 + shm.HEAD))  # there is room for one
+    lender = shm.Lender(shm.size_class(40_000 + shm.HEAD)[0])  # there is room for one
     try:
         lent = Lent(lender, 1.0)
-        lender.take_back(lent.placement.loans, "b", 0.0)
+        lender.take_back(lent.loans, "b", 0.0)
         assert lender.lend(lent.buffers, "b", 0.0) is None
         lender.filled(lent.placement, 0.0)
         assert lender.counts()[1] == 0
@@ -418,6 +420,10 @@ def in_child(action: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
+def all_are(array: Any, value: float) -> bool:
+    return bool((array == value).all())
+
+
 def array_in(storage: torch.UntypedStorage) -> Any:
     return torch.empty(0).set_(storage).numpy()
 
@@ -425,8 +431,9 @@ def array_in(storage: torch.UntypedStorage) -> Any:
 def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: shm.Lender) -> None:
     borrower = loans.Borrower()
     [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
-    array, address = array_in(storage), storage.data_ptr()
-    ask = in_child(lambda: bool((array == 1.0).all()))
+    array = array_in(storage)
+    address = storage.data_ptr()
+    ask = in_child(partial(all_are, array, 1.0))
     array += 1
     lender.take_back(borrower.given_back(), "b", 0.0)
     assert lender.counts()[1] == 0
@@ -508,7 +515,7 @@ def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: shm.Lender) -> 
     assert (array_in(storage) == 5.0).all()
     assert ask(), "a child does not wait for what is its parent's"
     del storage
-    assert borrower.given_back() == lent.placement.loans
+    assert borrower.given_back() == lent.loans
 
 
 def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: shm.Lender) -> None:

@@ -72,19 +72,24 @@ class Sharing:
         placement = self._lender.lend(packed.buffers, self._key, now)
         if placement is None:
             return None
-        late = packed.loading is None and placement.bytes <= shm.LATER
-        if late:
-            placement.fill_later()
-        reference = placement.refer()
+        try:
+            return self._lent(placement, packed)
+        except BaseException:  # a device failed, or Ctrl-C: the message is not sent
+            self._lender.retract(placement, self._now())
+            raise
+
+    def _lent(self, placement: shm.Placement, packed: Packed) -> tuple[bytes, Callable[[], None] | None]:
         fill: Callable[[], None] | None = None
         if packed.loading is not None:
             self._load(placement, packed)
-        elif not late:
+        elif placement.bytes > shm.LATER:
             self._fill(placement, packed)
         else:
+            placement.fill_later()
             fill = partial(self._fill, placement, packed)
         if fill is None:
             packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
+        reference = placement.refer()
         returned = self.returns() if self.unused else b""
         return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
 
@@ -108,14 +113,9 @@ class Sharing:
         """The same for a message some of whose tensors come from devices, which can fail."""
         assert packed.loading is not None, "something is on its way"
         numbers = packed.loading.numbers
-        try:
-            placement.fill(packed.buffers, numbers)
-            packed.complete(placement.memory(numbers))
-        except BaseException:
-            self._lender.take_back(placement.loans, self._key, self._now())
-            raise
-        finally:
-            self._lender.filled(placement, self._now())
+        placement.fill(packed.buffers, numbers)
+        packed.complete(placement.memory(numbers))
+        self._lender.filled(placement, self._now())
 
     def borrow(self, frame: Frame) -> bool:
         """Give a message the memory it refers to. False if that cannot be had."""
@@ -134,9 +134,9 @@ class Sharing:
             if isinstance(error, OSError) and error.errno in _SHORTAGE:
                 frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
                 self._borrower.unused.append(shm.SHORT)
-                log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, error)
+                log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, str(error))
                 return True
-            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
+            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, str(error))
             return False
         for storage in frame.buffers:
             frame.size += storage.nbytes()

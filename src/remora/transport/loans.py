@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from remora.transport import shm
-from remora.transport.shm import HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise
+from remora.transport.shm import HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise, places_in
 from remora.wire.warm import everywhere
 
 PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
@@ -38,6 +38,8 @@ PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
 _PRIVATE: int = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0) | getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FIXED = 0x10  # MAP_FIXED: in the place of what is mapped there
 
+_FIRST = PAGE + HEAD  # where the first buffer of an arena can be
+_BYTE = torch.uint8
 _frombuffer = torch.frombuffer
 _nothing: Callable[[], torch.UntypedStorage] = partial(torch.UntypedStorage, 0)
 _arenas: dict[int, weakref.ref[_Arena]] = {}  # all that this process has borrowed from
@@ -53,26 +55,26 @@ class Borrower:
     def take(self, reference: bytes | memoryview, now: float) -> tuple[list[torch.UntypedStorage], Filling | None]:
         """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or ValueError if
         it cannot be had; then none of it is on loan."""
-        number, process, descriptor, size, _, times, _ = REFERENCE.unpack_from(reference)
-        places = list(shm.places_in(reference))
+        number, process, descriptor, size, _, times, count = REFERENCE.unpack_from(reference)
+        places = places_in(reference, count)
         for _, at, length in places:
-            if at < PAGE + HEAD or at + length > size:
+            if at < _FIRST or at + length > size:
                 raise ValueError("a message refers to memory beyond its arena")
         arena = self._arena
         if arena is None or arena.number != number or arena.forked:
             arena = self._arena = _Arena(number, process, descriptor, size)
         arena.used_at = now
         filling = Filling(arena.mapping, places[0][1] - HEAD, times) if times else None
-        loans: dict[int, Any] = {}  # what exports the memory of each segment, and holds the loan of it
-        for segment, (start, end) in _extents(places).items():
-            loans[segment] = region = everywhere.from_address(arena.mapping.address)
-            region.loan = _Loan(arena, segment, start, end, self.unused)
-            arena.begin(region.loan, filling)
+        loans: dict[int, Any] = {}  # what exports the memory of each segment, and holds the token of its loan
+        for loan, (start, end) in _spans(places).items():
+            loans[loan] = region = everywhere.from_address(arena.mapping.address)
+            region.token = _Token(arena, loan)
+            if arena.mapped.get(start, 0) < end:
+                arena.map(start, end)
+            arena.active[loan] = start, end, self.unused, filling  # from here on a fork makes all of it private
         storages = [
-            _frombuffer(loans[segment], dtype=torch.uint8, offset=at, count=length).untyped_storage()
-            if length
-            else _nothing()
-            for segment, at, length in places
+            _frombuffer(loans[loan], dtype=_BYTE, offset=at, count=length).untyped_storage() if length else _nothing()
+            for loan, at, length in places
         ]
         return storages, None if filling is None or filling.told else filling
 
@@ -97,26 +99,17 @@ class Borrower:
         return numbers
 
 
-class Filling:
+class Filling(LateFill):
     """What a message lent us, while it is still being copied there."""
 
-    __slots__ = ("_late", "_mapping")
-
-    def __init__(self, mapping: Mapping, offset: int, times: int) -> None:
-        self._mapping = mapping
-        self._late = LateFill(mapping, offset, times)
-
-    @property
-    def told(self) -> bool:
-        """Whether all of it is there. Not in a child that was forked before it was: the memory is its parent's."""
-        return self._mapping.process == os.getpid() and self._late.told
+    __slots__ = ()
 
     def wait(self, lender_lives: Callable[[], bool]) -> bool:
         """Return when all of it is there: in no time, unless the lender was stopped in the midst of it; False if it died."""
         patience = time.monotonic() + PATIENCE
-        while not self.told:
-            if self._mapping.process != os.getpid():
-                return False
+        while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
+            if self.told:
+                return True
             if not lender_lives():
                 return self.told
             if time.monotonic() < patience:
@@ -124,50 +117,52 @@ class Filling:
                 select.select((), (), (), 0.0)  # or, on another thread, for the interpreter
             else:
                 time.sleep(PATIENCE)
-        return True
+        return False
 
 
-def _extents(places: list[tuple[int, int, int]]) -> dict[int, tuple[int, int]]:
-    """For each segment where the pages are that a message uses of it, from and to."""
+class _Token:
+    """Says that a tensor lies in a segment that a message lent us. Dropped with the last tensor that does."""
+
+    __slots__ = ("_arena", "_loan")
+
+    def __init__(self, arena: _Arena, loan: int) -> None:
+        self._arena = arena  # stays for as long
+        self._loan = loan
+
+    def __del__(self) -> None:
+        # On whatever thread, at whatever moment: no lock. What takes the loan out of `active` gives the segment back.
+        span = self._arena.active.pop(self._loan, None)
+        if span is not None:
+            span[2].append(self._loan)
+        else:
+            self._arena.free(self._loan)
+
+
+# A segment, as far as a message uses it (from, to); where to note that it goes back; and whether it is filled.
+_Span = tuple[int, int, deque[int], "Filling | None"]
+
+
+def _spans(places: list[tuple[int, int, int]]) -> dict[int, tuple[int, int]]:
+    """By loan, the pages that a message uses of its segment: from and to."""
     found: dict[int, tuple[int, int]] = {}
-    for segment, at, length in places:
-        start, end = found.get(segment, ((at - HEAD) // PAGE * PAGE, 0))
-        found[segment] = start, max(end, -(-(at + length) // PAGE) * PAGE)
+    for loan, at, length in places:
+        start, end = found.get(loan, ((at - HEAD) // PAGE * PAGE, 0))
+        found[loan] = start, max(end, -(-(at + length) // PAGE) * PAGE)
     return found
-
-
-class _Loan:
-    """The token of a segment that a message lent us. It is dropped with the last tensor that uses it."""
-
-    __slots__ = ("arena", "end", "number", "start", "unused")
-
-    def __init__(self, arena: _Arena, number: int, start: int, end: int, unused: deque[int]) -> None:
-        self.arena = arena  # stays for as long
-        self.number = number
-        self.start = start
-        self.end = end
-        self.unused = unused
-
-    def __del__(self, advise: Callable[[int, int, int], int] = madvise, unneeded: int = mmap.MADV_DONTNEED) -> None:
-        # On whatever thread, at whatever moment: no lock. What takes the number out of `active` gives the segment back.
-        if self.arena.active.pop(self.number, None) is not None:
-            self.unused.append(self.number)
-        else:  # this process forked since, and the pages are its own
-            advise(self.arena.mapping.address + self.start, self.end - self.start, unneeded)
 
 
 class _Arena:
     """An arena of a lender, as this process has it."""
 
-    __slots__ = ("__weakref__", "_known", "active", "forked", "mapping", "number", "used_at")
+    __slots__ = ("__weakref__", "_private", "active", "forked", "mapped", "mapping", "number", "used_at")
 
     def __init__(self, number: int, process: int, descriptor: int, size: int) -> None:
         self.number = number
         self.used_at = 0.0
-        # Segments on loan, by number: its pages (from, to), where to note that it goes back, and whether it is filled.
-        self.active: dict[int, tuple[int, int, deque[int], Filling | None]] = {}
+        self.active: dict[int, _Span] = {}  # what is on loan, by number
+        self._private: dict[int, _Span] = {}  # what was when we forked, and is in use
         self.forked = False  # some of it is not shared with the lender any more: it is of no use for new messages
-        self._known: dict[int, int] = {}  # pages that we have had mapped: from, to
+        self.mapped: dict[int, int] = {}  # pages that we have had mapped: from, to
         opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(opened).st_size != size:
@@ -185,21 +180,28 @@ class _Arena:
     def __del__(self, arenas: dict[int, Any] = _arenas) -> None:
         arenas.pop(id(self), None)
 
-    def begin(self, loan: _Loan, filling: Filling | None) -> None:
-        """A message has lent us a segment."""
-        if self._known.get(loan.start, 0) < loan.end:
-            self._known[loan.start] = loan.end
-            shm.populate(self.mapping.address + loan.start, loan.end - loan.start)
-        self.active[loan.number] = (loan.start, loan.end, loan.unused, filling)
+    def map(self, start: int, end: int) -> None:
+        """Have pages mapped at once."""
+        self.mapped[start] = end
+        shm.populate(self.mapping.address + start, end - start)
 
     def part(self) -> None:
         """We are about to fork: what is on loan becomes ours, and goes back to its lender."""
-        for number, (start, end, unused, filling) in list(self.active.items()):
+        for loan, (start, end, unused, filling) in list(self.active.items()):
             if filling is not None and not filling.told:
-                continue  # no program has it yet; and whoever waits for it has to see the lender's writes
+                continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
             self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
-            if self.active.pop(number, None) is not None and self._make_private(start, end - start):
-                unused.append(number)
+            self._private[loan] = start, end, unused, None  # before it leaves `active`: its token looks in both, in turn
+            if self.active.pop(loan, None) is None:
+                self._private.pop(loan, None)  # its last tensor has just gone
+            elif self._make_private(start, end - start):
+                unused.append(loan)
+
+    def free(self, loan: int) -> None:
+        """The last tensor has gone of what became ours."""
+        span = self._private.pop(loan, None)
+        if span is not None:
+            madvise(self.mapping.address + span[0], span[1] - span[0], mmap.MADV_DONTNEED)
 
     def _make_private(self, offset: int, size: int) -> bool:
         """Replace shared pages by copies of our own, at the same address. A thread that writes there meanwhile does so to

@@ -31,7 +31,8 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -169,11 +170,10 @@ class Segment:
 class Arena:
     """The memory that a worker lends to one peer."""
 
-    __slots__ = ("_gaps", "free", "lent", "map", "number", "size", "total")
+    __slots__ = ("_gaps", "free", "lent", "map", "number", "total")
 
     def __init__(self, size: int) -> None:
         self.number = _numbers()
-        self.size = size
         self.total = 0  # bytes of its segments; changes under the lock of the `Lender`, like the gaps between them
         self._gaps = [(PAGE, size - PAGE)]  # offset, bytes; in order
         self.free: dict[int, deque[Segment]] = {}  # by size; the one that came back first is the first
@@ -240,7 +240,10 @@ class Arena:
     def put_back(self, segment: Segment, now: float) -> None:
         """It may be lent again."""
         segment.used_at = now
-        self.free.setdefault(segment.size, deque()).append(segment)
+        waiting = self.free.get(segment.size)
+        if waiting is None:
+            waiting = self.free.setdefault(segment.size, deque())
+        waiting.append(segment)
 
     def end(self, loan: int, now: float) -> None:
         """The borrower has given it back, and nothing is copied there any more."""
@@ -257,75 +260,65 @@ class Arena:
 class Placement:
     """Where the buffers of one message lie: each segment is a loan of its own, with a number."""
 
-    __slots__ = ("_mapping", "_segments", "_times", "arena", "bytes", "filling", "loans", "places", "returned")
+    __slots__ = ("_late", "_mapping", "_times", "arena", "bytes", "filling", "loans", "places", "returned")
 
-    def __init__(
-        self,
-        arena: Arena,
-        mapping: Mapping,
-        segments: list[Segment],
-        shares: list[tuple[int, int]],
-        buffers: Sequence[memoryview],
-    ) -> None:
+    def __init__(self, arena: Arena, mapping: Mapping, loans: list[tuple[int, Segment]]) -> None:
         self.arena = arena
         self._mapping = mapping  # kept for as long as something may be copied there, also if the arena is closed meanwhile
-        self._segments = segments
-        self._times = 0
-        self.loans = [_numbers() for _ in segments]
-        self.places = [
-            (self.loans[index], segments[index].offset + at, buffer.nbytes)
-            for (index, at), buffer in zip(shares, buffers, strict=True)
-        ]
-        self.bytes = sum(segment.size for segment in segments)
+        self.loans = loans
+        self.bytes = 0
+        self.places: list[tuple[int, int, int]] = []  # of the buffers: number of the loan, offset in the arena, bytes
         self.filling = True  # something is still to be copied there: it is not lent again
-        self.returned: set[int] = set()  # loans that the borrower has given back all the same
-        arena.lent.update(zip(self.loans, ((segment, self) for segment in segments), strict=True))
+        self.returned: list[int] = []  # loans that the borrower has given back all the same
+        self._times = 0  # what is said of a copy that is made later
+        self._late: LateFill | None = None
+        for number, segment in loans:
+            self.bytes += segment.size
+            arena.lent[number] = segment, self
 
     def fill_later(self) -> None:
-        """The message about it is sent first, and what is in it is copied then (`LateFill`)."""
-        first = self._segments[0]
-        first.times = first.times % 0xFFFFFFFF + 1
-        self._times = first.times
+        """The message about it is sent first, and what is in it is copied then."""
+        first = self.loans[0][1]
+        self._times = first.times = first.times % 0xFFFFFFFF + 1
 
     def refer(self) -> bytes:
         """What the borrower has to know to find the buffers, when they are there (`fill`)."""
-        arena, mapping = self.arena, self._mapping
-        head = REFERENCE.pack(
-            arena.number, mapping.process, mapping.descriptor, arena.size, self.bytes, self._times, len(self.places)
+        mapping, places = self._mapping, self.places
+        found = REFERENCE.pack(
+            self.arena.number, mapping.process, mapping.descriptor, mapping.size, self.bytes, self._times, len(places)
         )
-        return head + b"".join(itertools.starmap(PLACE.pack, self.places))
+        for place in places:
+            found += PLACE.pack(*place)
+        return found
 
     def fill(self, buffers: Sequence[memoryview], but: range = range(0)) -> None:
         """Copy the buffers there, but for some."""
-        if self.closed:
+        if self.arena.map is None:  # its borrower is gone
             return
         start = self._mapping.address
-        for number, ((_, offset, size), buffer) in enumerate(zip(self.places, buffers, strict=True)):
+        for number, buffer in enumerate(buffers):
+            _, offset, size = self.places[number]
             if size and number not in but:
                 ctypes.memmove(start + offset, address_of(buffer), size)  # without the interpreter lock
-
-    @property
-    def closed(self) -> bool:
-        """Whether its borrower is gone, or we are."""
-        return self.arena.map is None
-
-    @property
-    def _late(self) -> LateFill:
-        return LateFill(self._mapping, self._segments[0].offset, self._times)
 
     def tell(self) -> None:
         """All of it is there: the borrower may use it."""
         if self._times:
-            self._late.tell()
+            self._later().tell()
 
     @property
     def told(self) -> bool:
         """Whether the borrower may use it already, and change what is in it."""
-        return bool(self._times) and self._late.told
+        return self._times > 0 and self._later().told
+
+    def _later(self) -> LateFill:
+        if self._late is None:
+            self._late = LateFill(self._mapping, self.loans[0][1].offset, self._times)
+        return self._late
 
     def memory(self, numbers: range) -> list[torch.Tensor]:
         """The memory of some of the buffers, for whoever asks to fill it."""
-        if self.closed:
+        if self.arena.map is None:
             raise SerializationError("the worker that the memory was lent to is gone")
         region: Any = everywhere.from_address(self._mapping.address)
         region.kept = self._mapping
@@ -341,27 +334,30 @@ class LateFill:
     long as the message takes to its receiver. A count at the head of a segment says how often it was filled; it is written
     last. (Other processors see writes in the order in which they are made: x86 only.)"""
 
-    __slots__ = ("_count", "_mapping", "_times")
+    __slots__ = ("_count", "mapping", "times")
 
     def __init__(self, mapping: Mapping, offset: int, times: int) -> None:
-        self._mapping = mapping  # stays for as long
+        self.mapping = mapping  # stays for as long
+        self.times = times
         self._count = ctypes.c_uint64.from_address(mapping.address + offset)
-        self._times = times
 
     def tell(self) -> None:
         """All of it is there."""
-        self._count.value = self._times
+        self._count.value = self.times
 
     @property
     def told(self) -> bool:
         """Whether all of it is there."""
-        return bool(self._count.value == self._times)
+        return self._count.value == self.times
 
 
-def rounded(size: int) -> int:
-    """A size that messages of about the same size have in common: whole pages, at most an eighth more."""
+@lru_cache(maxsize=1024)
+def size_class(size: int) -> tuple[int, int]:
+    """(a size that messages of about the same size have in common, how many segments of it take turns). It is a number of
+    whole pages, and at most an eighth more than is needed, or a page."""
     step = max(1 << max(size.bit_length() - 4, 0), PAGE)
-    return -(-size // step) * step
+    rounded = -(-size // step) * step
+    return rounded, max(min(IN_TURN // rounded, TURNS), 1)
 
 
 def lent_bytes(message: bytes | bytearray | memoryview, at: int) -> int:
@@ -370,12 +366,13 @@ def lent_bytes(message: bytes | bytearray | memoryview, at: int) -> int:
     return found
 
 
-def places_in(reference: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, int]]:
+def places_in(reference: bytes | bytearray | memoryview, count: int | None = None) -> list[tuple[int, int, int]]:
     """The places of a message's buffers: number of the loan, offset, bytes."""
-    count = REFERENCE.unpack_from(reference)[-1]
+    if count is None:
+        count = REFERENCE.unpack_from(reference)[-1]
     if REFERENCE.size + count * PLACE.size != len(reference):
         raise ValueError("a reference to shared memory has not the length it should have")
-    return PLACE.iter_unpack(reference[REFERENCE.size :])
+    return list(PLACE.iter_unpack(reference[REFERENCE.size :]))
 
 
 def loans_in(reference: bytes | bytearray | memoryview) -> list[int]:
@@ -383,8 +380,10 @@ def loans_in(reference: bytes | bytearray | memoryview) -> list[int]:
     return list(dict.fromkeys(number for number, _, _ in places_in(reference)))
 
 
-def shared_out(buffers: Iterable[memoryview]) -> tuple[list[int], list[tuple[int, int]]]:
+def shared_out(buffers: Sequence[memoryview]) -> tuple[list[int], list[tuple[int, int]]]:
     """(the sizes of the segments that these need, for each buffer the index of its segment and the offset in it)."""
+    if len(buffers) == 1:  # (most have one)
+        return [HEAD + buffers[0].nbytes], [(0, HEAD)]
     sizes: list[int] = []
     places: list[tuple[int, int]] = []
     shared = -1  # the segment that small ones share
@@ -420,23 +419,26 @@ class Lender:
         mapping = None if arena is None else arena.map
         if arena is None or mapping is None:
             return None
-        found: list[Segment] = []
+        loans: list[tuple[int, Segment]] = []
         try:
-            for size in sizes:
-                segment = self._segment(arena, rounded(size), now)
+            for needed in sizes:
+                size, turns = size_class(needed)
+                segment = arena.claim(size, turns) or self._segment(arena, size, now)
                 if segment is None:
-                    break
-                found.append(segment)
+                    self._put_back(arena, loans, now)
+                    return None
+                loans.append((_numbers(), segment))
         except BaseException:
-            self._put_back(arena, found, now)
+            self._put_back(arena, loans, now)
             raise
-        if len(found) < len(sizes):
-            self._put_back(arena, found, now)
-            return None
-        return Placement(arena, mapping, found, shares, buffers)
+        placement = Placement(arena, mapping, loans)
+        for (index, at), buffer in zip(shares, buffers, strict=True):
+            number, segment = loans[index]
+            placement.places.append((number, segment.offset + at, buffer.nbytes))
+        return placement
 
-    def _put_back(self, arena: Arena, segments: list[Segment], now: float) -> None:
-        for segment in segments:
+    def _put_back(self, arena: Arena, loans: list[tuple[int, Segment]], now: float) -> None:
+        for _, segment in loans:
             arena.put_back(segment, now)
 
     def _open(self, borrower: Hashable, now: float) -> Arena | None:
@@ -454,12 +456,8 @@ class Lender:
             self._making.release()
 
     def _segment(self, arena: Arena, size: int, now: float) -> Segment | None:
-        """One of this size: free, if enough of them take turns; or new, or larger."""
-        turns = max(min(IN_TURN // size, TURNS), 1)
-        found = arena.claim(size, turns)
-        if found is None:
-            found = self._make(arena, size, now)
-        return found or arena.claim(size, 1) or arena.claim_larger(size)
+        """One of this size though not enough of them take turns: a new one, or one that should wait, or a larger one."""
+        return self._make(arena, size, now) or arena.claim(size, 1) or arena.claim_larger(size)
 
     def _make(self, arena: Arena, size: int, now: float) -> Segment | None:
         if now < self._again_at or not self._making.acquire(False):
@@ -505,8 +503,15 @@ class Lender:
     def filled(self, placement: Placement, now: float) -> None:
         """Nobody here writes to it any more: it may be lent again, as soon as it is given back."""
         placement.filling = False  # first: either we see what was returned, or `take_back` that nothing is being copied
-        for loan in list(placement.returned):
-            placement.arena.end(loan, now)
+        if placement.returned:
+            for loan in list(placement.returned):
+                placement.arena.end(loan, now)
+
+    def retract(self, placement: Placement, now: float) -> None:
+        """The message is not sent, and nobody here writes to it any more."""
+        placement.filling = False
+        for number, _ in placement.loans:
+            placement.arena.end(number, now)
 
     def take_back(self, loans: Iterable[int], borrower: Hashable, now: float) -> None:
         """The borrower does not use these any more."""
@@ -516,7 +521,7 @@ class Lender:
         for loan in loans:
             _, placement = arena.lent.get(loan, (None, None))
             if placement is not None:
-                placement.returned.add(loan)
+                placement.returned.append(loan)
                 if not placement.filling:
                     arena.end(loan, now)
 
