@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -177,3 +178,42 @@ def test_ctrl_c_while_a_large_one_is_copied_leaves_nothing_on_loan(
     with pytest.raises(KeyboardInterrupt):
         sharing(lender).lend(pack(PLENTY))
     assert lender.counts()[1] == 0
+
+
+def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: shm.Lender) -> None:
+    """An exception in a signal handler may strike between the two. The receiver would wait for ever."""
+    now = [100.0]
+    mine = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: now[0])
+    mine.willing = True
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    mine.trim(now[0])
+    assert not frame.filling.told, "its sender may be about to do it"
+    mine.trim(now[0] + 1.0)
+    assert frame.filling.wait(lambda: False)
+    assert torch.equal(value_of(frame), SENT)
+    value_of(frame).fill_(7)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fill).result(10.0)
+    mine.trim(now[0] + 2.0)
+    assert value_of(frame).eq(7).all(), "it is the receiver's now"
+
+
+def test_two_threads_do_not_copy_it_twice(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = sharing(lender)
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    real = shm.Placement.fill
+    copies: list[int] = []
+
+    def slowly(self: shm.Placement, *args: Any) -> None:
+        copies.append(1)
+        if len(copies) == 1:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(mine.trim, 100.0).result(10.0)
+        real(self, *args)
+
+    monkeypatch.setattr(shm.Placement, "fill", slowly)
+    fill()
+    assert copies == [1]
+    assert torch.equal(value_of(frame), SENT)
