@@ -60,6 +60,8 @@ class Borrower:
         for _, at, length in places:
             if at < _FIRST or at + length > size:
                 raise ValueError("a message refers to memory beyond its arena")
+        if not places:
+            raise ValueError("a message refers to no memory")
         arena = self._arena
         if arena is None or arena.number != number or arena.forked:
             arena = self._arena = _Arena(number, process, descriptor, size)

@@ -91,6 +91,9 @@ def populate(address: int, size: int) -> bool:
     return madvise(address, size, _POPULATE_WRITE) == 0
 
 
+_mappings: dict[int, weakref.ref[Mapping]] = {}  # all of this process
+
+
 class Mapping:
     """An arena in our address space, and its descriptor, for as long as this object lives.
 
@@ -117,14 +120,12 @@ class Mapping:
         unmap: Callable[[int, int], object] = _munmap,
         close: Callable[[int], None] = os.close,
         process: Callable[[], int] = os.getpid,
+        mappings: dict[int, Any] = _mappings,
     ) -> None:  # (there may be no globals any more)
         if self.process == process():  # a child may have other things there, and under that number
-            _mappings.pop(id(self), None)
+            mappings.pop(id(self), None)
             unmap(self.address, self.size)
             close(self.descriptor)
-
-
-_mappings: dict[int, weakref.ref[Mapping]] = {}  # all of this process
 
 
 def _forget_mappings() -> None:
