@@ -77,12 +77,12 @@ class Sharing:
         if placement is None:
             return None
         try:
-            return self._lent(placement, packed)
+            return self._lent(placement, packed, now)
         except BaseException:  # a device failed, or Ctrl-C: the message is not sent
             self._lender.retract(placement, self.now())
             raise
 
-    def _lent(self, placement: shm.Placement, packed: Packed) -> tuple[bytes, Callable[[], None] | None]:
+    def _lent(self, placement: shm.Placement, packed: Packed, now: float) -> tuple[bytes, Callable[[], None] | None]:
         fill: Callable[[], None] | None = None
         if packed.loading is not None:
             self._load(placement, packed)
@@ -90,7 +90,7 @@ class Sharing:
             self._fill(placement, packed)
         else:
             placement.fill_later()
-            fill = self._late[id(placement)] = Copying(self, placement, packed)
+            fill = self._late[id(placement)] = Copying(self, placement, packed, now)
         if fill is None:
             packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
         reference = placement.refer()
@@ -182,12 +182,12 @@ class Copying:
 
     __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
 
-    def __init__(self, sharing: Sharing, placement: shm.Placement, packed: Packed) -> None:
+    def __init__(self, sharing: Sharing, placement: shm.Placement, packed: Packed, now: float) -> None:
         self._sharing = sharing
         self.placement = placement
         self._packed = packed
         self._thread: dict[str, int] = {}  # the one that does it; `setdefault` decides
-        self.since = sharing.now()
+        self.since = now
 
     def __call__(self) -> None:
         placement, me = self.placement, threading.get_ident()

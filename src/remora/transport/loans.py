@@ -57,18 +57,14 @@ class Borrower:
         it cannot be had; then none of it is on loan."""
         number, process, descriptor, size, _, times, count = REFERENCE.unpack_from(reference)
         places = places_in(reference, count)
-        for _, at, length in places:
-            if at < _FIRST or at + length > size:
-                raise ValueError("a message refers to memory beyond its arena")
-        if not places:
-            raise ValueError("a message refers to no memory")
+        spans = _spans(places, size)
         arena = self._arena
         if arena is None or arena.number != number or arena.forked:
             arena = self._arena = _Arena(number, process, descriptor, size)
         arena.used_at = now
         filling = Filling(arena.mapping, places[0][1] - HEAD, times) if times else None
         loans: dict[int, Any] = {}  # what exports the memory of each segment, and holds the token of its loan
-        for loan, (start, end) in _spans(places).items():
+        for loan, (start, end) in spans.items():
             loans[loan] = region = everywhere.from_address(arena.mapping.address)
             region.token = _Token(arena, loan)
             if arena.mapped.get(start, 0) < end:
@@ -144,12 +140,20 @@ class _Token:
 _Span = tuple[int, int, deque[int], "Filling | None"]
 
 
-def _spans(places: list[tuple[int, int, int]]) -> dict[int, tuple[int, int]]:
+def _spans(places: list[tuple[int, int, int]], size: int) -> dict[int, tuple[int, int]]:
     """By loan, the pages that a message uses of its segment: from and to."""
+    if not places:
+        raise ValueError("a message refers to no memory")
     found: dict[int, tuple[int, int]] = {}
     for loan, at, length in places:
-        start, end = found.get(loan, ((at - HEAD) // PAGE * PAGE, 0))
-        found[loan] = start, max(end, -(-(at + length) // PAGE) * PAGE)
+        end = -(-(at + length) // PAGE) * PAGE
+        if at < _FIRST or end > size:
+            raise ValueError("a message refers to memory beyond its arena")
+        if loan in found:
+            start, before = found[loan]
+            found[loan] = start, max(before, end)
+        else:
+            found[loan] = (at - HEAD) // PAGE * PAGE, end
     return found
 
 
