@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -95,7 +97,7 @@ def test_ctrl_c_does_not_leave_it_half_filled(
 ) -> None:
     body, fill = lent_late(sharing(lender))
     frame = arrive(body)
-    monkeypatch.setattr(shm.Segment, method, first_time(getattr(shm.Segment, method), KeyboardInterrupt(), after))
+    monkeypatch.setattr(shm.Placement, method, first_time(getattr(shm.Placement, method), KeyboardInterrupt(), after))
     with pytest.raises(KeyboardInterrupt):
         fill()
     assert frame.filling.wait(lambda: False)
@@ -117,7 +119,7 @@ def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, m
         fill()
     assert value_of(frame).eq(7).all()
     frame.buffers = None
-    lender.take_back([shm.number_of(body, len(body) - 8 - 48)], WorkerKey(1, "there"), 0.0)
+    lender.take_back(shm.loans_in(body[-8 - shm.REFERENCE.size - shm.PLACE.size : -8]), WorkerKey(1, "there"), 0.0)
     assert lender.counts()[1] == 0, "it can be lent again"
 
 
@@ -142,3 +144,76 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) 
         Failing._send_packed(cast(Any, Failing()), 0x102, 1, packed, 0, 0.0, 0.0)  # type: ignore[arg-type]
     assert sent[0].filling.wait(lambda: False)
     assert torch.equal(value_of(sent[0]), SENT)
+
+
+def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    mine = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: now[0])
+    theirs = Sharing(shm.Lender(0), WorkerKey(2, "here"), "here", 0, lambda: 0.0)
+    mine.willing = True
+    body, fill = lent_late(mine)
+    fill()
+    frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
+
+    def refuse(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert theirs.borrow(frame)
+    monkeypatch.undo()
+    assert frame.buffers is None, "for this one it is too late"
+    mine.take_back(theirs.returns())
+    assert lender.counts()[1] == 0
+    assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
+    now[0] += shm.PAUSE
+    assert mine.lend(pack(SENT)) is not None, "but not for ever"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_ctrl_c_while_a_large_one_is_copied_leaves_nothing_on_loan(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Its message is not sent, so nobody would give it back."""
+    monkeypatch.setattr(shm.Placement, "fill", first_time(shm.Placement.fill, KeyboardInterrupt(), after))
+    with pytest.raises(KeyboardInterrupt):
+        sharing(lender).lend(pack(PLENTY))
+    assert lender.counts()[1] == 0
+
+
+def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: shm.Lender) -> None:
+    """An exception in a signal handler may strike between the two. The receiver would wait for ever."""
+    now = [100.0]
+    mine = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: now[0])
+    mine.willing = True
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    mine.trim(now[0])
+    assert not frame.filling.told, "its sender may be about to do it"
+    mine.trim(now[0] + 1.0)
+    assert frame.filling.wait(lambda: False)
+    assert torch.equal(value_of(frame), SENT)
+    value_of(frame).fill_(7)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fill).result(10.0)
+    mine.trim(now[0] + 2.0)
+    assert value_of(frame).eq(7).all(), "it is the receiver's now"
+
+
+def test_two_threads_do_not_copy_it_twice(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = sharing(lender)
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    real = shm.Placement.fill
+    copies: list[int] = []
+
+    def slowly(self: shm.Placement, *args: Any) -> None:
+        copies.append(1)
+        if len(copies) == 1:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(mine.trim, 100.0).result(10.0)
+        real(self, *args)
+
+    monkeypatch.setattr(shm.Placement, "fill", slowly)
+    fill()
+    assert copies == [1]
+    assert torch.equal(value_of(frame), SENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -263,3 +264,21 @@ def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
         data = data[HEADER_SIZE + length :]
     assert sorted(calls) == list(range(400))
     assert numbers == list(range(1, 401))
+
+
+def contents(channel: Any) -> dict[str, int]:
+    """How much is in each collection of a channel and its session."""
+    names = [name for kind in type(channel).__mro__ for name in getattr(kind, "__slots__", ())]
+    things = {name: getattr(channel, name, None) for name in names}
+    things["kept"] = channel.session.kept
+    return {name: len(thing) for name, thing in things.items() if isinstance(thing, list | dict | set | deque)}
+
+
+def test_calls_with_shared_memory_leave_nothing_behind() -> None:
+    tensor = torch.ones(1 << 15)
+    with World(2) as world:
+        for _ in range(300):
+            world.run(0, rpc.rpc_sync, "worker1", torch.neg, args=(tensor,))
+        for agent in world.agents():
+            for channel in (channel for peer in agent.peers.all() for channel in peer.channels()):
+                assert max(contents(channel).values()) < 20, contents(channel)

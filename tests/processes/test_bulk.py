@@ -196,7 +196,7 @@ def die_instead_of_copying() -> None:
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    shm.Segment.fill = die  # type: ignore[method-assign]
+    shm.Placement.fill = die  # type: ignore[method-assign]
 
 
 def meet(other: str) -> None:
@@ -317,3 +317,71 @@ def test_an_address_of_the_network_makes_no_difference() -> None:
         workers.run(0, send_many, "worker1", 2)
         assert workers.run(0, memory)[1] == 2
         workers.run(1, let_go)
+
+
+def keep_the_small_one(large: torch.Tensor, small: torch.Tensor) -> int:
+    return hold(small)
+
+
+def send_pairs(to: str, count: int) -> int:
+    """How much memory is shared when the callee has kept the small tensor of each pair."""
+    for i in range(count):
+        rpc.rpc_sync(to, keep_the_small_one, args=(fill(MB, 1.0), fill(20_000, float(i))))
+    return memory()[0]
+
+
+@used
+def test_a_small_tensor_that_is_kept_does_not_keep_the_large_one_beside_it(pair: Workers) -> None:
+    assert pair.run(0, send_pairs, "worker1", 40) < 40 * 100_000 + 8 * 4 * MB
+    assert pair.run(1, sums) == [20_000.0 * i for i in range(40)]
+
+
+def send_small(to: str, count: int) -> tuple[int, int]:
+    """How many descriptors more there are when the callee has kept so many tensors, here and there."""
+    rpc.rpc_sync(to, hold, args=(fill(17_500, 1.0),))
+    here, there = descriptors(), rpc.rpc_sync(to, descriptors)
+    for _ in range(count):
+        rpc.rpc_sync(to, hold, args=(fill(17_500, 1.0),))
+    return descriptors() - here, rpc.rpc_sync(to, descriptors) - there
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@used
+def test_many_tensors_that_are_kept_take_no_descriptors(pair: Workers) -> None:
+    more = pair.run(0, send_small, "worker1", 500)
+    assert max(more) < 10
+    assert pair.run(0, memory)[1] == 501, "they are in shared memory"
+
+
+def have_no_descriptors_left() -> None:
+    """From now on this process cannot make arenas."""
+
+    def fail(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    held_back.append(os.memfd_create)
+    os.memfd_create = fail
+
+
+def have_descriptors_again() -> None:
+    os.memfd_create = held_back.pop()
+
+
+held_back: list[Any] = []
+
+
+@used
+def test_without_descriptors_tensors_go_the_usual_way_until_there_are_some(pair: Workers) -> None:
+    pair.run(0, have_no_descriptors_left)
+    assert pair.run(0, send_many, "worker1", 2) == [0.0, float(MB)]
+    assert pair.run(0, memory) == (0, 0)
+    pair.run(0, have_descriptors_again)
+
+    def shared_again() -> bool:
+        pair.run(0, send_many, "worker1", 1)
+        return bool(pair.run(0, memory)[1])
+
+    targets.wait_until(shared_again, what="shared memory is used again")

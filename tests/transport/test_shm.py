@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import fcntl
 import gc
 import os
 import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -35,14 +42,12 @@ def take(borrower: loans.Borrower, reference: bytes | None) -> list[torch.Untype
 
 def lend(lender: shm.Lender, tensors: list[torch.Tensor], to: str = "b") -> bytes | None:
     buffers = [view(tensor) for tensor in tensors]
-    segment = lender.lend(shm.room_for(buffers), to)
-    if segment is None:
+    placement = lender.lend(buffers, to, 0.0)
+    if placement is None:
         return None
-    reference = segment.refer(buffers)
-    segment.fill(buffers)
-    segment.tell()
-    lender.filled(segment, 0.0)
-    return reference
+    placement.fill(buffers)
+    lender.filled(placement, 0.0)
+    return placement.refer()
 
 
 @pytest.fixture
@@ -66,50 +71,77 @@ def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.L
     assert first[0] == 1
 
 
-def test_a_segment_is_given_back_when_the_last_tensor_is_gone_and_lent_again(lender: shm.Lender) -> None:
+def test_each_large_tensor_is_given_back_when_it_is_gone_and_its_memory_is_lent_again(lender: shm.Lender) -> None:
     borrower = loans.Borrower()
-    one, two = take(borrower, lend(lender, [torch.ones(MB), torch.ones(MB)]))
+    one, two = take(borrower, lend(lender, [torch.ones(MB), torch.ones(2 * MB)]))
     part = torch.empty(0).set_(one)[5:10]
-    del one, two
-    gc.collect()
+    del one
     assert borrower.given_back() == []
     del part
-    numbers = borrower.given_back()
-    assert len(numbers) == 1
-    lender.take_back(numbers, "somebody else", 1.0)
-    assert lender.counts()[1] == 1, "only the borrower can give it back"
-    lender.take_back(numbers, "b", 1.0)
+    [first] = borrower.given_back()
+    lender.take_back([first], "somebody else", 1.0)
+    assert lender.counts()[1] == 2, "only the borrower can give it back"
+    lender.take_back([first, first], "b", 1.0)
     total, lent = lender.counts()
-    assert lent == 0
-    again = lend(lender, [torch.ones(2 * MB)])
-    assert again is not None
-    assert lender.counts() == (total, 1), "the same memory was lent again"
+    assert lent == 1, "the other one is in use"
+    assert lend(lender, [torch.ones(MB)]) is not None
+    assert lender.counts() == (total, 2), "the same memory was lent again"
+    lender.take_back([first], "b", 1.0)
+    assert lender.counts()[1] == 2, "what is given back is one loan, not the memory"
+    del two
 
 
-def numbers_lent_one_after_the_other(lender: shm.Lender, floats: int, times: int) -> list[int]:
-    """Which segments serve, if each is given back before the next is wanted."""
+def test_small_tensors_share_memory_but_not_much_of_it(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    sent = [torch.full((2500,), float(i)) for i in range(40)] + [torch.ones(MB)] + [torch.full((9,), 7.0)]
+    storages = take(borrower, lend(lender, sent))
+    for tensor, storage in zip(sent, storages, strict=True):
+        assert torch.equal(torch.empty(0).set_(storage), tensor)
+    large = shm.size_class(4 * MB + shm.HEAD)[0]
+    total = lender.counts()[0]
+    assert total - large < 2 * sum(tensor.nbytes for tensor in sent if tensor.numel() < MB)
+    kept = storages[3]
+    del storages, storage
+    lender.take_back(borrower.given_back(), "b", 0.0)
+    assert lender.counts()[1] == 1
+    lender.trim(100.0)
+    assert lender.counts()[0] <= shm.TOGETHER
+    assert torch.empty(0).set_(kept)[0] == 3.0
+
+
+def test_many_segments_need_one_descriptor_on_each_side(lender: shm.Lender) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    borrower = loans.Borrower()
+    kept = [take(borrower, lend(lender, [torch.full((17_500,), float(i))])) for i in range(500)]
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert [float(torch.empty(0).set_(storage)[-1]) for [storage] in kept] == list(range(500))
+
+
+def places_lent_one_after_the_other(lender: shm.Lender, floats: int, times: int) -> list[int]:
+    """Which memory serves, if it is given back each time before the next is wanted."""
     found = []
     for _ in range(times):
         reference = lend(lender, [torch.ones(floats)])
         assert reference is not None
-        found.append(shm.number_of(reference, 0))
-        lender.take_back(found[-1:], "b", 0.0)
+        [(number, place, _)] = shm.places_in(reference)
+        found.append(place)
+        lender.take_back([number], "b", 0.0)
     return found
 
 
 @pytest.mark.parametrize("floats", [1 << 15, 1 << 17, 250_000, MB])
 def test_small_ones_take_turns_and_large_ones_are_used_again_at_once(lender: shm.Lender, floats: int) -> None:
-    numbers = numbers_lent_one_after_the_other(lender, floats, 40)
-    turns = len(set(numbers))
+    places = places_lent_one_after_the_other(lender, floats, 40)
+    turns = len(set(places))
     size = lender.counts()[0] // turns
     assert turns == max(1, min(shm.TURNS, shm.IN_TURN // size))
-    assert numbers[turns:] == numbers[:-turns], "each in its turn: the one that was given back first"
+    assert places[turns:] == places[:-turns], "each in its turn: the one that was given back first"
 
 
 def test_none_is_made_to_take_turns_where_there_is_no_room_for_it() -> None:
     lender = shm.Lender(MB)
     try:
-        assert len(set(numbers_lent_one_after_the_other(lender, MB // 8, 10))) == 1
+        assert len(set(places_lent_one_after_the_other(lender, MB // 8, 10))) == 1
     finally:
         lender.close()
 
@@ -161,21 +193,34 @@ def test_what_nobody_uses_is_returned_to_the_system(lender: shm.Lender) -> None:
     assert lender.counts()[0]
     lender.trim(101.0 + shm.IDLE)
     assert lender.counts() == (0, 0)
+    before = len(os.listdir("/proc/self/fd"))
     borrower.trim(1000.0)
-    assert not borrower._maps
+    assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
 def test_a_wrong_reference_is_refused(lender: shm.Lender) -> None:
     reference = lend(lender, [torch.ones(MB)])
+    assert reference is not None
     borrower = loans.Borrower()
-    with pytest.raises(ValueError, match="beyond its segment"):
+    with pytest.raises(ValueError, match="beyond its arena"):
         borrower.take(reference[:-8] + (1 << 40).to_bytes(8, "little"), 0.0)
+    with pytest.raises(ValueError, match="the length it should have"):
+        borrower.take(reference[:-8], 0.0)
     wrong = (int.from_bytes(reference[:8], "little") + 1).to_bytes(8, "little") + reference[8:]
     with pytest.raises(ValueError, match="not the one"):
         borrower.take(wrong, 0.0)
     elsewhere = reference[:8] + (2**22 + 1).to_bytes(4, "little") + reference[12:]
     with pytest.raises(OSError, match="No such"):
         loans.Borrower().take(elsewhere, 0.0)
+    assert borrower.given_back() == []
+
+
+def test_memory_that_its_lender_could_take_away_is_refused(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm, "SEALS", fcntl.F_SEAL_GROW)
+    reference = lend(lender, [torch.ones(MB)])
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="could lose its memory"):
+        loans.Borrower().take(reference, 0.0)
 
 
 def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
@@ -184,9 +229,8 @@ def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
         "lender = shm.Lender(1 << 30); tensor = torch.arange(1 << 20)\n"
         "from remora.wire.memory import readonly_view\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]\n"
-        "segment = lender.lend(shm.room_for(buffers), 'b')\n"
-        "segment.fill(buffers); reference = segment.refer(buffers); segment.tell()\n"
-        "print(reference.hex(), flush=True)\n"
+        "placement = lender.lend(buffers, 'b', 0.0); placement.fill(buffers)\n"
+        "print(placement.refer().hex(), flush=True)\n"
         "sys.stdin.read()\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -206,10 +250,12 @@ class Lent:
     def __init__(self, lender: shm.Lender, value: float) -> None:
         self.tensor = torch.full((10_000,), value)
         self.buffers = [view(self.tensor)]
-        segment = lender.lend(shm.room_for(self.buffers), "b")
-        assert segment is not None
-        self.segment = segment
-        self.reference = segment.refer(self.buffers)
+        placement = lender.lend(self.buffers, "b", 0.0)
+        assert placement is not None
+        placement.fill_later()
+        self.placement = placement
+        self.reference = placement.refer()
+        self.loans = shm.loans_in(self.reference)
 
 
 def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> None:
@@ -227,12 +273,12 @@ def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> Non
         with ThreadPoolExecutor(1) as pool:
             waiter = pool.submit(filling.wait, lives)
             assert waiting.wait(10)
-            lent.segment.fill(lent.buffers)
+            lent.placement.fill(lent.buffers)
             assert not waiter.done()
-            lent.segment.tell()
+            lent.placement.tell()
             assert waiter.result(10) is True
         assert torch.equal(torch.empty(0).set_(storage), lent.tensor)
-        lender.filled(lent.segment, 0.0)
+        lender.filled(lent.placement, 0.0)
         del storage, filling
         lender.take_back(borrower.given_back(), "b", 0.0)
         assert lender.counts()[1] == 0
@@ -244,30 +290,32 @@ def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: shm.Lender)
     assert filling is not None
     lives = iter([True, True, False])
     assert filling.wait(lambda: next(lives)) is False
-    lent.segment.tell()
+    lent.placement.tell()
     assert filling.wait(lambda: False) is True, "it died when all was there"
 
 
 def test_what_is_given_back_unread_is_not_lent_again_before_it_is_filled() -> None:
-    lender = shm.Lender(shm.SMALLEST)  # there is room for one
+    lender = shm.Lender(shm.size_class(40_000 + shm.HEAD)[0])  # there is room for one
     try:
         lent = Lent(lender, 1.0)
-        lender.take_back([lent.segment.number], "b", 0.0)
-        assert lender.lend(1000, "b") is None
-        lender.filled(lent.segment, 0.0)
+        lender.take_back(lent.loans, "b", 0.0)
+        assert lender.lend(lent.buffers, "b", 0.0) is None
+        lender.filled(lent.placement, 0.0)
         assert lender.counts()[1] == 0
-        assert lender.lend(1000, "b") is lent.segment
+        again = lender.lend(lent.buffers, "b", 0.0)
+        assert again is not None
+        assert again.places[0][1] == lent.placement.places[0][1]
     finally:
         lender.close()
 
 
 def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lender: shm.Lender) -> None:
     lent = Lent(lender, 1.0)
-    [place] = lent.segment.places(lent.reference, range(1))
+    [place] = lent.placement.memory(range(1))
     lender.forget("b")
     place.fill_(0)  # who has it keeps it
     with pytest.raises(SerializationError, match="is gone"):
-        lent.segment.places(lent.reference, range(1))
+        lent.placement.memory(range(1))
 
 
 @pytest.mark.parametrize("end", ["lender.forget('b')", "lender.close()"])
@@ -276,23 +324,252 @@ def test_one_whose_borrower_dies_while_it_is_being_filled_stays_until_that_is_do
         "import ctypes, torch; from remora.transport import shm; from remora.wire.memory import readonly_view\n"
         "lender = shm.Lender(1 << 30); tensor = torch.ones(1 << 20); real = ctypes.memmove\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)] * 2\n"
-        "segment = lender.lend(shm.room_for(buffers), 'b')\n"
+        "placement = lender.lend(buffers, 'b', 0.0); arena = placement.arena\n"
         "def move(*args):\n"
         f"    {end}\n"
         "    real(*args)\n"
         "ctypes.memmove = move\n"
-        "segment.refer(buffers); segment.fill(buffers); segment.tell(); lender.filled(segment, 0.0)\n"
-        "segment.fill(buffers); segment.tell(); print(lender.counts(), segment.map)\n"
+        "placement.fill_later(); placement.fill(buffers); placement.tell(); lender.filled(placement, 0.0)\n"
+        "placement.fill(buffers); placement.tell(); print(lender.counts(), arena.map)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "(0, 0) None\n"), done.stderr
 
 
-def test_without_memory_nothing_is_lent(monkeypatch: pytest.MonkeyPatch, lender: shm.Lender) -> None:
+@pytest.mark.parametrize("call", ["posix_fallocate", "memfd_create"])
+def test_without_memory_or_descriptors_nothing_is_lent_until_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, lender: shm.Lender, call: str
+) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    buffers = [view(torch.ones(MB))]
     before = len(os.listdir("/proc/self/fd"))
-    assert lend(lender, [torch.ones(MB)]) is None
+    monkeypatch.setattr(os, call, refuse)
+    assert lender.lend(buffers, "b", 100.0) is None
     assert len(os.listdir("/proc/self/fd")) == before
+    monkeypatch.undo()
+    assert lender.lend(buffers, "b", 100.0 + shm.PAUSE / 2) is None, "the system is left in peace for a moment"
+    assert lender.lend(buffers, "b", 100.0 + shm.PAUSE) is not None
+
+
+def test_a_destructor_inside_the_lender_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch, lender: shm.Lender) -> None:
+    """The collector may run a destructor of the program where memory is made, and it may send a large tensor itself."""
+    real = os.posix_fallocate
+    inside: list[object] = []
+
+    def interrupted(*args: int) -> None:
+        if args[1]:
+            inside.append(lend(lender, [torch.ones(MB)], "b"))
+            inside.append(lend(lender, [torch.ones(MB)], "c"))
+            lender.trim(0.0)
+            lender.take_back([1], "b", 0.0)
+        real(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    assert lend(lender, [torch.ones(MB)]) is not None
+    assert inside == [None, None], "they go over the connection"
+
+
+def test_an_arena_is_gone_with_its_borrower_without_the_collector(lender: shm.Lender) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        assert lend(lender, [torch.ones(MB)]) is not None
+        lender.forget("b")
+        assert len(os.listdir("/proc/self/fd")) == before
+        with open("/proc/self/maps") as maps:
+            assert "memfd:remora" not in maps.read()
+    finally:
+        gc.enable()
+
+
+def test_gaps_between_segments_become_one_again() -> None:
+    lender = shm.Lender(8 * MB)
+    try:
+        for size in (MB // 4, MB // 2, MB, MB // 3, 2 * MB - 64, MB // 8, 2 * MB - 64) * 3:  # floats; mostly all there is
+            borrower = loans.Borrower()
+            kept = [take(borrower, reference) for _ in range(3) if (reference := lend(lender, [torch.ones(size)]))]
+            assert kept
+            del kept
+            lender.take_back(borrower.given_back(), "b", 0.0)
+        lender.trim(100.0)
+        assert lender.counts() == (0, 0)
+        assert lend(lender, [torch.ones(2 * MB - 64)]) is not None
+    finally:
+        lender.close()
+
+
+def in_child(action: Callable[[], bool]) -> Callable[[], bool]:
+    """Fork. The child waits until it is asked, runs it, and tells whether it was true."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.read(reader, 1)
+            os._exit(0 if action() else 1)
+        finally:
+            os._exit(2)
+
+    def ask() -> bool:
+        os.write(writer, b"x")
+        os.close(reader)
+        os.close(writer)
+        return os.waitpid(child, 0)[1] == 0
+
+    return ask
+
+
+def all_are(array: Any, value: float) -> bool:
+    return bool((array == value).all())
+
+
+def array_in(storage: torch.UntypedStorage) -> Any:
+    return torch.empty(0).set_(storage).numpy()
+
+
+def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    array = array_in(storage)
+    address = storage.data_ptr()
+    ask = in_child(partial(all_are, array, 1.0))
+    array += 1
+    lender.take_back(borrower.given_back(), "b", 0.0)
+    assert lender.counts()[1] == 0
+    [again] = take(borrower, lend(lender, [torch.full((MB,), 7.0)]))
+    assert again.data_ptr() != address, "the old mapping is of no use"
+    assert (array_in(again) == 7.0).all()
+    assert (array == 2.0).all()
+    assert ask()
+    assert borrower.given_back() == []
+    del array, storage
+    assert borrower.given_back() == [], "it went back before"
+    del again
+    assert len(borrower.given_back()) == 1
+
+
+def test_memory_that_was_made_ours_is_free_when_its_tensor_is_gone(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    kept = [take(borrower, lend(lender, [torch.ones(MB)])) for _ in range(8)]
+    assert in_child(lambda: True)()
+    before = private_bytes()
+    del kept[1:]
+    assert before - private_bytes() > 6 * 4 * MB, "one that is kept does not keep the others"
+    assert (array_in(kept[0][0]) == 1.0).all()
+
+
+def private_bytes() -> int:
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status)
+    return int(found["RssAnon"].split()[0]) << 10
+
+
+def descriptors() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of the listing
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+def test_what_no_tensor_uses_is_not_there_in_a_child(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    take(borrower, lend(lender, [torch.ones(2 * MB)]))
+
+    def resident() -> bool:
+        with open("/proc/self/maps") as maps:
+            mapped = [line.split()[0].split("-") for line in maps if "memfd:remora" in line]
+        held = [each for each in descriptors() if "memfd:remora" in each]
+        return sum(int(end, 16) - int(start, 16) for start, end in mapped) < 5 * MB and not held
+
+    assert in_child(resident)()
+    assert (array_in(storage) == 1.0).all()
+
+
+def test_a_child_of_a_child_has_its_own_too(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    array = array_in(storage)
+
+    def fork_again() -> bool:
+        ask = in_child(lambda: bool((array == 1.0).all()))
+        array[:] = 3.0
+        return ask() and bool((array == 3.0).all())
+
+    assert in_child(fork_again)()
+    assert (array == 1.0).all()
+
+
+def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: shm.Lender) -> None:
+    """The one that waits for it has to see what the lender writes."""
+    borrower = loans.Borrower()
+    lent = Lent(lender, 5.0)
+    [storage], filling = borrower.take(lent.reference, 0.0)
+    assert filling is not None
+    ask = in_child(lambda: filling.wait(lambda: True) is False)
+    lent.placement.fill(lent.buffers)
+    lent.placement.tell()
+    assert filling.wait(lambda: False)
+    assert (array_in(storage) == 5.0).all()
+    assert ask(), "a child does not wait for what is its parent's"
+    del storage
+    assert borrower.given_back() == lent.loans
+
+
+def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    stop = threading.Event()
+
+    def count(array: Any) -> int:
+        done = 0
+        while not stop.is_set():
+            array += 1  # (numpy lets others have the interpreter meanwhile)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(8):
+            stop.clear()
+            [storage] = take(borrower, lend(lender, [torch.zeros(MB // 2)]))
+            array = array_in(storage)
+            counting = pool.submit(count, array)
+            while not array[-1]:
+                pass
+            assert in_child(lambda: True)()
+            stop.set()
+            assert (array == counting.result(10)).all()
+            lender.take_back(borrower.given_back(), "b", 0.0)
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM])
+def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+
+    def refuse(*_: int) -> bool:
+        ctypes.set_errno(error)
+        return False
+
+    monkeypatch.setattr(shm, "populate", refuse)
+    array = array_in(storage)
+    ask = in_child(lambda: bool((array == 1.0).all()))
+    monkeypatch.undo()
+    assert len(borrower.given_back()) == (error == errno.EINVAL), "older systems have copied them when they were mapped"
+    array[:] = 2.0
+    assert ask()
+
+
+def test_a_fork_without_loans_changes_nothing(lender: shm.Lender) -> None:
+    borrower = loans.Borrower()
+    addresses = set()
+    for _ in range(2):
+        [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+        addresses.add(storage.data_ptr())
+        del storage
+        lender.take_back(borrower.given_back(), "b", 0.0)
+        assert in_child(lambda: True)()
+    assert len(addresses) == 1

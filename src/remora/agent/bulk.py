@@ -12,8 +12,8 @@ from __future__ import annotations
 import errno
 import logging
 import struct
+import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from remora.agent.handover import DEVICE, Handover
 from remora.transport import loans, shm
@@ -27,6 +27,9 @@ log = logging.getLogger("remora")
 SHARED_FROM = 1 << 16  # bytes of tensors in a message; below, the kernel copies them faster than we can arrange this
 
 ATTEMPTS = 100  # to copy something, if we are interrupted each time
+GRACE = 0.5  # seconds after which a copy that was to be made later is made by another thread
+
+_SHORTAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}  # it passes
 
 _TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what is given back, behind that
 
@@ -40,22 +43,26 @@ def lent_bytes(body: bytes | bytearray | memoryview) -> int:
     """How much memory a message has lent, by its body."""
     end = len(body) - _TAIL.size
     reference, returned = _TAIL.unpack_from(body, end)
-    return shm.size_of(body, end - returned - reference)
+    return shm.lent_bytes(body, end - returned - reference)
 
 
 class Sharing:
     """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
 
-    __slots__ = ("_borrower", "_key", "_lender", "_now", "handover", "name", "unused", "willing")
+    __slots__ = (
+        "_again_at", "_borrower", "_key", "_late", "_lender", "handover", "name", "now", "unused", "willing",
+    )  # fmt: skip
 
     def __init__(
         self, lender: shm.Lender, key: WorkerKey, name: str, device_memory: int, now: Callable[[], float]
     ) -> None:
         self._lender = lender
         self._key = key
-        self._now = now
+        self.now = now
         self.name = name
-        self.willing = False  # the peer can use what we lend
+        self.willing = False  # the peer can use what we lend,
+        self._again_at = 0.0  # but not before this time
+        self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
         self._borrower = loans.Borrower()
         self.unused = self._borrower.unused  # what has to be given back
         self.handover = Handover(name, device_memory, self.unused)
@@ -63,53 +70,49 @@ class Sharing:
     def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
         """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message was
         sent, if that is still to be done. None if they have to go another way."""
-        if not self.willing:
+        now = self.now()
+        if not self.willing or now < self._again_at:
             return None
-        segment = self._lender.lend(shm.room_for(packed.buffers), self._key)
-        if segment is None:
+        placement = self._lender.lend(packed.buffers, self._key, now)
+        if placement is None:
             return None
-        reference = segment.refer(packed.buffers)
+        try:
+            return self._lent(placement, packed, now)
+        except BaseException:  # a device failed, or Ctrl-C: the message is not sent
+            self._lender.retract(placement, self.now())
+            raise
+
+    def _lent(self, placement: shm.Placement, packed: Packed, now: float) -> tuple[bytes, Callable[[], None] | None]:
         fill: Callable[[], None] | None = None
         if packed.loading is not None:
-            self._load(segment, packed, reference)
-        elif segment.size > shm.LATER:
-            self._fill(segment, packed)
+            self._load(placement, packed)
+        elif placement.bytes > shm.LATER:
+            self._fill(placement, packed)
         else:
-            fill = partial(self._fill, segment, packed)
+            placement.fill_later()
+            fill = self._late[id(placement)] = Copying(self, placement, packed, now)
         if fill is None:
             packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
+        reference = placement.refer()
         returned = self.returns() if self.unused else b""
         return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
 
-    def _fill(self, segment: shm.Segment, packed: Packed) -> None:
-        """Copy the tensors of a message, come what may: somebody waits for them, perhaps already."""
-        interruption: BaseException | None = None
-        for _ in range(ATTEMPTS):
-            if not segment.filling:
-                break
-            try:
-                if not segment.told:
-                    segment.fill(packed.buffers)
-                    segment.tell()
-                self._lender.filled(segment, self._now())
-            except BaseException as error:  # Ctrl-C, and the like
-                interruption = error
-        if interruption is not None:
-            raise interruption
+    def _fill(self, placement: shm.Placement, packed: Packed) -> None:
+        placement.fill(packed.buffers)
+        self._lender.filled(placement, self.now())
 
-    def _load(self, segment: shm.Segment, packed: Packed, reference: bytes) -> None:
+    def copied(self, copying: Copying) -> None:
+        """What was to be copied later is there."""
+        self._late.pop(id(copying.placement), None)
+        self._lender.filled(copying.placement, self.now())
+
+    def _load(self, placement: shm.Placement, packed: Packed) -> None:
         """The same for a message some of whose tensors come from devices, which can fail."""
         assert packed.loading is not None, "something is on its way"
         numbers = packed.loading.numbers
-        try:
-            segment.fill(packed.buffers, numbers)
-            packed.complete(segment.places(reference, numbers))
-            segment.tell()
-        except BaseException:
-            self._lender.take_back([segment.number], self._key, self._now())
-            raise
-        finally:
-            self._lender.filled(segment, self._now())
+        placement.fill(packed.buffers, numbers)
+        packed.complete(placement.memory(numbers))
+        self._lender.filled(placement, self.now())
 
     def borrow(self, frame: Frame) -> bool:
         """Give a message the memory it refers to. False if that cannot be had."""
@@ -121,14 +124,16 @@ class Sharing:
             end -= returned
         start = end - reference
         try:
-            frame.buffers, frame.filling = self._borrower.take(view[start:end], self._now())
+            frame.buffers, frame.filling = self._borrower.take(view[start:end], self.now())
         except (OSError, ValueError) as error:
             frame.buffers = None
-            self._borrower.unused.append(shm.number_of(view, start))
-            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            self._borrower.unused.extend(shm.loans_in(view[start:end]))
+            if isinstance(error, OSError) and error.errno in _SHORTAGE:
                 frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
+                self._borrower.unused.append(shm.SHORT)
+                log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, str(error))
                 return True
-            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, error)
+            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, str(error))
             return False
         for storage in frame.buffers:
             frame.size += storage.nbytes()
@@ -147,20 +152,58 @@ class Sharing:
 
     def _take_back(self, body: bytes | bytearray | memoryview) -> None:
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
-        self._lender.take_back(numbers, self._key, self._now())
+        if shm.SHORT in numbers:
+            self._again_at = self.now() + shm.PAUSE
+        self._lender.take_back(numbers, self._key, self.now())
         on_devices = [number for number in numbers if number & DEVICE]
         if on_devices:
             self.handover.take_back(on_devices)
 
     def trim(self, now: float) -> None:
-        """Unmap what has not been used for a while."""
+        """Unmap what has not been used for a while; and make copies that a sender was kept from making (by an exception in a
+        signal handler): the peer waits for them."""
         self._borrower.trim(now)
+        for copying in list(self._late.values()):
+            if now - copying.since > GRACE:
+                copying()
 
     def forget(self) -> None:
         """The peer is gone, or we are."""
         self._lender.forget(self._key)
         self._borrower.close()
+        self._late.clear()
         self.handover.forget()
+
+
+class Copying:
+    """Copies the tensors of a message to shared memory when the message has been sent, come what may: the peer waits for
+    them, perhaps already. Once: when they are there, the peer may change them. The first thread to begin does it, again if
+    it is interrupted; so if the sender never gets to it, the tick does (`Sharing.trim`)."""
+
+    __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
+
+    def __init__(self, sharing: Sharing, placement: shm.Placement, packed: Packed, now: float) -> None:
+        self._sharing = sharing
+        self.placement = placement
+        self._packed = packed
+        self._thread: dict[str, int] = {}  # the one that does it; `setdefault` decides
+        self.since = now
+
+    def __call__(self) -> None:
+        placement, me = self.placement, threading.get_ident()
+        interruption: BaseException | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                if self._thread.setdefault("", me) != me or not placement.filling:
+                    break
+                if not placement.told:
+                    placement.fill(self._packed.buffers)
+                    placement.tell()
+                self._sharing.copied(self)
+            except BaseException as error:  # Ctrl-C, and the like
+                interruption = error
+        if interruption is not None:
+            raise interruption
 
 
 class Bulk:

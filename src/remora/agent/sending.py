@@ -57,7 +57,7 @@ class Sending(ABC):
     """See the head of this file."""
 
     __slots__ = (
-        "_flush_due", "_followed", "_held_since", "_last_send", "_lazy", "_lazy_bytes", "_lent", "_room",
+        "_flush_due", "_followed", "_held_since", "_last_send", "_lazy", "_lazy_bytes", "_lent_at", "_room",
         "_room_wanted", "_unhurried_at", "_words", "_writing", "attended", "closed", "link", "pacing", "peer",
         "session", "sharing",
     )  # fmt: skip
@@ -67,7 +67,7 @@ class Sending(ABC):
         self.session: Session[Kept] = Session()
         self.link: StreamLink | None = None  # what carries the session now
         self.sharing: Sharing | None = None  # memory that the peer and we share
-        self._lent: deque[tuple[int, int]] = deque()  # messages with shared memory: number, bytes
+        self._lent_at = 0  # the number of the last message with shared memory (written under `_writing`)
         self.pacing = Pacing(self)  # of the requests that come in
         self.closed = False
         self._writing = threading.Lock()
@@ -120,7 +120,7 @@ class Sending(ABC):
             kept = len(data)
             if flags & SHARED:
                 kept += lent_bytes(body)
-                self._lent.append((number, kept))
+                self._lent_at = number
             session.kept.append((number, kept, data))  # (`keep`)
             session.kept_total += kept
             link = self.link
@@ -201,19 +201,14 @@ class Sending(ABC):
     def unsent_bytes(self) -> int:
         """How much waits to be written; without a link, or in shared memory, to be heard."""
         link = self.link
-        if self._lent and link is not None:
+        if self._lent_at > self.session.acked and link is not None:
             return self._lazy_bytes + link.outbox_bytes + self._lent_bytes()
         return self._lazy_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
 
     def _lent_bytes(self) -> int:
-        """How much we have lent with messages that the peer has not read."""
-        lent, acked = self._lent, self.session.acked
-        while lent and lent[0][0] <= acked:
-            try:
-                lent.popleft()
-            except IndexError:
-                break  # somebody else does the same
-        return sum(size for _, size in list(lent))
+        """How much we have lent with messages that the peer has not read: what they count for beyond their own bytes."""
+        kept = list(self.session.kept)
+        return sum(size - len(message) for _, size, message in kept if isinstance(message, bytes))
 
     def ask_to_read(self) -> None:
         """Have the peer show that it reads: `Pacing.answered` is called then."""
@@ -243,7 +238,7 @@ class Sending(ABC):
             kept = len(data)
             if flags & SHARED:
                 kept += lent_bytes(rest)
-                self._lent.append((number, kept))
+                self._lent_at = number
             session.keep(number, kept, data)
             batch.append(data)
             size += len(data)

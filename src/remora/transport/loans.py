@@ -1,16 +1,27 @@
-"""Segments that others have lent us (`shm`): mapped when they first come, used in place, given back with the last tensor.
+"""Memory that others have lent us (`shm`): used in place, and given back segment by segment, with the last tensor in each.
 
-A segment may come before it is filled: whoever unpacks its message waits for that (`Filling`).
+Lent memory is shared with its lender, so it may not be shared with anybody else. When this process is about to fork, every
+segment with a tensor in it becomes ours: its pages are mapped anew at the same address, as a private copy. From then on the
+tensors lie in memory like any other, of which parent and child have a copy each; the segments go back to their lenders. So
+to fork takes the time to copy what is on loan. All else of an arena is not there in a child (MADV_DONTFORK): a child made
+without Python's knowledge that looks at a borrowed tensor ends with a fault, and does not see what it should not.
+
+Why not map all of it as a private copy from the beginning? Each page that a receiver changes in place would be copied when
+it is first touched; and all of them would have to be thrown away before the segment is used again.
+
+A message may come before its memory is filled: whoever unpacks it waits for that (`Filling`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 import select
-import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -19,74 +30,61 @@ from typing import Any
 import torch
 
 from remora.transport import shm
-from remora.transport.shm import FILLED, PLACE, POPULATE, REFERENCE
+from remora.transport.shm import HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise, places_in
+from remora.wire.warm import everywhere
 
 PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
 
-_FAILED = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
-)  # fmt: skip
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_PRIVATE: int = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0) | getattr(mmap, "MAP_NORESERVE", 0x4000)
+_FIXED = 0x10  # MAP_FIXED: in the place of what is mapped there
 
+_FIRST = PAGE + HEAD  # where the first buffer of an arena can be
+_BYTE = torch.uint8
 _frombuffer = torch.frombuffer
 _nothing: Callable[[], torch.UntypedStorage] = partial(torch.UntypedStorage, 0)
+_arenas: dict[int, weakref.ref[_Arena]] = {}  # all that this process has borrowed from
 
 
 class Borrower:
-    """What one worker has of the segments of one other."""
+    """What one worker has of the memory of one other. For any number of threads, without a lock."""
 
     def __init__(self) -> None:
-        self._maps: dict[int, _Mapping] = {}
-        self._lock = threading.Lock()
+        self._arena: _Arena | None = None
         self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
 
     def take(self, reference: bytes | memoryview, now: float) -> tuple[list[torch.UntypedStorage], Filling | None]:
         """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or ValueError if
-        it cannot be had."""
-        number, process, descriptor, size, times, count = REFERENCE.unpack_from(reference)
-        places = [PLACE.unpack_from(reference, REFERENCE.size + index * PLACE.size) for index in range(count)]
-        with self._lock:
-            mapping = self._maps.get(number)
-            if mapping is None:
-                mapping = self._maps[number] = self._open(number, process, descriptor, size)
-            mapping.used_at = now
-        for at, length in places:
-            if at + length > mapping.size:
-                raise ValueError("a message refers to memory beyond its segment")
-        region: Any = mapping.kind.from_address(mapping.address)
-        region.loan = _Loan(mapping, number, self.unused)
+        it cannot be had; then none of it is on loan."""
+        number, process, descriptor, size, _, times, count = REFERENCE.unpack_from(reference)
+        places = places_in(reference, count)
+        spans = _spans(places, size)
+        arena = self._arena
+        if arena is None or arena.number != number or arena.forked:
+            arena = self._arena = _Arena(number, process, descriptor, size)
+        arena.used_at = now
+        filling = Filling(arena.mapping, places[0][1] - HEAD, times) if times else None
+        loans: dict[int, Any] = {}  # what exports the memory of each segment, and holds the token of its loan
+        for loan, (start, end) in spans.items():
+            loans[loan] = region = everywhere.from_address(arena.mapping.address)
+            region.token = _Token(arena, loan)
+            if arena.mapped.get(start, 0) < end:
+                arena.map(start, end)
+            arena.active[loan] = start, end, self.unused, filling  # from here on a fork makes all of it private
         storages = [
-            _frombuffer(region, dtype=torch.uint8, offset=at, count=length).untyped_storage() if length else _nothing()
-            for at, length in places
+            _frombuffer(loans[loan], dtype=_BYTE, offset=at, count=length).untyped_storage() if length else _nothing()
+            for loan, at, length in places
         ]
-        return storages, None if mapping.filled.value == times else Filling(mapping, times)
-
-    def _open(self, number: int, process: int, descriptor: int, size: int) -> _Mapping:
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(opened).st_size != size:
-                raise ValueError("a segment does not have the size it should have")
-            found = _Mapping(opened, size)
-        finally:
-            os.close(opened)
-        if ctypes.c_uint64.from_address(found.address).value != number:
-            raise ValueError("a segment is not the one that was lent")
-        return found
+        return storages, None if filling is None or filling.told else filling
 
     def trim(self, now: float) -> None:
-        """Unmap what has not been used for a while; what tensors still use stays for as long as they do."""
-        with self._lock:
-            for number in [number for number, mapping in self._maps.items() if now - mapping.used_at > 2 * shm.IDLE]:
-                del self._maps[number]
+        """Unmap what has not been used for a while."""
+        arena = self._arena
+        if arena is not None and not arena.active and now - arena.used_at > 2 * shm.IDLE:
+            self._arena = None
 
     def close(self) -> None:
         """Unmap everything that no tensor uses."""
-        with self._lock:
-            self._maps.clear()
+        self._arena = None
 
     def given_back(self) -> list[int]:
         """The segments that are not used any more; the lender has to be told."""
@@ -99,60 +97,139 @@ class Borrower:
         return numbers
 
 
-class Filling:
+class Filling(LateFill):
     """What a message lent us, while it is still being copied there."""
 
-    __slots__ = ("_mapping", "_times")
-
-    def __init__(self, mapping: _Mapping, times: int) -> None:
-        self._mapping = mapping
-        self._times = times
+    __slots__ = ()
 
     def wait(self, lender_lives: Callable[[], bool]) -> bool:
         """Return when all of it is there: in no time, unless the lender was stopped in the midst of it; False if it died."""
-        filled, times = self._mapping.filled, self._times
         patience = time.monotonic() + PATIENCE
-        while filled.value != times:
+        while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
+            if self.told:
+                return True
             if not lender_lives():
-                return bool(filled.value == times)
+                return self.told
             if time.monotonic() < patience:
                 os.sched_yield()  # the lender may wait for this very processor,
                 select.select((), (), (), 0.0)  # or, on another thread, for the interpreter
             else:
                 time.sleep(PATIENCE)
-        return True
+        return False
 
 
-class _Loan:
-    """What a message lent us. It ends with the last tensor that uses it."""
+class _Token:
+    """Says that a tensor lies in a segment that a message lent us. Dropped with the last tensor that does."""
 
-    __slots__ = ("_mapping", "_number", "_unused")
+    __slots__ = ("_arena", "_loan")
 
-    def __init__(self, mapping: _Mapping, number: int, unused: deque[int]) -> None:
-        self._mapping = mapping  # stays for as long
-        self._number = number
-        self._unused = unused
+    def __init__(self, arena: _Arena, loan: int) -> None:
+        self._arena = arena  # stays for as long
+        self._loan = loan
 
     def __del__(self) -> None:
-        self._unused.append(self._number)
+        # On whatever thread, at whatever moment: no lock. What takes the loan out of `active` gives the segment back.
+        span = self._arena.active.pop(self._loan, None)
+        if span is not None:
+            span[2].append(self._loan)
+        else:
+            self._arena.free(self._loan)
 
 
-class _Mapping:
-    """A segment in our address space. Not Python's `mmap`: that would keep a descriptor open for each."""
+# A segment, as far as a message uses it (from, to); where to note that it goes back; and whether it is filled.
+_Span = tuple[int, int, deque[int], "Filling | None"]
 
-    __slots__ = ("address", "filled", "kind", "size", "used_at")
 
-    def __init__(self, descriptor: int, size: int) -> None:
-        self.size = 0
-        self.kind: Any = ctypes.c_char * size
+def _spans(places: list[tuple[int, int, int]], size: int) -> dict[int, tuple[int, int]]:
+    """By loan, the pages that a message uses of its segment: from and to."""
+    if not places:
+        raise ValueError("a message refers to no memory")
+    found: dict[int, tuple[int, int]] = {}
+    for loan, at, length in places:
+        end = -(-(at + length) // PAGE) * PAGE
+        if at < _FIRST or end > size:
+            raise ValueError("a message refers to memory beyond its arena")
+        if loan in found:
+            start, before = found[loan]
+            found[loan] = start, max(before, end)
+        else:
+            found[loan] = (at - HEAD) // PAGE * PAGE, end
+    return found
+
+
+class _Arena:
+    """An arena of a lender, as this process has it."""
+
+    __slots__ = ("__weakref__", "_private", "active", "forked", "mapped", "mapping", "number", "used_at")
+
+    def __init__(self, number: int, process: int, descriptor: int, size: int) -> None:
+        self.number = number
         self.used_at = 0.0
-        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | POPULATE, descriptor, 0)
-        if address is None or address == _FAILED:
-            raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
-        self.address: int = address
-        self.filled = ctypes.c_uint64.from_address(address + FILLED)  # how often it was
-        self.size = size
+        self.active: dict[int, _Span] = {}  # what is on loan, by number
+        self._private: dict[int, _Span] = {}  # what was when we forked, and is in use
+        self.forked = False  # some of it is not shared with the lender any more: it is of no use for new messages
+        self.mapped: dict[int, int] = {}  # pages that we have had mapped: from, to
+        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(opened).st_size != size:
+                raise ValueError("an arena does not have the size it should have")
+            if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & shm.SEALS != shm.SEALS:
+                raise ValueError("an arena could lose its memory while we use it")
+            if os.pread(opened, 8, 0) != number.to_bytes(8, "little"):
+                raise ValueError("an arena is not the one that was lent")
+        except BaseException:
+            os.close(opened)
+            raise
+        self.mapping = Mapping(opened, size)
+        _arenas[id(self)] = weakref.ref(self)
 
-    def __del__(self, unmap: Callable[[int, int], object] = _munmap) -> None:  # (there may be no globals any more)
-        if self.size:
-            unmap(self.address, self.size)
+    def __del__(self, arenas: dict[int, Any] = _arenas) -> None:
+        arenas.pop(id(self), None)
+
+    def map(self, start: int, end: int) -> None:
+        """Have pages mapped at once."""
+        self.mapped[start] = end
+        shm.populate(self.mapping.address + start, end - start)
+
+    def part(self) -> None:
+        """We are about to fork: what is on loan becomes ours, and goes back to its lender."""
+        for loan, (start, end, unused, filling) in list(self.active.items()):
+            if filling is not None and not filling.told:
+                continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
+            self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
+            self._private[loan] = start, end, unused, None  # before it leaves `active`: its token looks in both, in turn
+            if self.active.pop(loan, None) is None:
+                self._private.pop(loan, None)  # its last tensor has just gone
+            elif self._make_private(start, end - start):
+                unused.append(loan)
+
+    def free(self, loan: int) -> None:
+        """The last tensor has gone of what became ours."""
+        span = self._private.pop(loan, None)
+        if span is not None:
+            madvise(self.mapping.address + span[0], span[1] - span[0], mmap.MADV_DONTNEED)
+
+    def _make_private(self, offset: int, size: int) -> bool:
+        """Replace shared pages by copies of our own, at the same address. A thread that writes there meanwhile does so to
+        the one or the other: what it wrote to a shared page is copied, and there is no time between the two.
+
+        False if we cannot be sure that all was copied. Then the lender does not get it back: what was not copied is still
+        seen by way of its page. If the pages cannot be replaced at all, they stay shared, and a child does not have them."""
+        address = self.mapping.address + offset
+        try:
+            shm.map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)
+        except OSError:
+            return False
+        return shm.populate(address, size) or ctypes.get_errno() == errno.EINVAL  # (older systems: MAP_POPULATE has done it)
+
+
+def _before_fork() -> None:
+    for reference in list(_arenas.values()):
+        arena = reference()
+        if arena is not None:
+            arena.part()
+
+
+if hasattr(os, "register_at_fork"):
+    # In a child nothing is on loan. (`shm` sees to the descriptors.)
+    os.register_at_fork(before=_before_fork, after_in_child=_arenas.clear)

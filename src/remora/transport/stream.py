@@ -263,8 +263,14 @@ class StreamLink:
             pass
 
     def close(self) -> None:
-        """Give the descriptor back. Only when no thread uses the link any more."""
+        """Give the descriptor back, and the memory of what came or went half. Only when no thread uses the link any more.
+
+        (The poller's entry for a link and the error that ended it are reference cycles: the memory should not wait for the
+        collector.)"""
         self.sock.close()
+        self._reader.drop()
+        self._outbox.clear()
+        self.outbox_bytes = 0
 
 
 def _keep_alive(unreachable_after: float) -> tuple[int, int]:

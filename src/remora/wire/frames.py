@@ -145,6 +145,11 @@ class FrameReader:
             self._parse(frames)
         return frames
 
+    def drop(self) -> None:
+        """Nothing more will come: let go of a frame that came half."""
+        self._parts = []
+        self._frame = self._unloading = self._sizes_of = None
+
     def _compact(self) -> None:
         rest = self._end - self._start
         self._buffer[:rest] = self._buffer[self._start : self._end]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from remora.wire.packed import Packed
-from remora.wire.warm import SMALLEST, warm
+from remora.wire.warm import SMALLEST, everywhere, warm
 
 _SAMPLES, _SAMPLE = 16, 64  # how many samples of a buffer, of how many bytes
 READ, _WRITE = 0x100, 0x200  # PyBUF_READ and PyBUF_WRITE
@@ -97,9 +97,9 @@ def buffer_of(storage: torch.UntypedStorage) -> memoryview:
     nbytes = storage.nbytes()
     if not nbytes:
         return memoryview(bytearray())
-    exporter: Any = (ctypes.c_ubyte * nbytes).from_address(_pointer(storage))
+    exporter: Any = everywhere.from_address(_pointer(storage))
     exporter.storage = storage  # slices of the view hold the exporter, and it holds the storage
-    return pickle.PickleBuffer(exporter).raw()
+    return pickle.PickleBuffer(exporter).raw()[:nbytes]
 
 
 def lasting_view(storage: torch.UntypedStorage) -> memoryview:

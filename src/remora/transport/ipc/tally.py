@@ -14,7 +14,6 @@ from enum import IntEnum
 
 import torch
 
-from remora.transport import shm
 from remora.transport.ipc.driver import Driver
 
 SLOTS = 256
@@ -40,24 +39,32 @@ _WORDS = len(Word)
 class Tally:
     """The page. Devices can use it from `attach` on."""
 
-    def __init__(self, page: mmap.mmap, segment: shm.Segment | None = None) -> None:
+    def __init__(self, page: mmap.mmap, made: tuple[int, int] | None = None) -> None:
         self._page = page
-        self._segment = segment
+        self._made = made  # number and descriptor, if it was made here
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         self._words = (ctypes.c_uint32 * (_WORDS * SLOTS)).from_address(self._address + _WORDS_AT)
         self._attached: tuple[Driver, torch.device, int] | None = None
 
     @classmethod
     def create(cls) -> Tally:
-        segment = shm.Segment(_SIZE)
-        assert segment.map is not None, "it was just made"
-        return cls(segment.map, segment)
+        descriptor = os.memfd_create("remora-tally", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, _SIZE)  # or a write would end the process when memory is short
+            page = mmap.mmap(descriptor, _SIZE)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        number = int.from_bytes(os.urandom(_NUMBER.size), "little")
+        _NUMBER.pack_into(page, 0, number)
+        return cls(page, (number, descriptor))
 
     @property
     def name(self) -> tuple[int, int, int]:
         """What another process needs to open it: number, process and descriptor."""
-        assert self._segment is not None, "only its maker can name it"
-        return self._segment.number, os.getpid(), self._segment.descriptor
+        assert self._made is not None, "only its maker can name it"
+        number, descriptor = self._made
+        return number, os.getpid(), descriptor
 
     @classmethod
     def open(cls, number: int, process: int, descriptor: int) -> Tally:
@@ -106,7 +113,7 @@ class Tally:
             driver, device, _ = self._attached
             with driver.on(device):
                 driver.unregister(self._address)
-        if self._segment is not None:
-            self._segment.close()
+        if self._made is not None:
+            os.close(self._made[1])
         else:
             self._page.close()
