@@ -93,22 +93,28 @@ class Agent:
         call = Call(peer, target)
         call.undo = packed.undo
         call.recording = packed.recording
+        sent = peer.outgoing.session.sent
         try:
             self._exchange(peer, call, kind, packed, flags, timeout)
         except (CallNotSent, NotInitialized):
             call.take_back()
             raise
-        except BaseException:  # Ctrl-C: nobody waits for the answer any more
-            self._give_up(peer, call)
+        except BaseException:  # Ctrl-C: no thread waits for the answer any more
+            self._give_up(peer, call, sent)
             raise
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()
 
-    def _give_up(self, peer: Peer, call: Call) -> None:
-        """Something else went wrong while a call was made. What was on the list may have been sent."""
-        if not peer.outgoing.forget(call) and not call.settled:
-            call.take_back()
+    def _give_up(self, peer: Peer, call: Call, sent: int) -> None:
+        """Something else went wrong while a call was made, which may have been sent. (`sent`: how many messages were,
+        before.) If it was, and is our own business, its outcome is taken note of."""
+        if not peer.outgoing.has_sent(call.id, sent):
+            peer.outgoing.forget(call)
+            if not call.settled:
+                call.take_back()
+        elif call.on_settled is None:
+            peer.outgoing.forget(call)
 
     def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
         """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
@@ -170,9 +176,6 @@ class Agent:
             call.future = None
             call.take_back()
             future._fail(error if translate is None else translate(error))
-        except BaseException:
-            self._give_up(peer, call)
-            raise
         return future
 
     def start_call(
@@ -187,12 +190,34 @@ class Agent:
         urgent: bool = True,
         asked: bool = False,
     ) -> None:
-        """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody. If it is not urgent,
-        it may wait a moment for company, and the reply is taken note of when somebody looks at the link next (at the next
-        tick at the latest). `asked`: the fault
-        plan, if there is one, has had its say."""
+        """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody. If it is not
+        urgent, it may wait a moment for company, and the reply is taken note of when somebody looks at the link next
+        (at the next tick at the latest). `asked`: the fault plan, if there is one, has had its say."""
         call.undo = packed.undo
         call.recording = packed.recording
+        channel = peer.outgoing
+        sent = channel.session.sent
+        try:
+            self._start(peer, channel, call, kind, packed, flags, timeout, control, urgent, asked)
+        except CallError:
+            raise
+        except BaseException:  # Ctrl-C: the program will never know of this call
+            self._give_up(peer, call, sent)
+            raise
+
+    def _start(
+        self,
+        peer: Peer,
+        channel: Channel,
+        call: Call,
+        kind: int,
+        packed: Packed,
+        flags: int,
+        timeout: float,
+        control: bool,
+        urgent: bool,
+        asked: bool,
+    ) -> None:
         if not self.running or peer.state != "alive":
             self._check(peer, call)
         left = call.limit(timeout, self.timeout)
@@ -200,16 +225,15 @@ class Agent:
             call.fail(_refused(call))
             call.settle(_at_once)
             return
-        channel = peer.outgoing
         if channel.full and not control:
             with waiting():
                 channel.wait_for_room(call)
             left = call.left()
         hurry = 0.0 < left < 2 * TICK  # the tick could come too late
+        urgent = urgent or hurry
         channel.pending[call.id] = call  # first: its deadline may have passed
         if hurry:
             self._expire_at(channel, call)
-        urgent = urgent or hurry
         if not urgent:
             channel.unhurried.add(call.id)
         elif hurry or call.future is None:
@@ -219,20 +243,20 @@ class Agent:
             self.attendance.expect(channel)
         if packed.buffers:
             self._send_large(channel, call, kind, packed, flags, left)
-        elif urgent and len(channel.pending) == 1:  # whoever makes one call at a time waits for it
+        elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
             channel.send(kind, call.id, packed.body, flags, left)
         elif urgent:
             channel.send_lazily(kind, call.id, packed.body, flags, left)
             if call.heeded and channel.attended:
-                channel.flush()  # nobody may come to do it
+                channel.flush()  # no thread may come to do it
         elif channel.send_unhurried(kind, call.id, packed.body, flags, left):
             self.company.expect(channel)
         if peer.state != "alive" or channel.closed:
             self._recheck(peer, call)
 
     def tell(self, peer: Peer, kind: int, packed: Packed) -> None:
-        """Send a control message that nobody answers. It is numbered and kept like any other, so it arrives: with the next
-        message, or in a moment."""
+        """Send a control message that nobody answers. It is numbered and kept like any other, so it arrives: with the
+        next message, or in a moment."""
         if self.running and peer.state == "alive":
             channel = peer.outgoing
             if channel.send_unhurried(kind, next_call_id(), packed.body):
@@ -262,6 +286,8 @@ class Agent:
         self.own_time.tick(now)
         self.timers.at(now + TICK, self._tick)
         self.peers.tick(now)
+        for peer in self.peers.all():
+            peer.outgoing.look_after_reader()
         self.door.tick(now)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
@@ -299,8 +325,8 @@ class Agent:
     # The end.
 
     def drain(self, seconds: float) -> bool:
-        """Wait until every request that was received has been answered; for so many real seconds, whatever the clock says.
-        Whether it has been."""
+        """Wait until every request that was received has been answered; for so many real seconds, whatever the clock
+        says. Whether it has been."""
         return wait_until(lambda: not self.dispatch.counts(), time.monotonic() + seconds)
 
     def idle(self, deadline: float) -> bool:
@@ -337,8 +363,8 @@ class Agent:
         self.peers.bulk.lender.close()
 
     def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
-        """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are on
-        their way arrive: if it is graceful, as long as those who wait for them take them."""
+        """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
+        on their way arrive: if it is graceful, as long as those who wait for them take them."""
         if not self.running:
             return
         self.running = False

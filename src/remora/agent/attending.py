@@ -36,36 +36,45 @@ class Attending(Receiving):
         asynchronous, and need not be woken. Returns when it is over, or if somebody else reads, or there is no link. Then
         `thread` is among those that are sleeping, until it is taken out again: somebody else may have read the reply."""
         self.flush()
+        incoming = next((call.peer.incoming for call in calls), None)  # all calls are to the same peer
+        if self._writing.holder or self._sorting.holder or (incoming is not None and incoming.is_busy()):
+            for call in calls:
+                self.check_reentry(call)
         self.visited = monotonic()
         if self._aside or self._long_aside:
             self._come_for(calls)
+        reading = self._reading
         while not over() and monotonic() < deadline:
-            port = self._port
-            if port is None or not self._reading.acquire(False):
+            port = None if self._inbox else self._port  # (a thread of the crew is about to go on with what is in the inbox)
+            if port is not None and reading.take():
+                try:
+                    self._rearm(port)  # the poller does not look meanwhile
+                    self._read_until(port, deadline, over)
+                finally:
+                    del reading.holder[0]
+                    self._leave()
+            elif port is not None and reading.mine():  # a signal handler interrupted a frame of this thread that waits
+                self._read_until(port, deadline, over, again=True)
+            else:
                 self.sleeping.add(thread)  # first: who leaves the link looks at it afterwards
                 self.watch()
                 break
-            try:
-                self._rearm(port)  # the poller does not look meanwhile
-                answered = self._read_until(port, deadline, over)
-            finally:
-                self._reading.release()
-                self._leave()
-            self._share_out(answered, calls)
+            self._share_out(calls)
         self.sleeping.add(thread)  # first: who puts something aside looks at it afterwards
         if self._aside or self._long_aside:
             self._come_for(calls)
 
-    def _read_until(self, port: Port, deadline: float, over: Callable[[], bool]) -> list[Call]:
-        """What is answered until it is over, or as soon as something is."""
-        answered: list[Call] = []
-        read = port.link.read_waiting
-        while not answered and not over() and port is self._port:
+    def _read_until(self, port: Port, deadline: float, over: Callable[[], bool], again: bool = False) -> None:
+        """Read until it is over, or some call is answered. Has the role."""
+        link = port.link
+        while not self._answered and not self._inbox and not over() and port is self._port:
             left = None if deadline == NEVER else deadline - monotonic()
             if left is not None and left <= 0:
                 break
-            answered = self._receive(port, read, left)
-        return answered
+            link.await_bytes(left, again)
+            if port is not self._port:
+                break
+            self._receive(port, link.read_some)
 
     def _leave(self) -> None:
         """The thread has read. The poller looks from now on, unless the channel is attended and nothing else expected."""
@@ -78,8 +87,16 @@ class Attending(Receiving):
         elif port is not None and port.link.outbox_bytes:
             self._rearm(port)
 
-    def _share_out(self, answered: list[Call], calls: Collection[Call]) -> None:
+    def _share_out(self, calls: Collection[Call]) -> None:
         """What was answered goes to the thread, if it came for that, or there is nothing to unpickle; or to others."""
+        answered = list(self._answered)
+        try:
+            self._share(answered, calls)
+        except BaseException:  # struck: the crew passes on what we may not have
+            have_settled(self._crew, answered)
+            raise
+
+    def _share(self, answered: Collection[Call], calls: Collection[Call]) -> None:
         empty: list[Call] = []
         mine: list[Call] = []
         others: list[Call] = []
@@ -101,6 +118,7 @@ class Attending(Receiving):
         others += [each for each in rest if (each.heeded or self.sleeping) and self._took(each)]
         if others:
             have_settled(self._crew, others)
+        self._have_passed(answered)  # before code of the program runs, which may take long
         settle(mine[:1])
         self._come_for(rest)
         if (self._aside or self._long_aside) and (self.closed or self.sleeping or not self.attended):
@@ -112,7 +130,11 @@ class Attending(Receiving):
     def _come_for(self, calls: Iterable[Call]) -> None:
         for each in calls:  # those that follow stay where they are: others may come for them meanwhile
             if self._took(each):
-                settle((each,))
+                try:
+                    settle((each,))
+                except BaseException:  # struck
+                    have_settled(self._crew, (each,))
+                    raise
 
     def pass_on(self, at_once: bool = False) -> None:
         """Let the crew have what nobody came for since the last time, or `at_once` all that was put aside."""

@@ -2,10 +2,9 @@
 
 (Tensors on devices: `remora.agent.handover`.)
 
-A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are. The
-receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or by a
-word (GIVE_BACK) that goes along with whatever else is sent next.
-"""
+A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are.
+The receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or
+by a word (GIVE_BACK) that goes along with whatever else is sent next. """
 
 from __future__ import annotations
 
@@ -68,8 +67,8 @@ class Sharing:
         self.handover = Handover(name, device_memory, self.unused)
 
     def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
-        """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message was
-        sent, if that is still to be done. None if they have to go another way."""
+        """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message
+        was sent, if that is still to be done. None if they have to go another way."""
         now = self.now()
         if not self.willing or now < self._again_at:
             return None
@@ -115,7 +114,10 @@ class Sharing:
         self._lender.filled(placement, self.now())
 
     def borrow(self, frame: Frame) -> bool:
-        """Give a message the memory it refers to. False if that cannot be had."""
+        """Give a message the memory it refers to. False if that cannot be had. A thread that is struck by an exception
+        in the midst of it leaves what it has borrowed with the message, and another one can do it again."""
+        if frame.loans is None:
+            frame.loans = {}
         view = memoryview(frame.body)
         end = len(view) - _TAIL.size
         reference, returned = _TAIL.unpack_from(view, end)
@@ -124,7 +126,7 @@ class Sharing:
             end -= returned
         start = end - reference
         try:
-            frame.buffers, frame.filling = self._borrower.take(view[start:end], self.now())
+            storages, filling = self._borrower.take(view[start:end], self.now(), frame.loans)
         except (OSError, ValueError) as error:
             frame.buffers = None
             self._borrower.unused.extend(shm.loans_in(view[start:end]))
@@ -135,9 +137,10 @@ class Sharing:
                 return True
             log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, str(error))
             return False
-        for storage in frame.buffers:
-            frame.size += storage.nbytes()
-        frame.body = bytes(view[:start])
+        size = frame.size + sum(storage.nbytes() for storage in storages)
+        body = bytes(view[:start])
+        # No call among these, so either all of it has happened or nothing.
+        frame.body, frame.size, frame.filling, frame.loans, frame.buffers = body, size, filling, None, storages
         return True
 
     def returns(self) -> bytes:
@@ -160,8 +163,8 @@ class Sharing:
             self.handover.take_back(on_devices)
 
     def trim(self, now: float) -> None:
-        """Unmap what has not been used for a while; and make copies that a sender was kept from making (by an exception in a
-        signal handler): the peer waits for them."""
+        """Unmap what has not been used for a while; and make copies that a sender was kept from making (by an exception
+        in a signal handler): the peer waits for them."""
         self._borrower.trim(now)
         for copying in list(self._late.values()):
             if now - copying.since > GRACE:
@@ -176,9 +179,9 @@ class Sharing:
 
 
 class Copying:
-    """Copies the tensors of a message to shared memory when the message has been sent, come what may: the peer waits for
-    them, perhaps already. Once: when they are there, the peer may change them. The first thread to begin does it, again if
-    it is interrupted; so if the sender never gets to it, the tick does (`Sharing.trim`)."""
+    """Copies the tensors of a message to shared memory when the message has been sent, come what may: the peer waits
+    for them, perhaps already. Once: when they are there, the peer may change them. The first thread to begin does it,
+    again if it is interrupted; so if the sender never gets to it, the tick does (`Sharing.trim`)."""
 
     __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
 

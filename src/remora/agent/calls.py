@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from remora.agent.futures import Future, Origin
+from remora.agent.turn import may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.options import check_timeout
@@ -146,22 +147,41 @@ class Call:
         return None
 
     def finish(self) -> None:
-        """Pass the outcome of an asynchronous call on. May run code of the program."""
-        future = self.future
-        if future is None:
-            assert self.on_settled is not None
-            self.on_settled(self)
-            return
-        self.future = None  # the future knows its call: together they would wait for the garbage collector
-        translate, self.translate = self.translate, None  # the program may keep the future, and with it the call
+        """Pass the outcome of an asynchronous call on. May run code of the program. Of several threads that try, one
+        does it; if that one is struck by an exception of a signal handler, another one can."""
+        future, on_settled = self.future, self.on_settled
+        self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:
-            value = self.value()
-        except BaseException as error:
-            self.reply = None
-            future._fail(error if translate is None else translate(error))
-        else:
-            self.reply = None  # the future knows its call for as long as the program keeps it
+            if future is not None:
+                self._pass_to(future)
+            elif on_settled is not None:
+                on_settled(self)
+        except BaseException:
+            if may_be_struck():
+                self.future, self.on_settled = future, on_settled
+            raise
+
+    def _pass_to(self, future: Future[Any]) -> None:
+        error, value = self._outcome()
+        if error is None:
             future._succeed(value)
+        else:
+            future._fail(error if self.translate is None else self.translate(error))
+        # The program may keep the future, and the future keeps its call: what the call does not need any more goes now.
+        self.reply = self.translate = None
+
+    def _outcome(self) -> tuple[BaseException | None, Any]:
+        """The error and the value. An exception that strikes this thread meanwhile is neither, and is raised."""
+        try:
+            if self.failure is None and self.reply is not None and self.reply.flags & FAILED:
+                return failures.load(bytes(self.reply.body)), None
+            return None, self.value()
+        except Exception as error:
+            return error, None
+        except BaseException as error:
+            if self.failure is None and may_be_struck():
+                raise
+            return error, None
 
     def cancel(self) -> bool:
         """The caller gives up. False if the call is settled."""
@@ -174,8 +194,8 @@ class Call:
         return True
 
     def attend(self, future: Future[Any], timeout: float | None, thread: object) -> None:
-        """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after that:
-        then `thread` sleeps, and must be woken, until it does `rise`."""
+        """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after
+        that: then `thread` sleeps, and must be woken, until it does `rise`."""
         lane = self.lane
         if lane is not None:
             deadline = self.deadline if timeout is None else min(self.deadline, self.peer.now() + timeout)
@@ -232,7 +252,7 @@ class Call:
                 pass  # it was awake already
 
     def sleep(self) -> None:
-        """Wait until somebody settles the call, or its deadline has passed. The lock is made first and the state looked at
+        """Wait until the call is settled, or its deadline has passed. The lock is made first and the state looked at
         then, so that no settling falls between the two."""
         if self.signal is None:
             lock = threading.Lock()
@@ -246,8 +266,8 @@ class Call:
         return self.signal.acquire(timeout=-1 if seconds is None else seconds)
 
     def limit(self, timeout: float, default: float) -> float:
-        """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as the
-        callee is told."""
+        """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as
+        the callee is told."""
         if timeout == UNSET_TIMEOUT:
             inherited = current_deadline.get()
             if inherited is not None and inherited != NEVER:

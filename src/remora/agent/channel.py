@@ -5,10 +5,9 @@ back, and one the peer dialled, for the other direction. Because only replies co
 for a reply may read the link itself, which saves waking it up; it settles what belongs to waiting threads and leaves
 everything that can run user code to the crew.
 
-Two locks guard the halves, taken in this order if both: `_reading` (receiving) and `_writing` (sending). Two small ones
-are taken last and held for a few instructions: `_arming` (what the poller watches) and `_room` (who waits for the peer to
-take something). None is held while user code runs.
-"""
+Two turns guard the halves, taken in this order if both: `_sorting` (receiving) and `_writing` (sending). None is held
+while user code runs. No thread of the program waits for one (`remora.agent.turn`); the crew does, when links come and
+go. """
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from remora.agent.functions import Announced, Heard
 from remora.agent.injection import interposed
 from remora.agent.receiving import Port
 from remora.agent.sending import Kept, Large
-from remora.agent.settling import have_settled
 from remora.errors import CallNotSent
 from remora.transport.poller import Poller
 from remora.transport.stream import StreamLink
@@ -31,6 +29,8 @@ from remora.vocabulary.messages import MessageType
 from remora.wire.frames import HEADER, Frame
 
 VOID = int(MessageType.VOID)
+CLOSING = 1.0  # seconds for which a channel that is closed waits for a thread that sorts what came
+LETTING_GO = 0.2  # seconds for which the crew waits to close a link
 
 
 class Owner(Protocol):
@@ -82,11 +82,13 @@ class Channel(Attending):
             self._crew.serve(partial(self._last_words, port, error))
 
     def _last_words(self, port: Port, error: BaseException) -> None:
-        """Writing failed. What the peer said before, its replies and perhaps its goodbye, is read before the link goes."""
-        with self._reading:
-            replies = self._receive(port, port.link.read) if port is self._port else []
+        """Writing failed. What the peer said before, its replies and perhaps its goodbye, is read before the link
+        goes."""
+        if port is self._port:
+            with self._sorting:
+                self._take_in(port, port.link.read)
         self._broken(port, error)
-        have_settled(self._crew, replies)
+        self.pass_answered()
         self.reconsider_reading()  # something may have come on a new link while we were in the way
 
     @property
@@ -95,8 +97,8 @@ class Channel(Attending):
         return self.pacing.paused
 
     def fail_pending(self, make_error: Callable[[Call], BaseException], answered_too: bool = True) -> None:
-        """Settle every call that waits on this channel with an error of its own. If not `answered_too`, those are left whose
-        reply is here and waits only for the owners of references in it."""
+        """Settle every call that waits on this channel with an error of its own. If not `answered_too`, those are left
+        whose reply is here and waits only for the owners of references in it."""
         while ids := [each for each in list(self.pending) if answered_too or each not in self.arriving]:
             for call_id in ids:
                 call = self.take(call_id)
@@ -109,7 +111,7 @@ class Channel(Attending):
     def attach(self, link: StreamLink, arrived: int, leftover: bytes = b"") -> None:
         """Carry on over a new link; the peer has `arrived` of our messages."""
         voided: list[int] = []
-        with self._reading:
+        with self._sorting:
             if self.closed:
                 link.close()
                 return
@@ -126,12 +128,11 @@ class Channel(Attending):
             if self.closed:  # nobody wants it any more
                 self._retire(port)
                 return
-            replies = self._receive(port, link.feed, leftover)  # before anybody reads on
+            self._take_in(port, partial(link.feed, leftover))  # before any thread reads on
         for call_id in voided:
             self._void(call_id)
         self._rearm(port)
-        if replies:
-            have_settled(self._crew, replies)
+        self.pass_answered()
         self.flush()
         self.pacing.connected_again()
 
@@ -167,11 +168,24 @@ class Channel(Attending):
     def _discard(self, port: Port) -> None:
         self._poller.remove(port, port.link.fileno())
         port.link.sever()  # wakes whoever reads it; the descriptor is closed when both halves are free
-        self._crew.see_to(lambda: self._close_link(port.link))
+        self._crew.see_to(partial(self._close_link, port.link, self._reading.holder.get(0)))
 
-    def _close_link(self, link: StreamLink) -> None:
-        with self._reading, self._writing:
-            link.close()
+    def _close_link(self, link: StreamLink, reader: int | None) -> None:
+        """Close the descriptor of a link that no thread uses. If the one that does has been interrupted by a signal
+        handler, it is closed with the last reference to it. `reader`: which turn of `_reading` may be at this link. It
+        has no other turn when it is about to wait there, and the number may soon be that of another file."""
+        writing, sorting, reading = self._writing, self._sorting, self._reading
+        if reader is not None and not reading.mine():
+            reading.waiters.wait(lambda: reading.holder.get(0) is not reader, LETTING_GO)
+        if sorting.wait(LETTING_GO):
+            try:
+                if writing.wait(LETTING_GO):
+                    try:
+                        link.close()
+                    finally:
+                        del writing.holder[0]
+            finally:
+                del sorting.holder[0]
         self.reconsider_reading()  # something may have come on the new link while we were in the way
         self.flush()
 
@@ -186,7 +200,7 @@ class Channel(Attending):
         if port is not None:
             self._port = self.link = None
             self._discard(port)
-        with self._reading:
+        with self._sorting:
             return self.session.received
 
     def cut(self, error: Exception) -> None:
@@ -196,7 +210,8 @@ class Channel(Attending):
             self._broken(port, error)
 
     def unheard(self) -> int:
-        """How much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer reads."""
+        """How much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer
+        reads."""
         link = self.link
         return len(self.session.kept) + len(self._lazy) + (link.outbox_bytes if link is not None else 0)
 
@@ -204,8 +219,10 @@ class Channel(Attending):
         """No more messages. Pending calls have been failed before."""
         self.closed = True
         self._retire(self._port)
-        with self._reading:
-            pass  # whatever came in before has been dealt with
+        sorting = self._sorting
+        if sorting.wait(CLOSING):  # what came in before has been dealt with
+            del sorting.holder[0]
+        self.pass_answered()
         self.pass_on(at_once=True)
         self._tell_room()
         self._forget_unsent()

@@ -6,8 +6,6 @@ under them that knows our futures and leaves all others to the original.
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -17,9 +15,11 @@ from typing import Any, Protocol, cast
 import torch
 
 from remora.agent.futures import Future, failure_of, when_done
+from remora.agent.turn import Turn
 from remora.clock import NEVER
 
 _collect_all = torch._C._collect_all
+_is_complete: Callable[[Any], bool] = torch._C.Future.done  # also as far as torch knows
 
 
 class Lane(Protocol):
@@ -117,16 +117,22 @@ class _Collection:
     def __init__(self, futures: list[torch.futures.Future[Any]]) -> None:
         self.futures = futures
         self.everything: Future[list[torch.futures.Future[Any]]] = Future(_Members(futures))
-        self._well = itertools.count(1).__next__  # how many have a value: no two threads get the same number
-        self._failed = threading.Lock()  # taken by the first that has none
+        self._missing = set(map(id, futures))  # those that have no value yet
+        self._concluding = Turn()
 
     def one_is_done(self, future: torch.futures.Future[Any]) -> None:
+        """May be called more than once for one future: a thread that is struck by an exception is followed by another."""
         error = None if getattr(future, "_failure", self) is None else failure_of(future)  # (most of ours have none)
         if error is None:
-            if self._well() == len(self.futures):
-                self.everything._succeed(self.futures)
-        elif self._failed.acquire(False):
-            self.everything._fail(error)
+            self._missing.discard(id(future))
+        if (error is not None or not self._missing) and not _is_complete(self.everything) and self._concluding.take():
+            try:
+                if error is None:
+                    self.everything._succeed(self.futures)
+                else:
+                    self.everything._fail(error)
+            finally:
+                del self._concluding.holder[0]
 
 
 def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:

@@ -108,16 +108,19 @@ class Crew:
         self._poller = poller
         self._watch = Watch(poller, self._start_thread, self._queued)
         self.nearly_done = self._watch.nearly_done  # the current thread is about to answer, and has nothing left to do then
-        self._lock = threading.Lock()  # guards the count and the set of threads below
+        # Guards the count. Nothing is called or made while it is held: the collector could run a destructor there, which
+        # might wait for a job that needs a place.
+        self._lock = threading.RLock()
         self._active = 0
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[threading.Thread] = set()  # each change is one operation, which needs no lock
         self.backlog: deque[Job] = deque()  # jobs that wait for a place
         self._services: deque[Job] = deque()
         self._chores: deque[Job] = deque()
         self._leisure: deque[Job] = deque()
         self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
-        self._left_behind = 0  # threads that had not gone home when we stopped waiting for them
+        self._left_behind = False  # `stop` waits no longer for threads that have not gone home
+        self._key = {0: True}  # whoever takes it closes the poller
 
     # The threads.
 
@@ -128,15 +131,14 @@ class Crew:
     def _start_thread(self) -> None:
         """Start a thread, which is counted as being on watch from now, so that nobody else starts one for the same need."""
         thread = threading.Thread(target=self._work, name=f"remora-{self.name}-{len(self._threads)}", daemon=True)
-        with self._lock:
-            if self._stopped:
-                return
-            self._threads.add(thread)
+        self._threads.add(thread)  # first: `stop` says that it stops, and then looks who is there
+        if self._stopped:
+            self._threads.discard(thread)
+            return
         try:
             thread.start()
         except RuntimeError:  # the interpreter is going down: those who are here must do
-            with self._lock:
-                self._threads.discard(thread)
+            self._threads.discard(thread)
             self._watch.enrol(-1)
 
     def _work(self) -> None:
@@ -152,13 +154,12 @@ class Crew:
         finally:
             if not self._stopped:
                 watch.leave()
-            with self._lock:
-                self._threads.discard(threading.current_thread())
-                last = not self._threads
-            if last and self._left_behind:
-                self._poller.close()
-            elif not last and self._stopped:
-                self._watch.stop()  # pass the news on
+            self._threads.discard(threading.current_thread())
+            if self._threads:
+                if self._stopped:
+                    self._watch.stop()  # pass the news on
+            elif self._left_behind:
+                self._lock_up()
 
     def _handle(self, events: list[Event]) -> None:
         """Take in what came, and run it."""
@@ -206,8 +207,11 @@ class Crew:
                 if not self.backlog or self._active >= self.limit or self._stopped:
                     return
                 self._active += 1
-                job = self.backlog.popleft()
             done = 1
+            try:
+                job = self.backlog.popleft()
+            except IndexError:
+                continue  # another thread was faster
             self._watch.step()  # C1
             here.in_job = True
             try:
@@ -298,25 +302,22 @@ class Crew:
 
     def counts(self) -> tuple[int, int, int]:
         """(threads, threads on watch, jobs running)."""
-        with self._lock:
-            return len(self._threads), max(self._watch.standing, 0), self._active
+        return len(self._threads), max(self._watch.standing, 0), self._active
 
     def busy(self, asleep: Set[threading.Thread]) -> int:
         """For tests: how much is being done or is to be done, not counting what is done by threads that sleep."""
-        with self._lock:
-            at_work = len(self._threads - asleep) - self._watch.standing
-            return at_work + len(self.backlog) + len(self._services) + len(self._chores) + len(self._leisure)
+        at_work = len(self._threads - asleep) - self._watch.standing
+        return at_work + len(self.backlog) + len(self._services) + len(self._chores) + len(self._leisure)
 
     def abandon(self) -> None:
         """In a forked child: there are no threads, and nothing is to be done."""
         self._stopped = True
-        self._lock = threading.Lock()  # one of the parent's threads may have held the other one
+        self._lock = threading.RLock()  # one of the parent's threads may have held the other one
 
     def stop(self, patience: float) -> int:
         """Let the threads go home. How many still run a function after `patience` seconds; the last one locks up."""
-        with self._lock:
-            self._stopped = True
-            threads = self._threads - {threading.current_thread()}
+        self._stopped = True
+        threads = self._threads - {threading.current_thread()}
         self.backlog.clear()  # their callers have lost us
         end = time.monotonic() + patience
         for thread in threads:
@@ -331,11 +332,16 @@ class Crew:
             self._serve()
         while self._leisure:
             self._do_one(self._leisure)
-        with self._lock:
-            self._left_behind = len(self._threads)
-        if not self._left_behind:
+        stuck = len(self._threads)
+        self._left_behind = True  # from here on, the last thread sees that it is the last; or we do
+        if not self._threads:
+            self._lock_up()
+        return stuck
+
+    def _lock_up(self) -> None:
+        """Close the poller, once: of several threads that find that none is left, one gets the key."""
+        if self._key.pop(0, None) is not None:
             self._poller.close()
-        return self._left_behind
 
 
 def _shielded(work: Callable[..., None], *args: object) -> None:

@@ -41,7 +41,7 @@ class Door:
         self.settings = settings
         self._bells: list[_Bell] = []
         self._room: str | None = None
-        self._lock = threading.Lock()  # guards _strangers and _closed
+        self._lock = threading.RLock()  # guards _strangers and _closed
         self._strangers: dict[_Stranger, None] = {}  # in the order in which they came
         self._closed = False
 

@@ -1,4 +1,5 @@
-"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to account."""
+"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to
+account."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
 from remora.errors import CallCancelled, NotInitialized
+from remora.options import check_timeout
 from remora.wire.failures import stack_of
 
 log = logging.getLogger("remora")
@@ -30,7 +32,6 @@ Watcher = Callable[[Any], None]
 Origin = tuple[CodeType, int]  # where something was started: a function, and how far it had come
 
 _Base: Any = torch._C.Future
-_guard = threading.Lock()  # guards the watchers of all futures; held for a few instructions
 
 
 class Cancellable(Protocol):
@@ -45,8 +46,9 @@ class Cancellable(Protocol):
 
 
 class _Failure:
-    """The error of a future, and whether anybody saw it. It ends with the future, and tells if nobody did. Apart from the
-    future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to the future."""
+    """The error of a future, and whether anybody saw it. It ends with the future, and tells if nobody did. Apart from
+    the future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to the
+    future."""
 
     __slots__ = ("error", "origin", "seen", "what")
 
@@ -69,8 +71,8 @@ class _Failure:
 
 
 def going_down(what: str) -> NotInitialized:
-    """The error for what would have to wait, or to lock, while the interpreter goes down: no other thread runs any more, and
-    those that are gone may have held any lock."""
+    """The error for what would have to wait, or to lock, while the interpreter goes down: no other thread runs any
+    more, and those that are gone may have held any lock."""
     return NotInitialized(f"{what}: the interpreter is going down")
 
 
@@ -82,7 +84,8 @@ def _place(origin: Origin) -> tuple[str, int]:
 
 
 def fresh(error: BaseException) -> BaseException:
-    """A copy of an error that is kept, to be raised: the one that is kept collects no traceback, and so keeps nothing."""
+    """A copy of an error that is kept, to be raised: the one that is kept collects no traceback, and so keeps
+    nothing."""
     try:
         twin = _copied(error)
         if type(twin) is not type(error) or twin.args != error.args:
@@ -136,7 +139,7 @@ class Future(torch.futures.Future[T]):
         self._settled = False
         self._value: T | None = None
         self._moment: streams.Moment | None = None  # when the value is there, on devices
-        self._watchers: Watcher | list[Watcher] | None = None
+        self._watchers: list[Watcher] | None = None
 
     @property
     def what(self) -> str:
@@ -145,68 +148,84 @@ class Future(torch.futures.Future[T]):
 
     # Settling, once; who may do it is decided by the table of pending calls.
 
+    # To do it again finishes what a thread began that was struck by an exception.
+
     def _succeed(self, value: T) -> None:
-        if streams.watched:
-            self._moment = streams.moment()
-        self._value = value
+        if not self._settled:
+            if streams.watched:
+                self._moment = streams.moment()
+            self._value = value
         self._announce()
-        _Base.set_result(self, value)
+        if not _Base.done(self):
+            _Base.set_result(self, value)
 
     def _fail(self, error: BaseException) -> None:
         # Their tracebacks would lead back here through the frames of whoever raised them, where no collector can follow.
         for each in chained(error):
             each.with_traceback(None)
-        failure = self._failure = _Failure(error, self.what, self._origin)
-        self._set_unwrap_func(failure.show)
+        if not self._settled:
+            failure = self._failure = _Failure(error, self.what, self._origin)
+            self._set_unwrap_func(failure.show)
         self._announce()
-        super().set_result(cast(T, error))
+        if not _Base.done(self):
+            super().set_result(cast(T, error))
 
     def set_result(self, result: T) -> None:
-        if self._settled:
-            super().set_result(result)  # raises, in torch's words
+        self._check_unsettled()
         self._succeed(result)
 
     def set_exception(self, result: T) -> None:
         assert isinstance(result, BaseException), f"{result!r} is not an exception"
-        if self._settled:
-            super().set_result(result)  # raises, in torch's words
+        self._check_unsettled()
         self._fail(result)
 
+    def _check_unsettled(self) -> None:
+        """Raise in torch's words. (torch itself may not know yet: a thread that waits is woken first.)"""
+        if self._settled:
+            raise RuntimeError(
+                "Future can only be marked completed once: it has its value, or an error (see `done()`), and keeps it"
+            )
+
     def _announce(self) -> None:
-        """Wake whoever waits. Before torch knows: that runs the program's callbacks, which may take their time."""
+        """Wake the threads that wait. Before torch knows: that runs the program's callbacks, which may take their
+        time."""
         self._settled = True
-        if self._watchers is not None:
+        if self._watchers:
             self._tell_watchers()
 
     def _tell_watchers(self) -> None:
-        with _guard:
-            watchers, self._watchers = self._watchers, None
-        if isinstance(watchers, list):
-            for watcher in watchers:
-                watcher(self)
-        elif watchers is not None:
-            watchers(self)
+        """A watcher is called before it is taken off the list, so that it is called whatever strikes this thread. Twice
+        does no harm."""
+        watchers = self._watchers
+        while watchers:
+            try:
+                watcher = watchers[0]
+            except IndexError:
+                break  # another thread tells them, too
+            watcher(self)
+            try:
+                watchers.remove(watcher)
+            except ValueError:
+                pass
 
     def _when_settled(self, watcher: Watcher) -> None:
-        """Call `watcher(self)` once, soon after the future is settled (at once if it is). It must not block."""
-        with _guard:
-            watchers = self._watchers
-            if watchers is None:
-                self._watchers = watcher
-            elif isinstance(watchers, list):
-                watchers.append(watcher)
-            else:
-                self._watchers = [watchers, watcher]
-        if self._settled:
+        """Call `watcher(self)` soon after the future is settled (at once if it is). It must not block, and may be
+        called twice."""
+        alone = [watcher]  # made before we look: no lock is needed, as the interpreter does not switch threads in between
+        if self._watchers is None:
+            self._watchers = alone
+        else:
+            self._watchers.append(watcher)
+        if self._settled:  # after it is on the list: a thread that settles the future either sees it there, or is seen here
             self._tell_watchers()
 
     def _forget(self, watcher: Watcher) -> None:
         """It does not want to be called any more."""
-        with _guard:
-            if isinstance(self._watchers, list):
-                self._watchers = [each for each in self._watchers if each is not watcher]
-            elif self._watchers is watcher:
-                self._watchers = None
+        try:
+            if self._watchers is not None:
+                self._watchers.remove(watcher)
+        except ValueError:
+            pass
 
     # Looking.
 
@@ -223,7 +242,8 @@ class Future(torch.futures.Future[T]):
             heed()
 
     def wait(self, timeout: float | None = None) -> T:
-        """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes on."""
+        """The value, or the call's error. With a timeout (seconds), TimeoutError if it takes longer: the call goes
+        on."""
         if timeout is not None:
             check_timeout(timeout, f"the timeout of wait() for {self.what}")
         if not self._settled:
@@ -283,8 +303,8 @@ class Future(torch.futures.Future[T]):
         return result
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
-        """Call `callback(self)` when the future is settled, in a clean state on whichever thread (see docs/calls.md). Calls
-        that it makes belong to what is recorded now."""
+        """Call `callback(self)` when the future is settled, in a clean state on whichever thread (see docs/calls.md).
+        Calls that it makes belong to what is recorded now."""
         self.followed = True
         self.heed()
         super().add_done_callback(partial(run_clean, recorded(callback)))
@@ -315,7 +335,8 @@ class Future(torch.futures.Future[T]):
     # Giving up.
 
     def cancel(self) -> bool:
-        """Give the call up: it fails with CallCancelled here; the callee is asked to stop if it can. False if settled."""
+        """Give the call up: it fails with CallCancelled here; the callee is asked to stop if it can. False if
+        settled."""
         if self._settled or isinstance(self._of, str) or not self._of.cancel():
             return False
         self._fail(CallCancelled(f"{self.what} was cancelled by its caller"))
@@ -346,8 +367,8 @@ def block_until(
     began: float | None = None,
     unsubscribe: Callable[[Callable[[object], None]], None] | None = None,
 ) -> None:
-    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. If it was in
-    vain, the callback is given to `unsubscribe`: there will often be another wait."""
+    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. If it
+    was in vain, the callback is given to `unsubscribe`: there will often be another wait."""
     if sys.is_finalizing():
         raise going_down(what)
     clock = clock or clock_here()
@@ -356,7 +377,10 @@ def block_until(
     signal.acquire()
 
     def wake(_: object) -> None:
-        signal.release()
+        try:
+            signal.release()
+        except RuntimeError:
+            pass  # it has been called before
 
     subscribe(wake)
 

@@ -8,13 +8,13 @@ or copied aside. What is small, or could not leave now in any case, is copied an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from remora.agent.bulk import SHARED_FROM
 from remora.agent.calls import Call
 from remora.agent.sending import STALL, Large, Sending
 from remora.errors import CallNotSent, SerializationError
-from remora.transport.stream import Part, StreamLink
+from remora.transport.stream import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire import memory
 from remora.wire.frames import HEADER, SHARED, lengths
@@ -63,12 +63,13 @@ class SendingLarge(Sending):
         link = self.link
         if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
             self._postpone(kind, flags, number, timeout, body, packed)
-        elif self._writing.acquire(timeout=self._lock_patience(kind, until - link.now())):
+        elif self._writing.wait(self._lock_patience(kind, until - link.now())):
             try:
                 self._write_large(kind, flags, number, timeout, body, packed, until)
             finally:
-                self._writing.release()
-        elif kind & RESPONSE or isinstance(call, int):
+                del self._writing.holder[0]
+            self._writing.waiters.notify()
+        elif kind & RESPONSE or isinstance(call, int) or self._writing.mine():
             self._postpone(kind, flags, number, timeout, body, packed)
         else:
             raise self._not_sent(call)
@@ -77,12 +78,12 @@ class SendingLarge(Sending):
     def _send_shared(
         self, kind: int, call: int, body: bytes, fill: Callable[[], None] | None, flags: int, timeout: float
     ) -> None:
-        """Send a message whose tensors are in shared memory, or will be there (`fill`) before whoever gets it looks."""
+        """Send a message whose tensors are in shared memory, or will be there (`fill`) before its receiver looks."""
         try:
             self.send(kind, call, body, flags, timeout)
         finally:
             if fill is not None:
-                fill()
+                fill()  # (if an exception strikes before it has begun, the tick has it made)
 
     def _lock_patience(self, kind: int, left: float) -> float:
         """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
@@ -106,15 +107,21 @@ class SendingLarge(Sending):
         while self._lazy:
             self._write_lazy()
         session = self.session
-        number, ack = session.stamp()
+        number, ack = session.sent + 1, session.received
         head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, ack, timeout) + body
         parts: tuple[Part, ...] = (head, *packed.buffers)
         size = len(head) + sum(map(len, packed.buffers))
-        session.keep(number, size, Large(call, parts, packed, memory.fingerprint(packed)))
-        if packed.loading is None:
-            self._put(parts, until)
-        else:
-            self._put_as_it_comes(number, head, packed, until)
+        large = Large(call, parts, packed, memory.fingerprint(packed))
+        link = self.link
+        try:
+            session.keep(number, ack, size, large)
+            if packed.loading is None:
+                self._put(parts, until)
+            else:
+                self._put_as_it_comes(number, head, packed, until)
+        except BaseException as error:
+            session.recover()
+            self._struck(link, error)
 
     def _put_as_it_comes(self, number: int, head: bytes, packed: Packed, until: float) -> None:
         """Write a message while its tensors come from a device. If the link fails, they are waited for all the same: the
@@ -122,12 +129,20 @@ class SendingLarge(Sending):
         link = self.link
         try:
             for ready in packed.pieces(head):
-                self._put(ready, until)
+                self._put_piece(ready, until)
                 self._hurry(link)
-        except BaseException as error:
+        except BaseException:
             self.session.amend(number, HEADER.pack(0, VOID, 0, 0, 0, number, 0, 0.0))
-            self._break_off(link, ConnectionError(f"a message broke off in the midst of it: {error}"))
             raise
+
+    def _put_piece(self, parts: Sequence[Part], until: float) -> None:
+        link = self.link
+        try:
+            self._put(parts, until)
+        except OSError as error:
+            if not is_of_socket(error):
+                raise
+            self._break_off(link, error)
 
     def _hurry(self, link: StreamLink | None) -> None:
         """Write what the kernel did not take at once, as far as it takes it now. A device copies more meanwhile."""
@@ -135,4 +150,6 @@ class SendingLarge(Sending):
             try:
                 link.flush()
             except OSError as error:
+                if not is_of_socket(error):
+                    raise
                 self._break_off(link, error)

@@ -51,7 +51,7 @@ class Pacing:
     def __init__(self, channel: Paced) -> None:
         self._channel = channel
         self.parked: deque[Resume] = deque()  # B1
-        self._lock = threading.Lock()  # guards what serves B2
+        self._lock = threading.RLock()  # guards what serves B2
         self.held: deque[Resume] = deque()  # what may not begin yet
         self._under_way = 0
         self._allowed = WINDOW
@@ -150,11 +150,14 @@ class Pacing:
             return [], False
         else:
             room = max(min(len(self.held), self._allowed - self._under_way), 0)
-        self._under_way += room
-        ask = len(self.held) > room and not self._asked
+        ready: list[Resume] = []
+        while self.held and len(ready) < room:  # (a destructor that runs here may take some)
+            ready.append(self.held.popleft())
+        self._under_way += len(ready)
+        ask = bool(self.held) and not self._asked
         if ask:
             self._asked, self._one_ended = True, False
-        return [self.held.popleft() for _ in range(room)], ask
+        return ready, ask
 
     # B3.
 

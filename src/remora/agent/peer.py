@@ -58,7 +58,7 @@ class Peer:
         self.gave_us_up = False  # it lives, but not for us
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.parted = False  # we said goodbye to it, behind our answers
-        self.lock = threading.Lock()  # guards state, doubt, dialling and incoming
+        self.lock = threading.RLock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.sharing: Sharing | None = None  # memory that it and we share
         self.clock = keeper.clock

@@ -1,15 +1,23 @@
-"""The receiving half of a channel: sorts what comes in, and lets threads that wait for a reply read the link themselves.
+"""The receiving half of a channel: sorts what comes in, and lets threads that wait for a reply read the link
+themselves.
 
-One lock, `_reading`, is held by whoever reads; nobody waits for it. A thread that finds another one reading sleeps until
-that one meets its reply. A small lock, `_arming`, is held while the poller is told what to watch.
-"""
+There are two turns, and no thread waits for either. `_reading` is a role: its holder waits for the link, or reads it,
+and the poller looks away meanwhile. A thread that finds another one reading sleeps until that one meets its reply.
+`_sorting` is a critical section: only in it bytes are read and messages sorted, and it is held for a few microseconds,
+never while waiting. So a signal handler that interrupts a waiting thread may read for itself; and if the holder of the
+role does not go on (its handler takes long), the tick lets the crew read in its stead (`look_after_reader`).
+
+What is read goes to the `_inbox`, and leaves it when it has been dealt with. An exception that strikes a thread in
+between leaves the rest there, and the crew goes on. Likewise `_answered`: asynchronous calls whose outcome is still to
+be passed on. """
 
 from __future__ import annotations
 
 import logging
-import threading
+import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,10 +26,11 @@ from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
 from remora.agent.large import SendingLarge
 from remora.agent.settling import have_settled, settle
-from remora.errors import ProtocolError
+from remora.agent.turn import Turn, may_be_struck
+from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
 from remora.transport.poller import READ, WRITE, Poller
-from remora.transport.stream import StreamLink
+from remora.transport.stream import StreamLink, is_of_socket
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire.frames import CARGO, FAILED, REFERENCES, SHARED, Damaged, Frame
 
@@ -30,6 +39,9 @@ log = logging.getLogger("remora")
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
 GIVE_BACK = int(MessageType.GIVE_BACK)
 DAMAGE_LIMIT = 8
+AWKWARD = CARGO | REFERENCES  # flags of messages with effects that must not happen twice
+
+_make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class LinkDamaged(OSError):
@@ -39,7 +51,7 @@ class LinkDamaged(OSError):
 class Port:
     """A link in the poller."""
 
-    __slots__ = ("again", "armed", "fileno", "link", "ready")
+    __slots__ = ("again", "armed", "fileno", "link", "ready", "unsure")
 
     def __init__(self, channel: Receiving, link: StreamLink) -> None:
         self.link = link
@@ -47,14 +59,16 @@ class Port:
         self.ready: Callable[[int], None] = partial(channel.ready, self)
         self.armed = 0  # what the poller was asked to watch for (-1: that is being decided)
         self.again = False  # it has to be asked again in any case: what it said was its last word, or nobody listened
+        self.unsure = False  # what it should watch for is to be decided again
 
 
 class Receiving(SendingLarge):
     """See the head of this file."""
 
     __slots__ = (
-        "_arming", "_arrived", "_crew", "_damaged_at", "_damages", "_poller", "_port", "_reading", "_requested",
-        "_said", "_unwatched", "arriving", "expected", "pending", "unhurried",
+        "_answered", "_arming", "_arrived", "_crew", "_damaged_at", "_damages", "_inbox", "_poller", "_port",
+        "_reader_seen", "_reading", "_requested", "_said", "_sorting", "_stalled", "_unwatched", "arriving", "expected",
+        "pending", "unhurried",
     )  # fmt: skip
 
     # What to do with what comes in.
@@ -72,8 +86,13 @@ class Receiving(SendingLarge):
         self._port: Port | None = None
         self._damages = 0  # links in a row that were of no use, since
         self._damaged_at = -1  # this many messages had arrived
-        self._reading = threading.Lock()
-        self._arming = threading.Lock()  # guards what is armed in the poller
+        self._reading = Turn()  # to wait for the link
+        self._sorting = Turn()  # to read it, and to sort what came
+        self._arming = Turn()  # to tell the poller what to watch for
+        self._inbox: deque[Frame] = deque()  # read, and not dealt with
+        self._answered: deque[Call] = deque()  # asynchronous calls whose outcome is to be passed on
+        self._reader_seen: int | None = None  # which turn of `_reading` the last tick saw
+        self._stalled: int | None = None  # … and the one before: the crew may read in its stead
         self._unwatched = False  # the poller is not to look for replies: a waiting thread reads them, or none is due
         self.expected: set[int] = set()  # those whose replies are to be noticed at once, though no thread may come to read
 
@@ -90,111 +109,142 @@ class Receiving(SendingLarge):
             port.again = True
         if link.outbox_bytes:
             self._drain(port)
-        if events == WRITE or not (self._reading.acquire(False) or self._take_turn(port)):
+        if events == WRITE or not self._read_in_turn(port):
             self._rearm(port)
             return
-        try:
-            replies = self._receive(port, link.read) if port is self._port else []
-        finally:
-            self._reading.release()
         if len(self.pending) > len(self.unhurried):
             self._unwatched = False  # a thread that found us reading sleeps now: nobody else looks for its reply
         if port.armed != READ or port.again or link.unread or link.outbox_bytes or self._unwatched or self.pacing.paused:
             self._rearm(port)
-        if replies:
-            have_settled(self._crew, replies)  # callbacks of the program: not while events wait
+        if self._answered:
+            self.pass_answered()  # callbacks of the program: not while events wait
+
+    def _read_in_turn(self, port: Port) -> bool:
+        """Read what is there, unless another thread does, and knows that something came."""
+        reading = self._reading
+        if reading.take() or self._take_turn(port):
+            try:
+                if port is self._port:
+                    self._receive(port, port.link.read)
+            finally:
+                del reading.holder[0]
+            return True
+        if self._stalled is not None and reading.holder.get(0) is self._stalled and port is self._port:
+            self._receive(port, port.link.read)
+            self.look_up()  # it may only have waited for long: then it has to see what we read
+            return True
+        return False
 
     def _take_turn(self, port: Port) -> bool:
-        """Have `_reading`, unless somebody else has: then that one knows, before it goes, that something came."""
-        while not self._reading.acquire(False):
+        """Have `_reading`, unless another thread has: then that one knows, before it goes, that something came."""
+        while not self._reading.take():
             port.again = True
             if self._reading.locked():
                 return False
         return True
 
-    def _receive(self, port: Port, read: Callable[..., list[Frame]], *how: Any) -> list[Call]:
-        """Read and sort what came in; the asynchronous calls that were answered. The caller holds `_reading`."""
-        answered: list[Call] = []
+    def _receive(self, port: Port, read: Callable[[], list[Frame]]) -> None:
+        """Read and sort what came in. If another thread sorts, have the poller tell of it again: that one may have read
+        before it came."""
+        sorting = self._sorting
+        if not sorting.take():
+            port.again = True
+            _make_way()
+            return
         try:
-            self._sort(read(*how), answered)
-        except BaseException as error:  # whatever it is, the stream is of no use from here on: a new link begins afresh
-            if isinstance(error, Damaged):
-                self._salvage(error.frames, answered)
-            self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
-            if not isinstance(error, Exception):
-                have_settled(self._crew, answered)  # they are off the list: nobody else would
-                raise
-        return answered
+            self._take_in(port, read)
+        finally:
+            del sorting.holder[0]
+        if sorting.waiters:
+            sorting.waiters.notify()
 
-    def _salvage(self, frames: list[Frame], answered: list[Call]) -> None:
-        """What came before the damage counts: else a link that is damaged often would never get anywhere."""
+    def _take_in(self, port: Port, read: Callable[[], list[Frame]]) -> None:
+        """Holds `_sorting`."""
         try:
-            self._sort(frames, answered)
+            self._inbox.extend(read())
+        except BaseException as error:  # how much was read is not known, or it makes no sense: a new link begins afresh
+            if isinstance(error, Damaged):
+                self._salvage(error.frames)
+            self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
+            if not (is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))):
+                raise
+            return
+        try:
+            self._sort()
+        except ProtocolError as error:
+            self._inbox.clear()  # it comes again
+            self._broken(port, self._damage(error))
+
+    def _salvage(self, frames: list[Frame]) -> None:
+        """What came before the damage counts: else a link that is damaged often would never get anywhere."""
+        self._inbox.extend(frames)
+        try:
+            self._sort()
         except ProtocolError:
-            pass  # a second kind of damage, on a link that is given up anyway
+            self._inbox.clear()  # a second kind of damage, on a link that is given up anyway
 
     def _damage(self, error: ProtocolError) -> Exception:
-        """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time and
-        again, is the peer itself at fault."""
+        """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time
+        and again, is the peer itself at fault."""
         self._damages = self._damages + 1 if self.session.received == self._damaged_at else 1
         self._damaged_at = self.session.received
         return error if self._damages > DAMAGE_LIMIT else LinkDamaged(str(error))
 
-    def _sort(self, frames: list[Frame], answered: list[Call]) -> None:
-        session, pending = self.session, self.pending
+    def _sort(self) -> None:
+        """Deal with what is in the inbox, in the order of arrival. Holds `_sorting`.
+
+        A message leaves the inbox after all else, so a thread that is struck leaves it there, and the crew deals with
+        it once more. That does no harm: a reply finds its call taken off the list, and everything that is not a plain
+        reply is left to the crew by a thread that could be struck."""
+        inbox, session, pending = self._inbox, self.session, self.pending
         requests = 0
-        for frame in frames:
-            if frame.ack > session.acked:
-                session.acknowledged(frame.ack)
-                if self._room_wanted:
-                    self._tell_room()
-            if frame.number == 0:
-                session.expect(frame.call)
-                if frame.kind == PING:
-                    self._crew.serve_quickly(self._pong)
-                elif frame.kind == PONG:
-                    self.pacing.answered()
-                continue
-            shared = frame.flags & SHARED
-            size = frame.size + lent_bytes(frame.body) if shared else frame.size
-            if frame.number == session.received + 1:  # what `accept` says of most messages
+        call: Call | None = None
+        try:
+            while inbox:
+                frame = inbox[0]
+                if frame.ack > session.acked:
+                    session.acknowledged(frame.ack)
+                    if self._room:
+                        self._tell_room()
+                if frame.number == 0:
+                    self._heard(frame)
+                    inbox.popleft()
+                    continue
+                if frame.number != session.received + 1 and not session.accept(frame.number, 0):
+                    inbox.popleft()  # it is here already
+                    continue
+                size = frame.size
+                if frame.flags & SHARED and frame.buffers == ():
+                    size += lent_bytes(frame.body)
+                    self._borrow(frame)
+                if frame.flags & AWKWARD or not frame.kind & RESPONSE:
+                    if frame.kind != GIVE_BACK and may_be_struck() and not self.closed:  # (then there may be no crew)
+                        self._crew.see_to(self.go_on)
+                        break
+                    try:
+                        requests += self._take_apart(frame)
+                    except (ProtocolError, MemoryError):
+                        raise
+                    except Exception:
+                        if may_be_struck():
+                            raise
+                        log.exception("a message from %s makes no sense", self.peer)  # nor will it the next time
+                else:
+                    call = pending.get(frame.call)
+                    if call is not None:  # else it was given up: the reply is late
+                        call.reply = frame
+                        if pending.pop(frame.call, None) is not None:  # from here on it is ours to settle
+                            self._settle(call, frame)
+                        call = None
                 session.received = frame.number
                 session.owed_bytes += size
-            elif not session.accept(frame.number, size):
-                continue
-            if shared:
-                self._borrow(frame)
-            if frame.flags & CARGO:
-                self._land(frame)
-            if frame.flags & REFERENCES:
-                self._arrive(frame)
-            if frame.kind & RESPONSE:
-                arriving = frame.arrival is not None and frame.arrival.pending
-                call = pending.get(frame.call) if arriving else pending.pop(frame.call, None)
-                if not arriving:
-                    if self.unhurried:
-                        self.unhurried.discard(frame.call)
-                    if self.expected:  # (after it was taken off the list: see `expect`)
-                        self.expected.discard(frame.call)
-                if call is None:
-                    continue  # it was given up: the reply is late
-                if arriving:
-                    self.arriving.add(frame.call)
-                    frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
-                    continue
-                call.reply = frame
-                if not call.asynchronous:
-                    if call.signal is not None:
-                        call.wake()
-                elif call.future is None and not frame.flags & FAILED:
-                    settle((call,))  # our own business: no code of the program runs
-                else:
-                    answered.append(call)
-            elif frame.kind >= 0x100:
-                requests += 1
-                self._requested(frame)
-            else:
-                self._said(frame)
+                inbox.popleft()
+        except BaseException as error:
+            if call is not None and call.id not in pending:
+                self._answered.append(call)
+            if not isinstance(error, ProtocolError):
+                self._crew.see_to(self.go_on)
+            raise
         if session.received - session.told >= OWED_MESSAGES or session.owed_bytes >= OWED_BYTES:  # (`owes`)
             self._crew.serve_quickly(self._acknowledge)
         pacing = self.pacing
@@ -202,6 +252,78 @@ class Receiving(SendingLarge):
             pacing.took(requests)
         if pacing.parked or pacing.held:
             pacing.go_on()  # the peer may have said that it has what was lent to it
+
+    def _heard(self, frame: Frame) -> None:
+        """A word that belongs to this connection alone."""
+        self.session.expect(frame.call)
+        if frame.kind == PING:
+            self._crew.serve_quickly(self._pong)
+        elif frame.kind == PONG:
+            self.pacing.answered()
+
+    def _settle(self, call: Call, frame: Frame) -> None:
+        """A call was answered, and is off the list."""
+        if self.unhurried:
+            self.unhurried.discard(call.id)
+        if self.expected:  # (after it was taken off the list: see `expect`)
+            self.expected.discard(call.id)
+        if not call.asynchronous:
+            if call.signal is not None:
+                call.wake()
+        elif call.future is None and not frame.flags & FAILED:
+            settle((call,))  # our own business: no code of the program runs
+        else:
+            self._answered.append(call)
+
+    def _take_apart(self, frame: Frame) -> int:
+        """Deal with a message that is more than a plain reply. How many requests that was. Never runs twice for one
+        message."""
+        if frame.flags & CARGO:
+            self._land(frame)
+        if frame.flags & REFERENCES:
+            self._arrive(frame)
+        if frame.kind & RESPONSE:
+            if frame.arrival is not None and frame.arrival.pending:
+                call = self.pending.get(frame.call)
+                if call is not None:
+                    self.arriving.add(frame.call)
+                    frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
+            elif (call := self.pending.pop(frame.call, None)) is not None:
+                call.reply = frame
+                self._settle(call, frame)
+        elif frame.kind >= 0x100:
+            self._requested(frame)
+            return 1
+        else:
+            self._said(frame)
+        return 0
+
+    def go_on(self) -> None:
+        """Deal with what another thread left behind. Runs on a thread of the crew."""
+        with self._sorting:
+            try:
+                self._sort()
+            except ProtocolError as error:
+                self._inbox.clear()
+                if self._port is not None:
+                    self._broken(self._port, self._damage(error))
+        self.pass_answered()
+
+    def pass_answered(self) -> None:
+        """Have the crew pass on the outcomes of asynchronous calls."""
+        calls = list(self._answered)
+        have_settled(self._crew, calls)
+        self._have_passed(calls)
+
+    def _have_passed(self, calls: Iterable[Call]) -> None:
+        """The outcomes of these calls are seen to. They leave the queue after that, so a thread that is struck leaves
+        them there, and a signal handler on top of this frame finds them. Two threads may pass on the same one: the
+        second finds nothing to do (`Call.finish`)."""
+        for call in calls:
+            try:
+                self._answered.remove(call)
+            except ValueError:
+                pass  # another thread was quicker
 
     def _borrow(self, frame: Frame) -> None:
         """Give a message the shared memory it refers to. If we cannot have it, its sender should not try again."""
@@ -248,26 +370,25 @@ class Receiving(SendingLarge):
         self.say(ACK)
 
     def await_reply(self, call: Call) -> None:
-        """Wait until a synchronous call is settled, reading the link if nobody else does."""
+        """Wait until a synchronous call is settled, reading the link if no other thread does."""
+        incoming = call.peer.incoming
+        if self._writing.holder or self._sorting.holder or (incoming is not None and incoming.is_busy()):
+            self.check_reentry(call)
         deadline, now = call.deadline, call.peer.now
+        reading = self._reading
         while True:
-            port = self._port
-            if port is not None and self._reading.acquire(False):
-                answered: list[Call] = []  # calls of others: the crew is to have them at once
+            port = None if self._inbox else self._port  # (a thread of the crew is about to go on with what is in the inbox)
+            if port is not None and reading.take():
                 try:
-                    while call.id in self.pending and port is self._port and not answered:
-                        left = None if deadline == NEVER else deadline - now()
-                        answered = self._receive(port, port.link.read_waiting, left)
-                        if left is not None and left <= 0:
-                            break
+                    self._read_reply(call, port)
                 finally:
-                    self._reading.release()
+                    del reading.holder[0]
                     if len(self.pending) > len(self.unhurried):
-                        self._unwatched = False  # somebody else waits
+                        self._unwatched = False  # another thread waits
                     if not self._unwatched:
-                        self._rearm(port)
-                if answered:
-                    have_settled(self._crew, answered)
+                        self.reconsider_reading()  # (there may be a new link, which was not armed because we had the role)
+            elif port is not None and reading.mine():  # a signal handler interrupted a frame of this thread that waits
+                self._read_reply(call, port, again=True)
             else:
                 self.expect(call)
                 call.sleep()
@@ -276,6 +397,58 @@ class Receiving(SendingLarge):
             if deadline != NEVER and deadline <= now():
                 self.forget(call)
                 raise call.timed_out()
+
+    def _read_reply(self, call: Call, port: Port, again: bool = False) -> None:
+        """Read until a call is settled, its deadline has passed, or the link is gone. Has the role."""
+        deadline, now, link = call.deadline, call.peer.now, port.link
+        while call.id in self.pending and port is self._port:
+            left = None if deadline == NEVER else deadline - now()
+            link.await_bytes(left, again)
+            if port is not self._port:
+                break
+            self._receive(port, link.read_some)
+            if self._answered:
+                self.pass_answered()
+            if self._inbox or (left is not None and left <= 0):
+                break
+
+    def check_reentry(self, call: Call) -> None:
+        """Raise if a frame of this very thread is in the midst of a message to or from this peer: no answer could be
+        had before it goes on. Happens to signal handlers and destructors, within a few microseconds."""
+        incoming = call.peer.incoming
+        if self.in_midst() or (incoming is not None and incoming.takes_in()):
+            self.forget(call)
+            raise CallOutcomeUnknown(
+                f"{call.what}: a signal handler or destructor called while Remora was in the midst of a message to or from "
+                f"{self.peer} on the same thread, so the answer cannot be waited for there. The call is sent when it "
+                f"returns. Use rpc_async there, or leave the call to another thread."
+            )
+
+    def in_midst(self) -> bool:
+        """Whether a frame of this very thread is in the midst of a message to or from this peer."""
+        return self._writing.mine() or self._sorting.mine()
+
+    def is_busy(self) -> bool:
+        """Whether some thread is: a quick look before `takes_in`."""
+        return bool(self._reading.holder or self._writing.holder or self._sorting.holder)
+
+    def takes_in(self) -> bool:
+        """For the channel of the peer's own calls, which no thread of the program reads: the same as `in_midst`, or about
+        to be. No other thread would read what the peer asks of us before it answers; and we are the peer, perhaps."""
+        return self._reading.mine() or self.in_midst()
+
+    def look_after_reader(self) -> None:
+        """Called at each tick. A thread that has waited for the link since the last one may not go on, if a signal
+        handler interrupted it: let the crew read, too."""
+        if self._lazy:
+            self.flush()  # an exception may have struck the thread that was to do it
+        if self._answered:
+            self.pass_answered()  # likewise
+        holder = self._reading.holder.get(0) if self.pending else None
+        if holder is not None and holder is self._reader_seen and holder is not self._stalled:
+            self._stalled = holder
+            self.watch(again=True)
+        self._reader_seen = holder
 
     def expect(self, call: Call) -> None:
         """Somebody wants to hear of the reply to this call, and does not read: see to it that it is noticed."""
@@ -302,27 +475,46 @@ class Receiving(SendingLarge):
                 self._rearm(port)
 
     def _rearm(self, port: Port) -> None:
-        """Have the poller watch for what there is to watch for now. Whoever has read calls this when it has left, unless
-        the port is armed for reading; which it is not, from before we look whether somebody reads."""
-        with self._arming:
-            armed, port.armed = port.armed, -1
-            events = WRITE if port.link.outbox_bytes else 0
-            if not self._unwatched and not self.pacing.paused and not self._reading.locked():
-                events |= READ  # (whoever reads arms it afterwards)
-            if port is self._port and (events != armed or port.again or port.link.unread):
-                port.again = False
-                if events == READ and self._poller.lasts:
-                    self._poller.arm_to_last(port)
-                else:
-                    self._poller.arm(port, events)
-            port.armed = events
+        """Have the poller watch for what there is to watch for now. Whoever has read calls this when it has left,
+        unless the port is armed for reading; which it is not, from before we look whether somebody reads."""
+        arming = self._arming
+        port.unsure = True  # if another thread, or a frame below of this one, decides at this moment, it does so once more
+        while port.unsure and arming.take():
+            try:
+                port.unsure = False
+                self._arm(port)
+            finally:
+                del arming.holder[0]
+
+    def _arm(self, port: Port) -> None:
+        armed, port.armed = port.armed, -1
+        events = WRITE if port.link.outbox_bytes else 0
+        if not self._unwatched and not self.pacing.paused and not self._is_read():
+            events |= READ  # (the thread that reads arms it afterwards)
+        if port is self._port and (events != armed or port.again or port.link.unread):
+            port.again = False
+            if events == READ and self._poller.lasts:
+                self._poller.arm_to_last(port)
+            else:
+                self._poller.arm(port, events)
+        port.armed = events
+
+    def _is_read(self) -> bool:
+        """Whether a thread reads the link, and goes on."""
+        if not self._reading.locked():
+            return False
+        return self._stalled is None or self._reading.holder.get(0) is not self._stalled
 
     def _drain(self, port: Port) -> None:
-        with self._writing:
-            try:
-                port.link.flush()
-            except OSError as error:
-                self._broken(port, error)
+        writing = self._writing
+        if not writing.take():
+            return  # its holder has an outbox, and says so when it is done
+        try:
+            port.link.flush()
+        except OSError as error:
+            self._broken(port, error)
+        finally:
+            del writing.holder[0]
         self.flush()  # what others left for us to write
 
     def reconsider_reading(self) -> None:

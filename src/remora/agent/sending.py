@@ -1,13 +1,14 @@
 """The sending half of a channel: numbers messages, keeps them until they arrived, and gets them to the kernel in order.
 
-One lock, `_writing`, is held by whoever writes. A thread with a small message never waits for it: it leaves the message
-with the others that wait for company (`_lazy`), and whoever holds the lock writes them before it is done. (Large ones do
-wait: `remora.agent.large`.)
-"""
+One thread at a time writes, the one that has the turn `_writing`. A thread with a small message never waits for it: it
+leaves the message with the others that wait for company (`_lazy`), and the writer writes them before it is done. (Large
+ones do wait: `remora.agent.large`.)
+
+A message is sent when the session keeps it; what is kept and not written is written again on the next link. So an
+exception that strikes a writer between the two costs the link, and nothing else (`_struck`). """
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,9 +18,10 @@ from typing import NamedTuple
 from remora.agent.bulk import Sharing, lent_bytes
 from remora.agent.calls import Call
 from remora.agent.pacing import Pacing
+from remora.agent.turn import Turn, Waiters
 from remora.errors import CallNotSent
 from remora.protocol.session import Session
-from remora.transport.stream import Part, StreamLink
+from remora.transport.stream import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import MessageType
 from remora.wire import memory
 from remora.wire.frames import HEADER, SHARED
@@ -58,7 +60,7 @@ class Sending(ABC):
 
     __slots__ = (
         "_flush_due", "_followed", "_held_since", "_last_send", "_lazy", "_lazy_bytes", "_lent_at", "_room",
-        "_room_wanted", "_unhurried_at", "_words", "_writing", "attended", "closed", "link", "pacing", "peer",
+        "_unhurried_at", "_words", "_writing", "attended", "closed", "link", "pacing", "peer",
         "session", "sharing",
     )  # fmt: skip
 
@@ -70,7 +72,7 @@ class Sending(ABC):
         self._lent_at = 0  # the number of the last message with shared memory (written under `_writing`)
         self.pacing = Pacing(self)  # of the requests that come in
         self.closed = False
-        self._writing = threading.Lock()
+        self._writing = Turn()
         self._lazy: deque[Lazy] = deque()
         self._lazy_bytes = 0
         self._words: deque[int] = deque()  # to be said to whoever is at the other end of the link
@@ -80,8 +82,7 @@ class Sending(ABC):
         self._held_since = 0.0  # when the first of those that wait for company came
         self._unhurried_at = 0.0  # when a message was sent that nobody waits for, if it was the last
         self._followed = False  # the last time another one came soon after
-        self._room = threading.Condition(threading.Lock())
-        self._room_wanted = 0
+        self._room = Waiters()  # threads that wait for the peer to take something
 
     @abstractmethod
     def _want_link(self) -> None:
@@ -107,37 +108,48 @@ class Sending(ABC):
             return
         sharing = self.sharing
         company = self._lazy or self._words or self._unhurried_at or (sharing is not None and sharing.unused)
-        if company or not self._writing.acquire(False):
+        writing = self._writing
+        if company or not writing.take():
             self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
             self.flush()
             return
         try:  # what `_write_lazy` does, for a message that is alone, as most are
             session = self.session
-            number = session.sent = session.sent + 1  # (`stamp`)
-            ack = session.told = session.received
-            session.owed_bytes = 0
+            number, ack = session.sent + 1, session.received
             data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
-            kept = len(data)
+            total = session.kept_total + len(data)
             if flags & SHARED:
-                kept += lent_bytes(body)
+                total += lent_bytes(body)
                 self._lent_at = number
-            session.kept.append((number, kept, data))  # (`keep`)
-            session.kept_total += kept
+            session.kept.append((number, total, data))  # (`Session.keep`)
+            session.sent, session.kept_total, session.told, session.owed_bytes = number, total, ack, 0
             link = self.link
-            if link is not None and not link.failed:  # (`_put`)
-                try:
-                    if not link.write((data,), 0.0, 0.0):
-                        self._has_outbox()
-                except BaseException as error:
-                    self._failed_to_write(link, error)
+            if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`_put`)
+                self._has_outbox()
+        except BaseException as error:
+            session.recover()
+            self._struck(self.link, error)
         finally:
-            self._writing.release()
+            del writing.holder[0]
+        if writing.waiters:
+            writing.waiters.notify()
         pacing = self.pacing
         if self._lazy or self._words or self.link is None or pacing.parked or pacing.held:
             self.flush()
 
+    def has_sent(self, call: int, before: int) -> bool:
+        """Whether the message of a call was sent, or will be. `before`: how many messages had been sent before it was
+        tried."""
+        if any(entry[2] == call for entry in list(self._lazy)):
+            return True
+        kept = list(self.session.kept)
+        if any((each.call if isinstance(each, Large) else HEADER.unpack_from(each)[4]) == call for _, _, each in kept):
+            return True
+        return self.session.acked > before  # it may have arrived
+
     def put_aside(self, kind: int, call: int, body: bytes, flags: int = 0) -> None:
-        """Leave a message to be written with the next one. Whoever needs it to arrive calls `flush` soon, in any case."""
+        """Leave a message to be written with the next one. Whoever needs it to arrive calls `flush` soon, in any
+        case."""
         if self.closed:
             return
         self._lazy.append((kind, flags, call, 0.0, 0, len(body), body))
@@ -168,9 +180,9 @@ class Sending(ABC):
             self._want_flush()
 
     def send_unhurried(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> bool:
-        """Like `send`, for what nobody waits for, yet. If the last such message was followed by another one in no time (as
-        `remote` is by `to_here`), this one is held back to share a write with the next, and the peer is woken once. True
-        if it is: whoever sent it has `flush` called soon, in any case."""
+        """Like `send`, for what nobody waits for, yet. If the last such message was followed by another one in no time
+        (as `remote` is by `to_here`), this one is held back to share a write with the next, and the peer is woken once.
+        True if it is: whoever sent it has `flush` called soon, in any case."""
         if self.closed:
             return False
         self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
@@ -185,11 +197,14 @@ class Sending(ABC):
     def flush(self) -> None:
         """Write what waits; if somebody else is writing, that thread does it."""
         self._flush_due = False
-        while (self._lazy or self._words) and not self.closed and self._writing.acquire(False):
+        writing = self._writing
+        while (self._lazy or self._words) and not self.closed and writing.take():
             try:
                 self._write_lazy()
             finally:
-                self._writing.release()
+                del writing.holder[0]
+            if writing.waiters:
+                writing.waiters.notify()
         if self.link is None:
             self._want_link()
         pacing = self.pacing
@@ -206,9 +221,15 @@ class Sending(ABC):
         return self._lazy_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
 
     def _lent_bytes(self) -> int:
-        """How much we have lent with messages that the peer has not read: what they count for beyond their own bytes."""
-        kept = list(self.session.kept)
-        return sum(size - len(message) for _, size, message in kept if isinstance(message, bytes))
+        """How much we have lent with messages that the peer has not read: what they count for beyond their own
+        bytes."""
+        before = self.session.acked_bytes
+        lent = 0
+        for _, total, message in list(self.session.kept):
+            if isinstance(message, bytes):
+                lent += total - before - len(message)
+            before = total
+        return lent
 
     def ask_to_read(self) -> None:
         """Have the peer show that it reads: `Pacing.answered` is called then."""
@@ -228,28 +249,36 @@ class Sending(ABC):
             if returns:  # else they have just gone with another message
                 lazy.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # first: the next call may need it
         batch: list[bytes] = []
-        while self._words:
-            batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0))
         size = 0
-        while lazy and size < LAZY_LIMIT:
-            kind, flags, call, timeout, count, length, rest = lazy.popleft()
-            number, ack = session.stamp()
-            data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
-            kept = len(data)
-            if flags & SHARED:
-                kept += lent_bytes(rest)
-                self._lent_at = number
-            session.keep(number, kept, data)
-            batch.append(data)
-            size += len(data)
-        self._lazy_bytes = max(self._lazy_bytes - size, 0) if lazy else 0
-        if len(batch) == 1 or size > 2 * LAZY_LIMIT:  # (a large one among them is not copied again)
-            self._put(batch)
-        elif batch:
-            self._put((b"".join(batch),))
+        try:
+            while self._words:
+                batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0))
+            while lazy and size < LAZY_LIMIT:
+                kind, flags, call, timeout, count, length, rest = lazy[0]
+                number, ack = session.sent + 1, session.received
+                data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
+                kept = len(data)
+                if flags & SHARED:
+                    kept += lent_bytes(rest)
+                    self._lent_at = number
+                session.keep(number, ack, kept, data)
+                if lazy:  # (else the channel was closed meanwhile, by another thread or by a handler on top of this frame)
+                    lazy.popleft()  # after it is kept: a message that a struck writer leaves is in one of the two
+                batch.append(data)
+                size += len(data)
+            self._lazy_bytes = max(self._lazy_bytes - size, 0) if lazy else 0
+            if len(batch) == 1 or size > 2 * LAZY_LIMIT:  # (a large one among them is not copied again)
+                self._put(batch)
+            elif batch:
+                self._put((b"".join(batch),))
+        except BaseException as error:
+            if session.recover() and lazy:
+                lazy.popleft()
+            self._struck(self.link, error)
 
     def give_back(self) -> None:
-        """Have shared memory that is not used any more go back to its owner, if it has not gone along with something."""
+        """Have shared memory that is not used any more go back to its owner, if it has not gone along with
+        something."""
         if self.sharing is not None and self.sharing.unused:
             returns = self.sharing.returns()
             if returns:
@@ -266,25 +295,24 @@ class Sending(ABC):
     def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
         """Write, or leave to the outbox what the kernel does not take. Holds `_writing`."""
         link = self.link
-        if link is None or link.failed:
-            return
-        try:
-            if not link.write(parts, STALL, until):
-                self._has_outbox()
-        except BaseException as error:
-            self._failed_to_write(link, error)
+        if link is not None and not link.failed and not link.write(parts, STALL, until):
+            self._has_outbox()
 
-    def _failed_to_write(self, link: StreamLink, error: BaseException) -> None:
-        """Half a frame may be on the link: the session says it again on another one."""
-        if isinstance(error, OSError):
+    def _struck(self, link: StreamLink | None, error: BaseException) -> None:
+        """An exception struck in the midst of a write. Half a frame may be on the link, or less than the session says,
+        so the link is of no use: the session says it again on another one. Raises the error unless it is of the link
+        itself."""
+        if not is_of_socket(error):
+            self._break_off(link, error)
+            self._want_flush()  # what other threads left to us
+            raise error
+        if link is not None:
             link.failed = True
             self._link_failed(link, error)
-        else:  # of Ctrl-C and the like the link itself knows nothing
-            self._break_off(link, error)
-            raise error
 
     def _break_off(self, link: StreamLink | None, error: BaseException) -> None:
-        """Half a frame is on the link, which may be quite well: make sure that whoever reads it notices."""
+        """Nothing more is written to a link, which may be quite well: make sure that the thread that reads it
+        notices."""
         if link is not None and not link.failed:
             link.failed = True
             link.sever()
@@ -304,12 +332,7 @@ class Sending(ABC):
             raise self._not_sent(call)
 
     def _await_room(self, seconds: float | None) -> bool:
-        with self._room:
-            self._room_wanted += 1
-            try:
-                return self._room.wait_for(lambda: self.closed or not self.full, seconds)
-            finally:
-                self._room_wanted -= 1
+        return self._room.wait(lambda: self.closed or not self.full, seconds)
 
     def _not_sent(self, call: Call) -> CallNotSent:
         return CallNotSent(
@@ -325,5 +348,4 @@ class Sending(ABC):
         self.session.kept.clear()
 
     def _tell_room(self) -> None:
-        with self._room:
-            self._room.notify_all()
+        self._room.notify()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from remora.agent.calls import Call
 from remora.agent.crew import Crew
+from remora.agent.turn import may_be_struck
 
 log = logging.getLogger("remora")
 
@@ -53,4 +54,6 @@ def _pass_on(call: Call) -> None:
     try:
         call.finish()
     except BaseException:
+        if may_be_struck():
+            raise  # the call can still be passed on: see `Call.finish`
         log.exception("the outcome of the %s could not be passed on", call.what)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 log = logging.getLogger("remora")
@@ -30,16 +31,20 @@ class Steps:
         self._later = later
         self._then = then
         self._queue: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._turn: dict[int, object] = {}  # has one entry while a step is under way
+        self._turn: dict[int, int] = {}  # has one entry while a step is under way: the thread
 
     def __bool__(self) -> bool:
         """Whether a step has yet to end."""
         return bool(self._queue)
 
+    def mine(self) -> bool:
+        """Whether a step of the current thread is under way, which does not end before the current frame returns."""
+        return self._turn.get(0) == get_ident()
+
     def post(self, step: Callable[..., object], *args: Any) -> None:
         """Have `step(*args)` done: now, or after those that were posted before. All steps are taken, if no frame of any
         thread is doing so already. Whoever ends looks once more, so none is left."""
-        queue, turn, me = self._queue, self._turn, object()
+        queue, turn, me = self._queue, self._turn, get_ident()  # (a new number each time)
         try:
             queue.append((step, args))
             while queue:

@@ -1,10 +1,12 @@
-"""One thread that calls functions at given times. It never shares a pool, so timeouts fire however busy the worker is."""
+"""One thread that calls functions at given times. It never shares a pool, so timeouts fire however busy the worker
+is."""
 
 from __future__ import annotations
 
 import heapq
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
@@ -33,13 +35,16 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers and the thread that serves it."""
+    """Timers, and the thread that serves them. Only that thread touches the heap: others post what they want, and take
+    no lock, since a destructor or a signal handler may set a timer anywhere."""
 
     def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
         self.clock = clock
+        self._posted: deque[tuple[float, int, Timer]] = deque()
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = count()
-        self._changed = threading.Condition(threading.Lock())  # guards _heap, _next, _stopped
+        self._alarm = threading.Lock()  # released to wake the thread
+        self._alarm.acquire()
         self._next = float("inf")  # when the thread will look again
         self._stopped = False
         self.cancelled = 0
@@ -51,12 +56,9 @@ class Timers:
     def at(self, when: float, action: Callable[[], None]) -> Timer:
         """Call `action` at `when`, on the timer thread; it must not block."""
         timer = Timer(when, action, self)
-        with self._changed:
-            heapq.heappush(self._heap, (when, next(self._order), timer))
-            if self.cancelled > _COMPACT_ABOVE and self.cancelled * 2 > len(self._heap):
-                self._compact()
-            if when < self._next:
-                self._changed.notify()
+        self._posted.append((when, next(self._order), timer))
+        if when < self._next:  # (after it was posted: the thread says when it will look, and then looks at what was posted)
+            self._nudge()
         return timer
 
     def soon(self, seconds: float, action: Callable[[], None]) -> Timer:
@@ -66,30 +68,30 @@ class Timers:
     @property
     def idle(self) -> bool:
         """Whether nothing is due."""
-        with self._changed:
-            served = not self._heap or self._heap[0][0] >= self._next
-            return self._stopped or (self._next > self.clock.now() and served)
+        if self._stopped:
+            return True
+        return self._next > self.clock.now() and all(when >= self._next for when, _, _ in list(self._posted))
 
     def _nudge(self) -> None:
-        with self._changed:
-            self._changed.notify()
+        try:
+            self._alarm.release()
+        except RuntimeError:
+            pass  # it is awake, or will be
 
-    def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if entry[2].action is not None]
-        heapq.heapify(self._heap)
-        self.cancelled = 0
+    def _sleep(self, seconds: float | None) -> bool:
+        """False if the time has passed and nothing else happened."""
+        if self._posted or self._stopped:
+            return True
+        return self._alarm.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                due = self._due()
-                while not due and not self._stopped:
-                    self._next = self._heap[0][0] if self._heap else float("inf")
-                    self.clock.block(self._changed.wait, self._next, self._nudge)
-                    due = self._due()
-                self._next = 0.0  # awake: nobody needs to notify
-                if self._stopped:
-                    return
+        while not self._stopped:
+            due = self._due()
+            if not due:
+                self._next = self._heap[0][0] if self._heap else float("inf")
+                self.clock.block(self._sleep, self._next, self._nudge)
+                self._next = 0.0  # awake: no thread needs to wake it
+                continue
             for timer in due:
                 action, timer.action = timer.action, None
                 if action is not None:
@@ -97,19 +99,26 @@ class Timers:
                         action()
                     except BaseException:
                         log.exception("a timer failed")
+            del due
+        self._heap.clear()
+        self._posted.clear()
 
     def _due(self) -> list[Timer]:
+        heap = self._heap
+        while self._posted:
+            heapq.heappush(heap, self._posted.popleft())
+        if self.cancelled > _COMPACT_ABOVE and self.cancelled * 2 > len(heap):
+            self.cancelled = 0
+            heap[:] = [entry for entry in heap if entry[2].action is not None]
+            heapq.heapify(heap)
         due: list[Timer] = []
         now = self.clock.now()
-        heap = self._heap
         while heap and (heap[0][0] <= now or heap[0][2].action is None):
             due.append(heapq.heappop(heap)[2])
         return due
 
     def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._heap.clear()
-            self._changed.notify()
+        self._stopped = True
+        self._nudge()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join(1.0)

@@ -34,9 +34,11 @@ class Watch(Patrol):
         super().__init__(poller, queued)
         self._hire = hire
         self._stopped = False
-        self._lock = threading.Lock()  # guards the next two
+        # Guards the next two. Nothing is called or made while it is held, so no destructor can run there and wait.
+        self._lock = threading.RLock()
         self._standing = 0  # threads with nothing to do, but for the leader
         self._leader = NOBODY
+        self._watchers: set[int] = set()  # threads that count as standing, and are in `wait`
         self._streak = 0  # events in a row; below zero after an interruption: so many have to come before they count
         self._deputed = 0  # things that others began since the leader did
 
@@ -56,10 +58,9 @@ class Watch(Patrol):
         """What is to be done next; None if the thread is not needed any more."""
         if self._leader == get_ident():
             return self._lead()
-        with self._lock:
-            if self._standing >= SPARE:
-                return [] if self._queued() else None
-            self._standing += 1
+        if self._standing >= SPARE:
+            return [] if self._queued() else None
+        self.enrol()
         return self.wait(TERM)
 
     def wait(self, term: float = -1.0) -> list[Event] | None:
@@ -68,7 +69,10 @@ class Watch(Patrol):
         if self._leader == NOBODY and gate is not None and self._take_over(NOBODY):
             self.enrol(-1)
             return self._lead()
+        me = get_ident()
+        self._watchers.add(me)
         events = self._poller.wait() if gate is None else self._stand_by(gate, term)
+        self._watchers.discard(me)
         if events is None and self._standing <= 1:
             self._hire()  # in its place
         else:
@@ -120,10 +124,12 @@ class Watch(Patrol):
             make_way()
 
     def _take_over(self, leader: int) -> bool:
+        me, native = get_ident(), get_native_id()
         with self._lock:
             if self._leader != leader:
                 return False
-            self._leader, self._native = get_ident(), get_native_id()
+            self._leader = me
+            self._native = native
         self._begin()
         self._running, self._waiting = leader != NOBODY, False
         self._streak = self._deputed = 0
@@ -209,9 +215,16 @@ class Watch(Patrol):
         """The current thread is about to wait. If it leads, others are to do what comes."""
         if self._leader == get_ident() and self._gate is not None:
             self._waiting = True
+            if self._idle:  # a destructor waits, which the collector runs between two lines of `_lead`
+                self._idle = False  # else the others would leave to us what comes
+                self.summon()  # what we were woken for may be in our hands
             if not self._open:
                 self._open = True
                 self._gate.open()
+        if get_ident() in self._watchers:  # the same in `wait`: this thread counts as standing, and does not watch
+            self.enrol()
+            self._hire()
+            self.summon()
         self.keep()
 
     def wake(self) -> None:

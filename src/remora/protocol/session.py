@@ -3,15 +3,18 @@
 A session outlives the connections that carry it. Each end numbers the messages it sends from 1, keeps each until the
 other end has said that it arrived, and after a reconnect says again what was kept and did not arrive:
 
-    S1  a message is delivered at most once        (`accept` refuses a number it has seen)
-    S2  messages are delivered in the order sent   (`accept` allows no gap)
-    S3  nothing is forgotten before it arrived     (`acknowledged` drops up to the number told, `resume` yields the rest)
-    S4  what is kept is bounded                    (`full` tells the sender to wait; the receiver tells early: `owes`)
+    S1  a message is delivered at most once        (`accept` refuses a number it has seen) S2  messages are delivered in
+    the order sent   (`accept` allows no gap) S3  nothing is forgotten before it arrived     (`acknowledged` drops up to
+    the number told, `resume` yields the rest) S4  what is kept is bounded                    (`full` tells the sender
+    to wait; the receiver tells early: `owes`)
 
 An acknowledgement rides in the header of any message that goes the other way; `owes` says when it must travel alone.
 Sending and receiving may run on two threads: the sender's fields and the receiver's fields are not shared, except that
 `acknowledged` (receiving) removes from the left of `kept` while `keep` (sending) adds to its right.
-"""
+
+An exception from a signal handler may strike a thread in the midst of a step. So each step has one point, a single
+operation, before which nothing has happened and after which any thread can do the rest: a message is sent when it is in
+`kept` (`recover` derives the counts), and one has arrived when `received` says so. """
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class Session(Generic[M]):
         self.limit = limit
         self.sent = 0  # the number of the last message sent
         self.acked = 0  # the last of ours that the peer says arrived
-        self.kept: deque[tuple[int, int, M]] = deque()  # (number, bytes, message): sent, not known to have arrived
+        # (number, bytes ever kept with it, message): sent, not known to have arrived.
+        self.kept: deque[tuple[int, int, M]] = deque()
         self.kept_total = 0  # bytes ever kept (sender's)
         self.acked_bytes = 0  # bytes ever acknowledged (receiver's); their difference is what is kept now
         self.received = 0  # the last of theirs that arrived
@@ -44,17 +48,23 @@ class Session(Generic[M]):
 
     # Sending.
 
-    def stamp(self) -> tuple[int, int]:
-        """Of the message about to be sent: its number, and the acknowledgement to put into its header."""
-        self.sent += 1
-        self.told = self.received
+    def keep(self, number: int, ack: int, size: int, message: M) -> None:
+        """Send a message: it has the next number, says that `ack` messages arrived, and is remembered until it is
+        acknowledged."""
+        total = self.kept_total + size
+        self.kept.append((number, total, message))  # from here on it is sent: see `recover`
+        self.sent = number
+        self.kept_total = total
+        self.told = ack
         self.owed_bytes = 0
-        return self.sent, self.received
 
-    def keep(self, number: int, size: int, message: M) -> None:
-        """Remember a message until it is acknowledged."""
-        self.kept.append((number, size, message))
-        self.kept_total += size
+    def recover(self) -> bool:
+        """A sender was struck by an exception. True if that was in the midst of `keep`: the message is sent."""
+        kept = self.kept
+        if not kept or kept[-1][0] <= self.sent:
+            return False
+        self.sent, self.kept_total, _ = kept[-1]
+        return True
 
     def amend(self, number: int, message: M) -> None:
         """The last message could not be sent whole: this is said in its place from now on."""
@@ -94,21 +104,22 @@ class Session(Generic[M]):
         return True
 
     def expect(self, upto: int) -> None:
-        """The peer says that it has sent everything up to `upto` before: if that is not here, it was lost on the way."""
+        """The peer says that it has sent everything up to `upto` before: if that is not here, it was lost on the
+        way."""
         if upto > self.received:
             raise ProtocolError(f"message {upto} was sent, but only {self.received} arrived: some are missing")
 
-    def acknowledged(self, upto: int) -> bool:
-        """The peer has everything up to `upto`. True if that freed something."""
-        if upto <= self.acked:
-            return False
+    def acknowledged(self, upto: int) -> None:
+        """The peer has everything up to `upto`. To do it again does no harm."""
+        if upto < self.acked:
+            return
         if upto > self.sent:
             raise ProtocolError(f"peer acknowledges message {upto}, but only {self.sent} were sent")
         self.acked = upto
         kept = self.kept
         while kept and kept[0][0] <= upto:
-            self.acked_bytes += kept.popleft()[1]
-        return True
+            self.acked_bytes = kept[0][1]
+            kept.popleft()
 
     @property
     def owes(self) -> bool:
@@ -126,7 +137,9 @@ class Session(Generic[M]):
         numbers = [number for number, _, _ in self.kept]
         assert numbers == list(range(self.acked + 1, self.sent + 1)), (numbers, self.acked, self.sent)
         assert self.told <= self.received
-        assert self.kept_bytes == sum(size for _, size, _ in self.kept)
+        totals = [total for _, total, _ in self.kept]
+        assert totals == sorted(totals)
+        assert self.kept_total == (totals[-1] if totals else self.acked_bytes)
 
     def __repr__(self) -> str:
         return f"<Session sent={self.sent} acked={self.acked} received={self.received} kept={self.kept_bytes}B>"

@@ -54,7 +54,6 @@ def _create_here(
     value = Value(rref, script=kind == MessageType.SCRIPT_REMOTE_CALL)
     handle: RRef[Any] = RRef._to_value(references, value)
     known = weakref.ref(handle)
-    table.share_value(value, rref, me.key)
 
     def settled(call: Call) -> None:
         error = call.error()
@@ -69,6 +68,7 @@ def _create_here(
             value.fail(_for_user(rref, error))
 
     try:
+        table.share_value(value, rref, me.key)
         _ask(references, me, kind, target, what, flags, timeout, rref, rref, settled)
     except BaseException:
         table.deleted(rref, rref)

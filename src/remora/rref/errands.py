@@ -51,6 +51,10 @@ class Errands(Machines, ABC):
         self._errands: deque[Errand] = deque()
         self._performing = Steps(agent.crew.serve_quickly)
 
+    def in_midst(self) -> bool:
+        """Whether a frame of this very thread is in the midst of a step, or carries out what one asked for."""
+        return self._steps.mine() or self._performing.mine()
+
     def change(self, step: Callable[..., Iterable[Errand]], *args: object) -> None:
         """Have the machines take a step, which returns what they ask for. It is taken and that is carried out before this
         returns, unless the machines, or those who carry things out, are in the midst of something: right after it, then."""
@@ -75,7 +79,9 @@ class Errands(Machines, ABC):
                 value = self.values.get(each.rref)
                 if value is not None:
                     error = OwnerDied(f"{each.rref} was never made: its creator is gone, or could not ask for it")
-                    yield partial(self.agent.crew.see_to, partial(value.fail, error))  # which may run code of the program
+                    yield partial(
+                        self.agent.crew.see_to, partial(value.fail, error)
+                    )  # which may run code of the program
             else:
                 yield each
 

@@ -14,7 +14,7 @@ from remora.agent.calls import UNSET_TIMEOUT
 from remora.agent.futures import Future, fresh, going_down
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_recorded
-from remora.errors import CallNotSent, NotInitialized, OwnerDied, WorkerLost
+from remora.errors import CallNotSent, CallOutcomeUnknown, NotInitialized, OwnerDied, WorkerLost
 from remora.options import check_timeout
 from remora.rref.values import Value
 from remora.vocabulary.effects import ForkId, RRefId
@@ -118,7 +118,7 @@ class RRef(Generic[T]):
                 f"For {self._stream_form()}, can't call localValue() on user {self._references.me.info}. "
                 f"Call it on owner {self._owner.info}"
             )
-        value: T = self._value.get()
+        value: T = self._own(self._value)
         return value
 
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
@@ -128,13 +128,28 @@ class RRef(Generic[T]):
         if self._value is not None:
             if timeout != UNSET_TIMEOUT:  # the value is here, and what makes it has a timeout of its own
                 check_timeout(timeout, "the timeout of to_here()")
-            value: T = self._value.get()
+            value: T = self._own(self._value)
             return value
         self._check_usable("to_here() on it")
         if torch._C._autograd._profiler_enabled():
             with record_function(f"to_here#({self._references.me.name})->({self._owner.name})"):
                 return self._call_to_here(timeout)
         return self._call_to_here(timeout)
+
+    def _own(self, value: Value) -> T:
+        """The value, on its owner. A destructor that the collector runs in the midst of a message of this worker to
+        itself, or of a step of a reference, cannot wait for it: that may be the very one that has it made."""
+        if not value.ready:
+            me = self._references.me
+            is_reading = me.incoming is not None and me.incoming.takes_in()
+            if is_reading or me.outgoing.in_midst() or self._references.table.in_midst():
+                raise CallOutcomeUnknown(
+                    f"the value of {self._rref_id} is being made: a signal handler or destructor asked for it while Remora "
+                    f"was in the midst of a message or a reference of this worker on the same thread, so it cannot be "
+                    f"waited for there."
+                )
+        found: T = value.get()
+        return found
 
     def _call_to_here(self, timeout: float) -> T:
         agent = self._references.agent
@@ -147,7 +162,9 @@ class RRef(Generic[T]):
 
     def to_here_async(self, timeout: float = UNSET_TIMEOUT) -> Future[T]:
         """A future of what `to_here` returns."""
-        if timeout != UNSET_TIMEOUT:  # before there is a future, which would keep this reference if the call were refused
+        if (
+            timeout != UNSET_TIMEOUT
+        ):  # before there is a future, which would keep this reference if the call were refused
             check_timeout(timeout, "the timeout of to_here_async()")
         if self._value is not None:
             return self._local_future(self._value)

@@ -1,13 +1,15 @@
-"""Memory that others have lent us (`shm`): used in place, and given back segment by segment, with the last tensor in each.
+"""Memory that others have lent us (`shm`): used in place, and given back segment by segment, with the last tensor in
+each.
 
-Lent memory is shared with its lender, so it may not be shared with anybody else. When this process is about to fork, every
-segment with a tensor in it becomes ours: its pages are mapped anew at the same address, as a private copy. From then on the
-tensors lie in memory like any other, of which parent and child have a copy each; the segments go back to their lenders. So
-to fork takes the time to copy what is on loan. All else of an arena is not there in a child (MADV_DONTFORK): a child made
-without Python's knowledge that looks at a borrowed tensor ends with a fault, and does not see what it should not.
+Lent memory is shared with its lender, so it may not be shared with anybody else. When this process is about to fork,
+every segment with a tensor in it becomes ours: its pages are mapped anew at the same address, as a private copy. From
+then on the tensors lie in memory like any other, of which parent and child have a copy each; the segments go back to
+their lenders. So to fork takes the time to copy what is on loan. All else of an arena is not there in a child
+(MADV_DONTFORK): a child made without Python's knowledge that looks at a borrowed tensor ends with a fault, and does not
+see what it should not.
 
-Why not map all of it as a private copy from the beginning? Each page that a receiver changes in place would be copied when
-it is first touched; and all of them would have to be thrown away before the segment is used again.
+Why not map all of it as a private copy from the beginning? Each page that a receiver changes in place would be copied
+when it is first touched; and all of them would have to be thrown away before the segment is used again.
 
 A message may come before its memory is filled: whoever unpacks it waits for that (`Filling`).
 """
@@ -20,6 +22,7 @@ import fcntl
 import mmap
 import os
 import select
+import sys
 import time
 import weakref
 from collections import deque
@@ -52,9 +55,12 @@ class Borrower:
         self._arena: _Arena | None = None
         self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
 
-    def take(self, reference: bytes | memoryview, now: float) -> tuple[list[torch.UntypedStorage], Filling | None]:
-        """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or ValueError if
-        it cannot be had; then none of it is on loan."""
+    def take(
+        self, reference: bytes | memoryview, now: float, loans: dict[int, Any] | None = None
+    ) -> tuple[list[torch.UntypedStorage], Filling | None]:
+        """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or
+        ValueError if it cannot be had; then none of it is on loan. `loans`: what an attempt that was struck by an
+        exception has borrowed."""
         number, process, descriptor, size, _, times, count = REFERENCE.unpack_from(reference)
         places = places_in(reference, count)
         spans = _spans(places, size)
@@ -63,10 +69,13 @@ class Borrower:
             arena = self._arena = _Arena(number, process, descriptor, size)
         arena.used_at = now
         filling = Filling(arena.mapping, places[0][1] - HEAD, times) if times else None
-        loans: dict[int, Any] = {}  # what exports the memory of each segment, and holds the token of its loan
+        loans = {} if loans is None else loans  # what exports the memory of each segment, and holds the token of its loan
         for loan, (start, end) in spans.items():
-            loans[loan] = region = everywhere.from_address(arena.mapping.address)
+            if loan in loans and loan in arena.active:
+                continue
+            region = everywhere.from_address(arena.mapping.address)
             region.token = _Token(arena, loan)
+            loans[loan] = region  # before it is on loan: to be dropped after that would give it back
             if arena.mapped.get(start, 0) < end:
                 arena.map(start, end)
             arena.active[loan] = start, end, self.unused, filling  # from here on a fork makes all of it private
@@ -103,7 +112,8 @@ class Filling(LateFill):
     __slots__ = ()
 
     def wait(self, lender_lives: Callable[[], bool]) -> bool:
-        """Return when all of it is there: in no time, unless the lender was stopped in the midst of it; False if it died."""
+        """Return when all of it is there: in no time, unless the lender was stopped in the midst of it; False if it
+        died."""
         patience = time.monotonic() + PATIENCE
         while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
             if self.told:
@@ -127,8 +137,10 @@ class _Token:
         self._arena = arena  # stays for as long
         self._loan = loan
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # On whatever thread, at whatever moment: no lock. What takes the loan out of `active` gives the segment back.
+        if is_finalizing():
+            return
         span = self._arena.active.pop(self._loan, None)
         if span is not None:
             span[2].append(self._loan)
@@ -183,8 +195,11 @@ class _Arena:
         self.mapping = Mapping(opened, size)
         _arenas[id(self)] = weakref.ref(self)
 
-    def __del__(self, arenas: dict[int, Any] = _arenas) -> None:
-        arenas.pop(id(self), None)
+    def __del__(
+        self, arenas: dict[int, Any] = _arenas, is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        if not is_finalizing():
+            arenas.pop(id(self), None)
 
     def map(self, start: int, end: int) -> None:
         """Have pages mapped at once."""
@@ -210,11 +225,12 @@ class _Arena:
             madvise(self.mapping.address + span[0], span[1] - span[0], mmap.MADV_DONTNEED)
 
     def _make_private(self, offset: int, size: int) -> bool:
-        """Replace shared pages by copies of our own, at the same address. A thread that writes there meanwhile does so to
-        the one or the other: what it wrote to a shared page is copied, and there is no time between the two.
+        """Replace shared pages by copies of our own, at the same address. A thread that writes there meanwhile does so
+        to the one or the other: what it wrote to a shared page is copied, and there is no time between the two.
 
-        False if we cannot be sure that all was copied. Then the lender does not get it back: what was not copied is still
-        seen by way of its page. If the pages cannot be replaced at all, they stay shared, and a child does not have them."""
+        False if we cannot be sure that all was copied. Then the lender does not get it back: what was not copied is
+        still seen by way of its page. If the pages cannot be replaced at all, they stay shared, and a child does not
+        have them."""
         address = self.mapping.address + offset
         try:
             shm.map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)

@@ -160,7 +160,7 @@ class EpollPoller(Poller):
     lasts = True
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()  # a descriptor's number means the same source throughout a change
+        self._changing = threading.RLock()  # a descriptor's number means the same source throughout a change
         self._epoll = select.epoll()
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()
@@ -238,7 +238,7 @@ class SelectPoller(Poller):
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._changes = threading.Lock()  # guards _armed
+        self._changes = threading.RLock()  # guards _armed
         self._armed: dict[int, tuple[Source, int]] = {}
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()

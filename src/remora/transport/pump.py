@@ -29,7 +29,7 @@ class Pump:
     def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
         self.clock = clock
         self._name = name
-        self._lock = threading.Lock()  # guards _commands, _thread and _wake
+        self._lock = threading.RLock()  # guards _commands, _thread and _wake
         self._commands: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
@@ -181,7 +181,7 @@ def _abandon_all() -> None:
         for end in pump._wake or ():
             end.close()
         pump.pipes, pump._wake, pump._thread = [], None, None
-        pump._lock = threading.Lock()
+        pump._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -28,6 +28,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 import threading
 import weakref
 from collections import deque
@@ -121,8 +122,9 @@ class Mapping:
         close: Callable[[int], None] = os.close,
         process: Callable[[], int] = os.getpid,
         mappings: dict[int, Any] = _mappings,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:  # (there may be no globals any more)
-        if self.process == process():  # a child may have other things there, and under that number
+        if not is_finalizing() and self.process == process():  # a child may have other things there, and under that number
             mappings.pop(id(self), None)
             unmap(self.address, self.size)
             close(self.descriptor)

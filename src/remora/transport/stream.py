@@ -38,6 +38,12 @@ class LinkClosed(OSError):
     """The other end closed the connection."""
 
 
+def is_of_socket(error: BaseException) -> bool:
+    """Whether an error tells of a connection. An OSError that a signal handler raises, like TimeoutError, has no
+    number."""
+    return isinstance(error, LinkClosed) or (isinstance(error, OSError) and error.errno is not None)
+
+
 class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
@@ -131,14 +137,19 @@ class StreamLink:
             raise BlockingIOError
         return self.sock.recv_into(space, 0, _DONTWAIT)
 
-    def read_waiting(self, seconds: float | None) -> list[Frame]:
-        """Wait for bytes, for `seconds` or about a second, whichever is shorter; the frames they complete."""
+    def await_bytes(self, seconds: float | None, again: bool = False) -> None:
+        """Wait for bytes, for `seconds` or about a second, whichever is shorter. `again`: a frame below of this thread
+        does so, too."""
         if self.clock is not SYSTEM:
             self.clock.block(self._await_for_a_while, NEVER if seconds is None else self.now() + seconds)
-            return self.read()
-        if (seconds is not None and seconds < BLOCK_LIMIT) or not self._eagerness.watch():
+        elif again:
+            waiter(self._fd, False)(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+        elif (seconds is not None and seconds < BLOCK_LIMIT) or not self._eagerness.watch():
             # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
             self._await_bytes(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+
+    def read_some(self) -> list[Frame]:
+        """Read once, without waiting; the frames that are complete now. For a thread that waits for little."""
         reader = self._reader
         try:
             n = self.sock.recv_into(reader.space(), 0, _DONTWAIT) if _DONTWAIT else self._receive(reader.space())
@@ -153,15 +164,16 @@ class StreamLink:
         return frames
 
     def _gather(self, n: int) -> None:
-        """Whether to be woken for little: n bytes were there the last time. (As long as little comes at a time, yes.)"""
+        """Whether to be woken for little: n bytes were there the last time. (As long as little comes at a time,
+        yes.)"""
         wanted = self._reader.missing >= 2 * ENOUGH and (self._gathering or n >= ENOUGH // 8)
         if wanted is not self._gathering:
             self._gathering = wanted
             self._wake_for(ENOUGH if wanted else 1)
 
     def heed(self) -> None:
-        """Have whoever reads woken for what has come, be it little: much was to come, and perhaps it does not. To be called
-        now and then, by any thread."""
+        """Have whoever reads woken for what has come, be it little: much was to come, and perhaps it does not. To be
+        called now and then, by any thread."""
         if self._gathering:
             self._wake_for(1)  # (`_gathering` is the reader's)
 
@@ -180,9 +192,8 @@ class StreamLink:
         """Write all parts, or put what the kernel does not take into the outbox, copied if it can change. True if all
         was taken.
 
-        With patience, wait up to that long *without progress*, and no longer than `until`, before copying: large tensors
-        then leave from their own memory even if the peer is a little slower than we are.
-        """
+        With patience, wait up to that long *without progress*, and no longer than `until`, before copying: large
+        tensors then leave from their own memory even if the peer is a little slower than we are. """
         if self._outbox:
             return self._store(_views(parts))
         if len(parts) == 1:
@@ -263,10 +274,11 @@ class StreamLink:
             pass
 
     def close(self) -> None:
-        """Give the descriptor back, and the memory of what came or went half. Only when no thread uses the link any more.
+        """Give the descriptor back, and the memory of what came or went half. Only when no thread uses the link any
+        more.
 
-        (The poller's entry for a link and the error that ended it are reference cycles: the memory should not wait for the
-        collector.)"""
+        (The poller's entry for a link and the error that ended it are reference cycles: the memory should not wait for
+        the collector.)"""
         self.sock.close()
         self._reader.drop()
         self._outbox.clear()
@@ -274,8 +286,8 @@ class StreamLink:
 
 
 def _keep_alive(unreachable_after: float) -> tuple[int, int]:
-    """Seconds at rest before a host is probed, and how many probes a second apart it may leave unanswered: three quarters
-    of its time. The last quarter is for a new connection."""
+    """Seconds at rest before a host is probed, and how many probes a second apart it may leave unanswered: three
+    quarters of its time. The last quarter is for a new connection."""
     return max(round(unreachable_after / 4), 1), max(round(unreachable_after / 2), 1)
 
 
@@ -301,8 +313,8 @@ def tune(sock: socket.socket, unreachable_after: float) -> None:
 
 
 def waiter(fd: int, writable: bool) -> Callable[[float], bool]:
-    """What waits until a descriptor is ready; it says no if that is not so after so many seconds. Not for two threads at
-    the same time."""
+    """What waits until a descriptor is ready; it says no if that is not so after so many seconds. Not for two threads
+    at the same time."""
     if not hasattr(select, "poll"):
         return lambda seconds: any(select.select([] if writable else [fd], [fd] if writable else [], [], seconds))
     poll = select.poll()

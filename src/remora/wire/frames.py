@@ -43,7 +43,8 @@ class Frame:
     """One message as it arrived. `buffers` are the memory of tensors; None if it did not fit into this machine's."""
 
     __slots__ = (
-        "ack", "arrival", "body", "buffers", "call", "filling", "flags", "kind", "landing", "number", "size", "timeout",
+        "ack", "arrival", "body", "buffers", "call", "filling", "flags", "kind", "landing", "loans", "number", "size",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class Frame:
         self.body = body
         self.size = size
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
+        self.loans: Any = None  # what holds its shared memory, while that is being borrowed
         self.filling: Any = None  # what to wait for before the buffers are used, if they are in shared memory
         self.landing: Any = None  # the device memory that came with it, or the uploads to it: see `remora.wire.cargo`
         self.arrival: Any = None  # what the layer above made of its preamble

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +43,10 @@ class _Token:
         self._memory = memory
         self._pool = pool
 
-    def __del__(self) -> None:  # on whatever thread, at whatever moment: takes no lock; interrupted, it frees the memory
-        self._pool.put_back(self._memory)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # On whatever thread, at whatever moment: takes no lock. If it is interrupted, the memory is freed.
+        if not is_finalizing():
+            self._pool.put_back(self._memory)
 
 
 class _Free:

@@ -34,7 +34,7 @@ class Importer:
     """What one worker has of the device memory of one other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._clock = clock
         self._process = 0
         self._tally: Tally | None = None

@@ -1,0 +1,137 @@
+"""Locks that no thread waits for unless it says so, and that know the thread that holds them.
+
+A thread may find a lock of ours held by itself: a signal handler interrupts the frame that holds it, or the garbage
+collector runs a destructor inside the critical section. A plain lock would then wait for a frame that cannot go on. So
+a thread *takes* a turn if it is free, and otherwise leaves what it wanted done with the holder (in a queue), or learns
+that the holder is a frame of its own (`mine`).
+
+An exception from a signal handler can strike the main thread after any call of a C function, at the start of a Python
+function and at the end of a turn of a loop; nowhere else. Hence the form of a critical section:
+
+    if turn.take():
+        try:
+            ...
+        finally:
+            del turn.holder[0]      # no call, so nothing can strike before it
+
+`take` returns without an occasion for a strike, and `try` begins without one. (A method `release` would have one at its
+start.) """
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from threading import TIMEOUT_MAX, Lock, get_ident, main_thread
+from time import monotonic
+
+# Longest sleep of a thread that waits for another one. The other one may be struck after it let go and before it wakes us.
+RECHECK = 0.02  # seconds
+
+
+_MAIN = main_thread().ident
+
+
+def _note_main_thread() -> None:
+    """In a forked child: the thread that forked is its main thread."""
+    global _MAIN
+    _MAIN = get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_main_thread)
+
+
+def may_be_struck() -> bool:
+    """Whether signal handlers run on this thread: an exception that one raises can strike it in the midst of
+    anything."""
+    return get_ident() == _MAIN
+
+
+class Turn:
+    """A lock of one critical section. `holder` has one entry while it is taken: the id of the thread. That number is a
+    new object each time, so its identity tells one turn from the next of the same thread."""
+
+    __slots__ = ("holder", "waiters")
+
+    def __init__(self) -> None:
+        self.holder: dict[int, int] = {}
+        self.waiters = Waiters()
+
+    def take(self) -> bool:
+        """Take the turn if it is free. Does not wait."""
+        holder, me = self.holder, get_ident()
+        try:
+            return holder.setdefault(0, me) is me  # atomic: one thread's number gets in
+        except BaseException:
+            if 0 in holder and holder[0] is me:
+                del holder[0]
+            raise
+
+    def mine(self) -> bool:
+        """Whether a frame of the current thread has it."""
+        return self.holder.get(0) == get_ident()
+
+    def locked(self) -> bool:
+        """Whether some thread has it."""
+        return 0 in self.holder
+
+    def wait(self, seconds: float) -> bool:
+        """Take it, waiting for another thread that has it. False at the end of the time; at once if a frame of this
+        very thread has it, which cannot go on before we return."""
+        end = monotonic() + seconds
+        while not self.take():
+            if self.mine():
+                return False
+            left = end - monotonic()
+            if left <= 0:
+                return False
+            self.waiters.wait(lambda: not self.holder, min(left, RECHECK))
+        return True
+
+    def __enter__(self) -> None:
+        """Wait for it. For threads that no signal handler interrupts."""
+        if not self.wait(TIMEOUT_MAX):
+            raise RuntimeError("this thread has the turn already")
+
+    def __exit__(self, *error: object) -> None:
+        del self.holder[0]
+        self.waiters.notify()
+
+
+class Waiters:
+    """Threads that wait until something is so. No lock is held while another thread is told; a thread that is struck
+    tells the rest late, not never (`RECHECK`)."""
+
+    __slots__ = ("_asleep",)
+
+    def __init__(self) -> None:
+        self._asleep: deque[Lock] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._asleep)
+
+    def wait(self, ready: Callable[[], bool], seconds: float | None) -> bool:
+        """Sleep until `ready` says so, for so long at most. What it says then."""
+        end = None if seconds is None else monotonic() + seconds
+        alarm = Lock()
+        alarm.acquire()
+        try:
+            self._asleep.append(alarm)  # first: a change after this look is told
+            while not ready():
+                left = RECHECK if end is None else min(end - monotonic(), RECHECK)
+                if left <= 0:
+                    return ready()
+                alarm.acquire(timeout=left)
+            return True
+        finally:
+            if alarm in self._asleep:
+                self._asleep.remove(alarm)
+
+    def notify(self) -> None:
+        """Have all of them look."""
+        for alarm in list(self._asleep):
+            try:
+                alarm.release()
+            except RuntimeError:
+                pass  # it is awake
