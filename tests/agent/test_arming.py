@@ -7,12 +7,17 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from remora import rpc
+from remora.agent import channel as channel_module
+from remora.agent.calls import Call
 from remora.agent.channel import Channel
+from remora.errors import CallTimeout
+from remora.protocol.session import Session
 from remora.transport import stream
 from remora.transport.poller import END, READ, WRITE, EpollPoller
 from remora.wire.frames import HEADER, Frame
@@ -122,7 +127,7 @@ class Notes:
 
     def arrive(self, *args: object) -> None: ...
     word = lost = connect = arrive
-    serve = serve_quickly = arrive
+    serve = serve_quickly = see_to = arrive
 
 
 @pytest.fixture
@@ -139,6 +144,13 @@ def pair() -> Iterator[tuple[Any, Notes, socket.socket]]:
     theirs.close()
 
 
+def ready(channel: Any, events: int) -> None:
+    """As the poller says it, on a thread of the crew."""
+    thread = threading.Thread(target=channel.ready, args=(channel._port, events))
+    thread.start()
+    thread.join()
+
+
 def request(number: int, body: bytes = b"") -> bytes:
     return HEADER.pack(len(body), 0x102, 0, 0, number, number, 0, 0.0) + body
 
@@ -146,7 +158,7 @@ def request(number: int, body: bytes = b"") -> bytes:
 def test_a_request_that_is_read_leaves_it_armed(pair: tuple[Any, Notes, socket.socket]) -> None:
     channel, notes, theirs = pair
     theirs.send(request(1))
-    channel.ready(channel._port, READ)
+    ready(channel, READ)
     assert len(notes.requests) == 1
     assert notes.armed == []
 
@@ -154,7 +166,7 @@ def test_a_request_that_is_read_leaves_it_armed(pair: tuple[Any, Notes, socket.s
 def test_the_last_event_of_a_link_is_asked_for_again(pair: tuple[Any, Notes, socket.socket]) -> None:
     channel, notes, theirs = pair
     theirs.send(request(1))
-    channel.ready(channel._port, READ | END)
+    ready(channel, READ | END)
     assert len(notes.requests) == 1
     assert notes.armed == ["to last"]
 
@@ -162,7 +174,7 @@ def test_the_last_event_of_a_link_is_asked_for_again(pair: tuple[Any, Notes, soc
 def test_what_was_armed_for_writing_fires_once(pair: tuple[Any, Notes, socket.socket]) -> None:
     channel, notes, _ = pair
     channel._port.armed = READ | WRITE
-    channel.ready(channel._port, WRITE)
+    ready(channel, WRITE)
     assert notes.armed == ["to last"]
 
 
@@ -172,22 +184,131 @@ def test_a_link_that_is_not_read_to_its_end_is_asked_for_again(
     monkeypatch.setattr(stream, "_TURN", 0)  # others have theirs first
     channel, notes, theirs = pair
     theirs.send(request(1))
-    channel.ready(channel._port, READ)
+    ready(channel, READ)
     assert (notes.requests, notes.armed) == ([], ["to last"])
     monkeypatch.undo()
-    channel.ready(channel._port, READ)
+    ready(channel, READ)
     assert len(notes.requests) == 1
     assert notes.armed == ["to last"]
 
 
+def test_what_comes_while_another_thread_sorts_is_asked_for_again(pair: tuple[Any, Notes, socket.socket]) -> None:
+    """That thread may have read already, or reads nothing: it goes on with what was left to it, or closes an old link."""
+    channel, notes, theirs = pair
+    theirs.send(request(1))
+    with channel._sorting:
+        ready(channel, READ)
+    assert (notes.requests, notes.armed) == ([], ["to last"])
+    ready(channel, READ)
+    assert len(notes.requests) == 1
+
+
+def test_a_thread_that_leaves_the_old_link_has_the_new_one_watched(
+    pair: tuple[Any, Notes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new link is not armed while a thread has the role of the reader, though that one read the old link."""
+    channel, notes, _ = pair
+    now = [0.0]
+    peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: now[0], doubt="")
+    call, other = Call(peer, "impatient"), Call(peer, "patient")
+    channel.pending = {call.id: call, other.id: other}
+    ours, theirs = socket.socketpair()
+
+    def reconnect(*args: object) -> None:
+        channel.attach(stream.StreamLink(ours, "peer"), 0)
+        now[0] = 2.0
+
+    monkeypatch.setattr(stream.StreamLink, "await_bytes", reconnect)
+    call.deadline = 1.0
+    with pytest.raises(CallTimeout), ours, theirs:
+        channel.await_reply(call)
+    assert notes.armed == ["to last"]
+
+
+# Messages that cannot be dealt with.
+
+
+def test_a_message_that_makes_no_sense_does_not_come_up_again_and_again(
+    pair: tuple[Any, Notes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, notes, theirs = pair
+    again: list[object] = []
+    notes.see_to = again.append  # type: ignore[method-assign, assignment]
+    received: list[int] = []
+
+    def requested(frame: Frame) -> None:
+        received.append(frame.number)
+        if frame.number == 1:
+            raise ValueError("on purpose")
+
+    channel._requested = requested
+    theirs.send(request(1) + request(2))
+    ready(channel, READ)
+    assert (received, again, channel.session.received) == ([1, 2], [], 2)
+
+
+def test_the_main_thread_does_not_leave_things_to_a_crew_that_has_gone_home(pair: tuple[Any, Notes, socket.socket]) -> None:
+    """Whoever stops the crew does what is left, on the main thread: it would leave it to itself, for ever."""
+    channel, notes, _ = pair
+    left: list[object] = []
+    notes.see_to = left.append  # type: ignore[method-assign, assignment]
+    channel._inbox.append(Frame(0x102, 0, 1, 1, 0, 0.0, b"", 0))
+    channel.go_on()
+    assert left == [channel.go_on]
+    channel.close()
+    left.clear()
+    channel.go_on()
+    assert (left, len(channel._inbox)) == ([], 0)
+
+
+def test_a_channel_that_is_closed_in_the_midst_of_writing(
+    pair: tuple[Any, Notes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, or by a signal handler on top of the one that writes: the writer gets no error of its own."""
+    channel, _, _ = pair
+    keep = Session.keep
+
+    def close_meanwhile(session: Session[Any], *args: Any) -> None:
+        keep(session, *args)
+        channel._forget_unsent()
+
+    monkeypatch.setattr(Session, "keep", close_meanwhile)
+    channel.put_aside(0x102, 1, b"")
+    channel.flush()
+    assert not channel.unwritten
+
+
+def test_a_link_is_not_closed_while_a_thread_may_be_about_to_wait_at_it(
+    pair: tuple[Any, Notes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait at whatever file gets the number next, and not see that there is a new link."""
+    monkeypatch.setattr(channel_module, "LETTING_GO", 20.0)
+    channel, notes, _ = pair
+    left: list[Any] = []
+    notes.see_to = left.append  # type: ignore[method-assign, assignment]
+    sock = channel.link.sock
+    assert channel._reading.take()
+    channel._retire(channel._port)
+    [close] = left
+    closer = threading.Thread(target=close)
+    closer.start()
+    wait_until(lambda: bool(channel._reading.waiters) or sock.fileno() < 0)
+    assert sock.fileno() >= 0
+    del channel._reading.holder[0]
+    closer.join(20.0)
+    assert sock.fileno() < 0
+
+
 class Lock:
-    """Is locked, as far as the first look can tell."""
+    """Is taken, as far as the first look can tell."""
+
+    holder: dict[int, int] = {}
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self.armed_at_the_look: list[int] = []
 
-    def acquire(self, blocking: bool = True) -> bool:
+    def take(self) -> bool:
         return False
 
     def locked(self) -> bool:
@@ -200,7 +321,7 @@ def test_who_could_not_read_has_it_asked_for_again_though_the_other_one_has_left
 ) -> None:
     channel, notes, _ = pair
     channel._reading = Lock(channel)
-    channel.ready(channel._port, READ)
+    ready(channel, READ)
     assert notes.armed == ["to last"]
 
 

@@ -358,15 +358,15 @@ def test_a_worker_that_ends_while_a_reply_is_being_put_aside(
 ) -> None:
     keep_busy(me)
     first, second = rpc.rpc_async(me, wait_at_gate), rpc.rpc_async(me, witness, (1,))
-    share_out = Attending._share_out
+    share_out = Attending._share
 
     def late(channel: Attending, answered: list[Call], calls: Any) -> None:
         if second._of in answered:
-            monkeypatch.setattr(Attending, "_share_out", share_out)
+            monkeypatch.setattr(Attending, "_share", share_out)
             rpc.shutdown(graceful=False)
         share_out(channel, answered, calls)
 
-    monkeypatch.setattr(Attending, "_share_out", late)
+    monkeypatch.setattr(Attending, "_share", late)
     with pytest.raises(RuntimeError):
         first.wait(5.0)
     wait_until(lambda: second._settled, SOON)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from remora.agent import agent as agents
 from remora.agent import large
 from remora.agent.channel import Channel
 from remora.agent.receiving import Receiving
+from remora.agent.turn import Turn
 from remora.errors import CallTimeout, SerializationError
 from remora.testing.world import World
 from remora.transport import stream
@@ -178,10 +180,30 @@ def test_a_large_call_that_could_not_be_sent_in_time_fails_once(me: str, monkeyp
 
     monkeypatch.setattr(Channel, "_not_sent", late)
     monkeypatch.setattr(large, "SHARED_FROM", 1 << 40)
-    with channel._writing:
+    with taken_elsewhere(channel._writing):
         future = rpc.rpc_async(me, torch.numel, args=(torch.zeros(1 << 18),), timeout=0.05)
     with pytest.raises(RuntimeError, match="RPC ran for more than"):
         future.wait(SOON)
+
+
+@contextmanager
+def taken_elsewhere(turn: Turn) -> Iterator[None]:
+    """Another thread has it."""
+    taken, done = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with turn:
+            taken.set()
+            done.wait(LONG)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert taken.wait(LONG)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class Nameless:

@@ -428,8 +428,7 @@ def test_who_helped_goes_home_after_a_while(crew: Crew, peer: Peer, monkeypatch:
     assert len(helpers) == 3
 
     def gone() -> bool:
-        with crew._lock:
-            alive = {thread.ident for thread in crew._threads}
+        alive = {thread.ident for thread in list(crew._threads)}
         return not helpers & alive and len(alive) == 2
 
     wait_until(gone)

@@ -1,11 +1,15 @@
 """Something happens at a chosen moment inside Remora: tests of a whole class of faults try one moment after the other.
 
-A moment is a point in the source of Remora that a thread has come to. There are two kinds:
+A moment is a point in the source of Remora that a thread has come to. There are three kinds:
 
-    LINES     before each line. For what may happen anywhere, like a collection that runs a destructor.
-    SIGNALS   where the interpreter looks for signals: after a call, at the start of a function, at the end of a turn of a
-              loop. For exceptions that a signal handler raises. They cannot strike elsewhere; in particular, not between
-              the last line of a `with` block and the release of its lock.
+    LINES     before each line. For what may happen anywhere.
+    MAKING    before each line on which something may be called or made. For a collection that runs a destructor: the
+              interpreter collects when it makes an object, or (from 3.12 on) where it looks for signals. It does not on a
+              line like `self.count += 1`, which reads, computes a number, compares and stores.
+    SIGNALS   where the interpreter looks for signals: after a call of a C function, at the start of a Python function, at
+              the end of a turn of a loop. For exceptions that a signal handler raises. They cannot strike elsewhere; in
+              particular, not between the last line of a `with` block and the release of its lock, and not between the
+              `return` of a Python function and what its caller does next.
 
     moments = moments_of(work)                      # what the current thread comes to, in order
     with AtMoment(17, raising(KeyboardInterrupt)):  # before the 17th; counted from 0
@@ -16,10 +20,9 @@ A moment is a point in the source of Remora that a thread has come to. There are
     with AtEachPlace(action, threads=True):         # the first time that any thread comes to any place
         work()
 
-Two runs of the same work need not pass the same number of moments (a wait may look twice), but they pass the same places.
-The action runs on the thread that came there, in the midst of what it does, and is not traced itself. What it raises is
-raised there. After that, CPython does not trace this thread any more.
-"""
+Two runs of the same work need not pass the same number of moments (a wait may look twice), but they pass the same
+places. The action runs on the thread that came there, in the midst of what it does, and is not traced itself. What it
+raises is raised there. After that, CPython does not trace this thread any more."""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ import dis
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -34,12 +38,28 @@ from typing import Any, NamedTuple
 import remora
 
 SOURCE = str(Path(remora.__file__).parent) + "/"
-LINES, SIGNALS = "lines", "signals"
+LINES, MAKING, SIGNALS = "lines", "making", "signals"
 
 _RESUME, _NOTHING = dis.opmap["RESUME"], -1
 _CHECKED_AFTER = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD"))}
 _CHECKED_AFTER -= {code for name, code in dis.opmap.items() if "NO_INTERRUPT" in name}
 _CHECKED_AFTER.add(_RESUME)
+
+# What reads, stores, jumps, compares or computes. (The numbers of Remora, that is: a sum of lists makes one.)
+_MAKES_NOTHING = (
+    "LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_DEREF", "STORE_", "DELETE_", "BINARY_OP", "COMPARE_OP",
+    "IS_OP", "UNARY_NOT", "POP_", "JUMP_FORWARD", "RETURN_", "CACHE", "NOP", "COPY", "SWAP", "EXTENDED_ARG", "TO_BOOL",
+)  # fmt: skip
+
+
+@cache
+def _lines_that_make(code: CodeType) -> frozenset[int]:
+    found, line = set(), code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line if type(instruction.starts_line) is int else line
+        if not instruction.opname.startswith(_MAKES_NOTHING):
+            found.add(line)
+    return frozenset(found)
 
 
 class Place(NamedTuple):
@@ -97,8 +117,13 @@ class Tracer:
         code = frame.f_code
         if not self._on or not code.co_filename.startswith(SOURCE):
             return None
-        if self._kind == LINES:
+        if self._kind != SIGNALS:
             return self._line
+        caller = frame.f_back
+        if caller is not None and code.co_name != "__init__":  # (a constructor is called by C)
+            came_from = getattr(caller.f_trace, "__self__", None)
+            if isinstance(came_from, _Opcodes):
+                came_from.called_python()
         frame.f_trace_lines = False
         frame.f_trace_opcodes = True
         return _Opcodes(self, code).step
@@ -106,7 +131,8 @@ class Tracer:
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line" and self._on:
             code = frame.f_code
-            self.reached(Place(code.co_filename[len(SOURCE) :], frame.f_lineno, code.co_qualname))
+            if self._kind == LINES or frame.f_lineno in _lines_that_make(code):
+                self.reached(Place(code.co_filename[len(SOURCE) :], frame.f_lineno, code.co_qualname))
         return self._line if self._on else None
 
     def instruction(self, frame: FrameType) -> None:
@@ -127,6 +153,11 @@ class _Opcodes:
     def __init__(self, tracer: Tracer, code: CodeType) -> None:
         self._tracer = tracer
         self._code = code.co_code
+        self._last = _NOTHING
+
+    def called_python(self) -> None:
+        """The current instruction calls a Python function. The interpreter looks at its start, and not when it is
+        back."""
         self._last = _NOTHING
 
     def step(self, frame: FrameType, event: str, arg: object) -> Any:
@@ -177,7 +208,8 @@ class AtMoment(Tracer):
 
 
 class AtPlace(Tracer):
-    """`with AtPlace(place, action):` the action happens when the current thread comes to a place for the `turn`-th time."""
+    """`with AtPlace(place, action):` the action happens when the current thread comes to a place for the `turn`-th
+    time."""
 
     def __init__(self, place: Place, action: Action, kind: str = LINES, turn: int = 1) -> None:
         super().__init__(kind)
@@ -195,8 +227,9 @@ class AtPlace(Tracer):
 
 
 class AtEachPlace(Tracer):
-    """`with AtEachPlace(action):` the action happens the first `turns` times that a thread comes to a place, in files whose
-    names begin with one of `where`. Never within itself: what it does on other threads is no occasion for it either."""
+    """`with AtEachPlace(action):` the action happens the first `turns` times that a thread comes to a place, in files
+    whose names begin with one of `where`. Never within itself: what it does on other threads is no occasion for it
+    either."""
 
     def __init__(
         self,
