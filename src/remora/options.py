@@ -77,7 +77,7 @@ class Settings:
 
 
 def check_timeout(seconds: object, name: str) -> float:
-    """A number of seconds that somebody may wait, as a float. Negative ones, NaN and what is no number are errors that
+    """A number of seconds to wait, as a float. Negative ones, NaN and what is no number are errors that
     name it."""
     if isinstance(seconds, bool) or not hasattr(type(seconds), "__float__"):
         raise TypeError(f"{name} must be a number of seconds, not {seconds!r}")

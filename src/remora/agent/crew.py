@@ -120,7 +120,7 @@ class Crew:
         self._kicked = False  # somebody was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = False  # `stop` waits no longer for threads that have not gone home
-        self._key = {0: True}  # whoever takes it closes the poller
+        self._key = {0: True}  # the thread that takes it closes the poller
 
     # The threads.
 

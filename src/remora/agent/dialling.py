@@ -50,7 +50,7 @@ class Judge(Protocol):
 class DialQueue:
     """Lets few dials run at a time: a hundred threads that shake hands at once only take the interpreter from each other.
 
-    A dial that takes long makes room for the next one: peers that do not answer hold up nobody else.
+    A dial that takes long makes room for the next one: peers that do not answer hold up no other.
     """
 
     def __init__(self, serve: Callable[[Callable[[], None]], object]) -> None:

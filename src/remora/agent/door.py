@@ -82,7 +82,7 @@ class Door:
                 sock.close()
                 return
             try:
-                self.poller.add(stranger)  # here, so that whoever closes the door finds it there
+                self.poller.add(stranger)  # here, so that the thread that closes the door finds it there
             except OSError:
                 sock.close()
                 raise
@@ -162,7 +162,7 @@ class _Bell:
             if not self._at_rest:
                 log.warning("cannot accept connections for now (they wait): %s", error)
             self._at_rest = True
-            return  # else the poller would say at once that there is somebody
+            return  # else the poller would say at once that there is a caller
         self.door.poller.arm(self)
 
 

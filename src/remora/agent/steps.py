@@ -43,7 +43,7 @@ class Steps:
 
     def post(self, step: Callable[..., object], *args: Any) -> None:
         """Have `step(*args)` done: now, or after those that were posted before. All steps are taken, if no frame of any
-        thread is doing so already. Whoever ends looks once more, so none is left."""
+        thread is doing so already. The thread that ends looks once more, so none is left."""
         queue, turn, me = self._queue, self._turn, get_ident()  # (a new number each time)
         try:
             queue.append((step, args))
@@ -74,7 +74,7 @@ class Steps:
     def post_later(self, step: Callable[..., object], *args: Any) -> None:
         """The same as `post`, but never now, nor on this thread."""
         self._queue.append((step, args))
-        if len(self._queue) == 1:  # else another one has yet to leave the queue, and whoever takes it out looks once more
+        if len(self._queue) == 1:  # else another one is in the queue, and the thread that takes it out looks once more
             self._later(self.go_on)
 
 

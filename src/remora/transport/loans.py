@@ -11,7 +11,7 @@ see what it should not.
 Why not map all of it as a private copy from the beginning? Each page that a receiver changes in place would be copied
 when it is first touched; and all of them would have to be thrown away before the segment is used again.
 
-A message may come before its memory is filled: whoever unpacks it waits for that (`Filling`).
+A message may come before its memory is filled: the thread that unpacks it waits for that (`Filling`).
 """
 
 from __future__ import annotations

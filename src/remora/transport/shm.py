@@ -208,7 +208,7 @@ class Arena:
         return None
 
     def unmake(self, segment: Segment) -> None:
-        """Return the memory of a segment to the system: a hole of the file. Whoever maps it sees the same hole."""
+        """Return the memory of a segment to the system: a hole of the file. The borrower sees the same hole."""
         mapping = self.map
         if mapping is not None:
             madvise(mapping.address + segment.offset, segment.size, mmap.MADV_REMOVE)
@@ -320,7 +320,7 @@ class Placement:
         return self._late
 
     def memory(self, numbers: range) -> list[torch.Tensor]:
-        """The memory of some of the buffers, for whoever asks to fill it."""
+        """The memory of some of the buffers, to be filled by the caller."""
         if self.arena.map is None:
             raise SerializationError("the worker that the memory was lent to is gone")
         region: Any = everywhere.from_address(self._mapping.address)
@@ -504,14 +504,14 @@ class Lender:
         return True
 
     def filled(self, placement: Placement, now: float) -> None:
-        """Nobody here writes to it any more: it may be lent again, as soon as it is given back."""
+        """No thread here writes to it any more: it may be lent again, as soon as it is given back."""
         placement.filling = False  # first: either we see what was returned, or `take_back` that nothing is being copied
         if placement.returned:
             for loan in list(placement.returned):
                 placement.arena.end(loan, now)
 
     def retract(self, placement: Placement, now: float) -> None:
-        """The message is not sent, and nobody here writes to it any more."""
+        """The message is not sent, and no thread here writes to it any more."""
         placement.filling = False
         for number, _ in placement.loans:
             placement.arena.end(number, now)
