@@ -86,7 +86,9 @@ class Vigil:
                 return
             channels = self._one_of(peer, channels)
         before = peer.expected
-        peer.expected = {channel: before.get(channel) or _from(channel, now) for channel in channels}
+        peer.expected = {
+            channel: before[channel] if channel in before else _from(channel, now) for channel in channels
+        }
         linked = [(channel, link) for channel in channels if (link := channel.link) is not None]
         if not linked:
             return
