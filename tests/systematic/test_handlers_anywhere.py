@@ -22,6 +22,7 @@ from tests.systematic import test_interrupted_anywhere as interrupted
 from tests.systematic.test_interrupted_anywhere import SOON, check_health, double, twice
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
 
+pytestmark = interrupted.pytestmark
 PROMPT = 5.0  # seconds in which everything here is over, many times; deadlines are longer
 THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"  # else what takes long is tried at some of the points
 SCENARIOS = [
