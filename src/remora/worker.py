@@ -175,9 +175,12 @@ class Worker:
     def stop(self, graceful: bool = False) -> None:
         """Stop serving. Safe to call twice."""
         self.references.table.close()
-        if graceful:
-            self.agent.drain(1.0)
-        self.agent.stop(graceful=graceful)
+        try:
+            if graceful:
+                self.agent.drain(1.0)
+            self.agent.stop(graceful=graceful)
+        finally:
+            self.references.table.end()
         _workers.discard(self)
 
     # What PyTorch's agents offer.

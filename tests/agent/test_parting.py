@@ -67,6 +67,15 @@ def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         released.set()
 
 
+def test_nor_while_time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is one by the worker's clock, which passes over it."""
+    monkeypatch.setattr(membership, "LAST_WORDS", 0.05)
+    with World(3, clock="auto") as world:
+        world.run(0, rpc.rpc_sync, "worker1", int)
+        tell(world, 2, 0, "parted", 1).wait(TIMEOUT)
+        assert world[0].agent.peers.find("worker1").state == "left"
+
+
 def test_one_that_died_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "LAST_WORDS", TIMEOUT)
     with World(3) as world:

@@ -7,7 +7,6 @@ hole, nothing is left. """
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +20,6 @@ from remora.agent import large
 from tests.agent.alone import wait_until, worker_alone
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
 
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
-# About one run in ten still waits for ever for a future whose outcome was not passed on: see docs/threads.md.
-pytestmark = pytest.mark.skipif(not THOROUGH, reason="takes long, and is not green each time: REMORA_THOROUGH=1")
 SOON = 10.0  # seconds: much longer than anything here takes
 
 

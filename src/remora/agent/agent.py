@@ -288,6 +288,7 @@ class Agent:
         self.peers.tick(now)
         for peer in self.peers.all():
             peer.outgoing.look_after_reader()
+        self.crew.look_again()
         self.door.tick(now)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)

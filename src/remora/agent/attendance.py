@@ -12,7 +12,7 @@ import os
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from remora.agent.timers import Timers
+from remora.agent.timers import Timer, Timers
 
 if TYPE_CHECKING:
     from remora.agent.attending import Attending
@@ -28,7 +28,7 @@ class Attendance:
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self._attended: set[Attending] = set()
-        self._due = False  # a timer will look at them
+        self._timer: Timer | None = None  # looks at them; set after it runs, so one too many after a strike, never none
 
     def expect(self, channel: Attending) -> None:
         """A call was put on the list, and there will be a future of its value. If a thread was here to read a moment ago, it
@@ -38,9 +38,8 @@ class Attendance:
             return
         channel.attended = True
         self._attended.add(channel)
-        if not self._due:
-            self._due = True
-            self._timers.soon(ROUND, self._look)
+        if self._timer is None or not self._timer.pending:
+            self._timer = self._timers.soon(ROUND, self._look)
 
     def _look(self) -> None:
         for channel in list(self._attended):
@@ -49,7 +48,5 @@ class Attendance:
             if monotonic() - channel.visited > MEMORY or channel.closed:
                 self._attended.discard(channel)
                 channel.desert()
-        self._due = False  # before we look: who comes now sets a timer, and one too many does no harm
-        if self._attended:
-            self._due = True
-            self._timers.soon(ROUND, self._look)
+        if self._attended and (self._timer is None or not self._timer.pending):
+            self._timer = self._timers.soon(ROUND, self._look)

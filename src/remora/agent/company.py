@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remora.agent.timers import Timers
+from remora.agent.timers import Timer, Timers
 
 if TYPE_CHECKING:
     from remora.agent.sending import Sending
@@ -19,23 +19,20 @@ class Company:
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self._waiting: set[Sending] = set()
-        self._due = False  # a timer will look at them
+        self._timer: Timer | None = None  # looks at them; set after it runs, so one too many after a strike, never none
         self._more = False  # some came since it last did
 
     def expect(self, channel: Sending) -> None:
         """Have what was put aside on this channel sent in a moment."""
         self._waiting.add(channel)
         self._more = True
-        if not self._due:
-            self._due = True
-            self._timers.soon(PATIENCE, self._give_up)
+        if self._timer is None or not self._timer.pending:
+            self._timer = self._timers.soon(PATIENCE, self._give_up)
 
     def _give_up(self) -> None:
         """Looks again by itself while there is reason to: to set a timer wakes a thread, which is what we want to save."""
         if self._more:
             self._more = False
-            self._timers.soon(ROUND, self._give_up)
-        else:
-            self._due = False
+            self._timer = self._timers.soon(ROUND, self._give_up)
         while self._waiting:
             self._waiting.pop().flush()

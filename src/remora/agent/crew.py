@@ -266,6 +266,11 @@ class Crew:
         if here.looking is not self:
             self._watch.wake()
 
+    def look_again(self) -> None:
+        """Called at each tick. An exception may have struck a thread between leaving work to the crew and waking it."""
+        if (self._services or self._chores) and not self._stopped:
+            self._watch.wake()
+
     def at_leisure(self, work: Job) -> None:
         """Do what takes no time, and what nobody waits for, when the current thread has nothing else to do: now, if it is
         none of the crew."""

@@ -21,6 +21,7 @@ from remora.agent.dialling import LEFT
 from remora.agent.dispatch import Request
 from remora.agent.futures import Future
 from remora.agent.peer import Peer, State
+from remora.clock import NEVER
 from remora.errors import RemoraError, RendezvousError
 from remora.rendezvous.group import Group
 from remora.rendezvous.record import WorkerRecord
@@ -173,8 +174,9 @@ class Membership:
         peer = self._peers.known(key)
         if peer is None or peer is self._peers.me:
             return
+        clock = self._agent.clock
         with waiting():
-            while self._may_speak(peer) and not peer.ended.wait(LAST_WORDS):
+            while self._may_speak(peer) and not clock.block(peer.ended.wait, clock.now() + LAST_WORDS):
                 pass
 
     def _may_speak(self, peer: Peer) -> bool:
@@ -187,7 +189,8 @@ class Membership:
         peer = self._peers.known(key)
         if peer is not None and peer is not self._peers.me:
             self._peers.give_up(peer, reason, state)
-            peer.ended.wait()  # another thread may be at it: we answer behind all that came from the lost one
+            # Another thread may be at it: we answer behind all that came from the lost one.
+            self._agent.clock.block(peer.ended.wait, NEVER)
         if self.tell_heard is not None:
             self.tell_heard(caller.key, key)
 

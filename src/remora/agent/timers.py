@@ -27,6 +27,11 @@ class Timer:
         self.action: Callable[[], None] | None = action
         self.owner = owner
 
+    @property
+    def pending(self) -> bool:
+        """Whether it will go off. False from before the action runs, so what comes while it runs sets another one."""
+        return self.action is not None
+
     def cancel(self) -> None:
         """Never call it. Costs nothing now; the entry goes away later."""
         if self.action is not None:

@@ -30,14 +30,16 @@ class Dropping:
         self._dropped: deque[ForkId] = deque()
         self._timer = False  # it will look again by itself
         self._relieved = False  # a thread of the program has looked since
-        self._due = False  # a thread of the crew was asked to look at them
+        self._round = 0  # goes up when a look finds nothing, and ends
+        self._asked = -1  # the round in which a thread of the crew was asked to look
 
     def soon(self, fork: ForkId) -> None:
         """For destructors."""
         self._dropped.append(fork)
-        if not self._due:
-            self._due = True
+        now = self._round  # read after the append: a look that ends in this round sees the fork
+        if self._asked != now:
             self._agent.crew.serve_quickly(self._look)
+            self._asked = now  # after it was asked: an exception that strikes before has it asked once more
 
     def relieve(self) -> None:
         """The current thread is in the midst of sending: if the list is not short, let it see to that."""
@@ -65,10 +67,9 @@ class Dropping:
         """While there is something each time we look, we come back soon, so that goodbyes in quick succession share a
         message."""
         if not self._dropped:
-            self._due = False
-            if not self._dropped:
+            self._round += 1
+            if not self._dropped:  # looked at once more: what came before the round ended has asked for nothing
                 return
-            self._due = True  # one came in between
         if not self.closed and not self._timer:
             self._timer = True
             self._agent.timers.soon(GATHER, self._look_again)

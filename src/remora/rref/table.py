@@ -16,7 +16,7 @@ from functools import partial
 from remora.agent.agent import Agent
 from remora.agent.futures import wait_until
 from remora.agent.peers import Peer
-from remora.errors import OwnerDied, RemoraError
+from remora.errors import NotInitialized, OwnerDied, RemoraError
 from remora.rref.dropping import Dropping
 from remora.rref.errands import Errand, Errands
 from remora.rref.values import Value
@@ -34,6 +34,7 @@ class Table(Errands):
     def __init__(self, agent: Agent, first_id: int = 0) -> None:
         super().__init__(agent, first_id)
         self.closed = False
+        self._ended = False  # the worker has stopped: nothing more is made
         self._confirmations: dict[ForkId, list[Callable[[], None]]] = {}  # what to call when they are confirmed
         self._dropping = Dropping(agent, self._let_go)
         self.drop_soon = self._dropping.soon  # for destructors: sends nothing
@@ -59,6 +60,8 @@ class Table(Errands):
         if known is not value:
             known.script = known.script or value.script
             known.join(value)
+        if self._ended:  # looked at after it is entered: `end` sees the value, or we see that it has ended
+            value.fail(self._ended_error(rref))
 
     def come_home(self, rref: RRefId, sender: Worker) -> Value:
         """A reference to a value of ours arrived: the value, which may have to be made yet."""
@@ -280,8 +283,20 @@ class Table(Errands):
     def close(self) -> None:
         """No more messages: what is dropped from now on is dropped in silence."""
         self.closed = self._dropping.closed = True
+
+    def end(self) -> None:
+        """The worker has stopped. What is still to be made never will be, and threads that wait for it are told so."""
+        self._ended = True
         values, self.values = self.values, {}
+        for rref, value in list(values.items()):
+            if not value.ready:
+                value.fail(self._ended_error(rref))
         del values  # their destructors may come back here
+
+    def _ended_error(self, rref: RRefId) -> NotInitialized:
+        return NotInitialized(
+            f"the value of {rref} will not be made: RPC is no longer running on this node ({self.agent.me})"
+        )
 
 
 def deleted_error(rref: RRefId, fork: ForkId) -> RemoraError:
