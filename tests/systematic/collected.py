@@ -23,17 +23,22 @@ from typing import Any
 import torch
 
 from remora import rpc
+from remora.agent import calls, futures
 from remora.agent.crew import acting_worker
 from remora.errors import CallOutcomeUnknown, CallTimeout
 from remora.rref.table import Table
 from remora.testing.world import World
+from remora.transport import stream
 from tests.systematic.tracing import MAKING, AtEachPlace, Place
 
 STUCK = 25.0  # seconds after which a process is
-LONGEST = 2.0 if os.environ.get("REMORA_THOROUGH") != "1" else 15.0  # seconds for which places are looked for
-WAIT = 1.5  # seconds for a wait of a destructor, which ends at once
+LONGEST = 1.2 if os.environ.get("REMORA_THOROUGH") != "1" else 15.0  # seconds for which places are looked for
+WAIT = 10.0  # seconds for a wait of a destructor, which ends at once or
+SOON = 0.05  # after so many seconds, if its own thread keeps the answer from coming
+AT_ONCE = 2  # processes
 LARGE = torch.ones(1 << 16)
 # A lock is held here over one system call, which makes nothing that the collector counts. A wait here would not end.
+WAITING = ("sync", "fetch", "share_sync")
 ONE_SYSTEM_CALL = ("EpollPoller._modify", "EpollPoller.add", "EpollPoller.remove")
 
 
@@ -72,7 +77,7 @@ class Destructor:
         self.errors: list[str] = []
 
     def __call__(self, place: Place) -> None:
-        if self.armed is None or (self.verb == "sync" and place.function in ONE_SYSTEM_CALL):
+        if self.armed is None or (self.verb in WAITING and place.function in ONE_SYSTEM_CALL):
             return
         self.count += 1
         try:
@@ -108,6 +113,15 @@ class Destructor:
         for to in self.some_workers():
             self.wait_for(partial(rpc.rpc_sync, to, double, args=(2,), timeout=WAIT))
 
+    def share_sync(self) -> None:
+        mine = rpc.RRef(4)
+        for to in self.some_workers():
+            self.wait_for(partial(rpc.rpc_sync, to, length_of, args=([mine],), timeout=WAIT))
+
+    def fetch(self) -> None:
+        for to in self.some_workers():
+            self.wait_for(lambda to=to: rpc.remote(to, double, args=(2,)).to_here(timeout=WAIT))
+
     def some_workers(self) -> list[str]:
         """All three, in changing order."""
         return [f"worker{(self.count + i) % 3}" for i in range(3)]
@@ -138,9 +152,10 @@ VERBS: dict[str, Callable[[Destructor], None]] = {
     "drop": Destructor.drop,
     "own": Destructor.own,
     "share": Destructor.share,
+    "sync": Destructor.sync,
+    "fetch": Destructor.fetch,
+    "share_sync": Destructor.share_sync,
 }
-if os.environ.get("REMORA_THOROUGH") == "1":
-    VERBS["sync"] = Destructor.sync  # waits in a destructor: not every place is known to be safe, see docs/threads.md
 
 
 def work() -> None:
@@ -193,6 +208,7 @@ def nothing_left(world: World) -> bool:
 
 
 def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:
+    futures.GIVEN_UP_AFTER = calls.GIVEN_UP_AFTER = stream.BLOCK_LIMIT = SOON  # type: ignore[attr-defined]
     destructor = Destructor(verb)
     strike = AtEachPlace(destructor, MAKING, threads=True, where=prefixes)
 
@@ -222,8 +238,10 @@ def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:
 
 
 def main(folder: Path, prefixes: tuple[str, ...]) -> None:
-    children: dict[int, str] = {}
+    children: set[int] = set()
     for verb in VERBS:
+        if len(children) == AT_ONCE:
+            children.discard(os.wait()[0])
         pid = os.fork()
         if not pid:
             code = 1
@@ -236,8 +254,9 @@ def main(folder: Path, prefixes: tuple[str, ...]) -> None:
                 except BaseException:
                     traceback.print_exc(file=report)
             os._exit(code)
-        children[pid] = verb
-        os.waitpid(pid, 0)
+        children.add(pid)
+    for child in children:
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,12 @@ class Attending(Receiving):
             if port is not None and reading.take():
                 try:
                     self._rearm(port)  # the poller does not look meanwhile
-                    self._read_until(port, deadline, over)
+                    self._read_until(port, deadline, over, calls)
                 finally:
                     del reading.holder[0]
                     self._leave()
             elif port is not None and reading.mine():  # a signal handler interrupted a frame of this thread that waits
-                self._read_until(port, deadline, over, again=True)
+                self._read_until(port, deadline, over, calls, again=True)
             else:
                 self.sleeping.add(thread)  # first: who leaves the link looks at it afterwards
                 self.watch()
@@ -64,14 +64,18 @@ class Attending(Receiving):
         if self._aside or self._long_aside:
             self._come_for(calls)
 
-    def _read_until(self, port: Port, deadline: float, over: Callable[[], bool], again: bool = False) -> None:
+    def _read_until(
+        self, port: Port, deadline: float, over: Callable[[], bool], calls: Collection[Call], again: bool = False
+    ) -> None:
         """Read until it is over, or some call is answered. Has the role."""
         link = port.link
         while not self._answered and not self._inbox and not over() and port is self._port:
             left = None if deadline == NEVER else deadline - monotonic()
             if left is not None and left <= 0:
                 break
-            link.await_bytes(left, again)
+            if not link.await_bytes(left, again):
+                for call in calls:
+                    self._check_block(call)
             if port is not self._port:
                 break
             self._receive(port, link.read_some)

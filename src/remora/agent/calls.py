@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from remora.agent.futures import Future, Origin
-from remora.agent.turn import may_be_struck
+from remora.agent.turn import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.options import check_timeout
@@ -251,19 +251,18 @@ class Call:
             except RuntimeError:
                 pass  # it was awake already
 
-    def sleep(self) -> None:
-        """Wait until the call is settled, or its deadline has passed. The lock is made first and the state looked at
-        then, so that no settling falls between the two."""
+    def sleep(self) -> bool:
+        """Wait until the call is settled, or its deadline has passed; or for a while, then it is False. The lock is made
+        first and the state looked at then, so that no settling falls between the two."""
         if self.signal is None:
             lock = threading.Lock()
             lock.acquire()
             self.signal = lock
-        if not self.settled:
-            self.clock.block(self._await_signal, self.deadline)
+        return self.settled or self.clock.block(self._await_signal, self.deadline)
 
     def _await_signal(self, seconds: float | None) -> bool:
         assert self.signal is not None
-        return self.signal.acquire(timeout=-1 if seconds is None else seconds)
+        return self.signal.acquire(timeout=GIVEN_UP_AFTER if seconds is None else min(seconds, GIVEN_UP_AFTER))
 
     def limit(self, timeout: float, default: float) -> float:
         """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as

@@ -19,9 +19,10 @@ import torch
 from remora.agent.clean_state import run_clean
 from remora.agent.crew import clock_here, waiting
 from remora.agent.recording import recorded
+from remora.agent.turn import GIVEN_UP_AFTER, blocks_itself, explain_block
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
-from remora.errors import CallCancelled, NotInitialized
+from remora.errors import CallCancelled, CallOutcomeUnknown, NotInitialized
 from remora.options import check_timeout
 from remora.wire.failures import stack_of
 
@@ -385,13 +386,24 @@ def block_until(
     subscribe(wake)
 
     def wait(seconds: float | None) -> bool:
-        return signal.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        left = threading.TIMEOUT_MAX if seconds is None else min(seconds, threading.TIMEOUT_MAX)
+        if left <= GIVEN_UP_AFTER:
+            return signal.acquire(timeout=left)
+        if signal.acquire(timeout=GIVEN_UP_AFTER):
+            return True
+        if blocks_itself():
+            raise CallOutcomeUnknown(explain_block(what))
+        return signal.acquire(timeout=left - GIVEN_UP_AFTER)
 
-    with waiting():
-        if not clock.block(wait, NEVER if timeout is None else began + max(timeout, 0.0)):
-            if unsubscribe is not None:
-                unsubscribe(wake)
-            raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
+    came = False
+    try:
+        with waiting():
+            came = clock.block(wait, NEVER if timeout is None else began + max(timeout, 0.0))
+    finally:
+        if not came and unsubscribe is not None:
+            unsubscribe(wake)
+    if not came:
+        raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
 
 
 def when_done(future: torch.futures.Future[Any], watcher: Watcher) -> None:

@@ -26,7 +26,7 @@ from remora.agent.calls import NEVER, Call
 from remora.agent.crew import Crew
 from remora.agent.large import SendingLarge
 from remora.agent.settling import have_settled, settle
-from remora.agent.turn import Turn, may_be_struck
+from remora.agent.turn import Turn, blocks_itself, explain_block, may_be_struck
 from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
 from remora.transport.poller import READ, WRITE, Poller
@@ -87,7 +87,7 @@ class Receiving(SendingLarge):
         self._damages = 0  # links in a row that were of no use, since
         self._damaged_at = -1  # this many messages had arrived
         self._reading = Turn()  # to wait for the link
-        self._sorting = Turn()  # to read it, and to sort what came
+        self._sorting = Turn(needed=True)  # to read it, and to sort what came
         self._arming = Turn()  # to tell the poller what to watch for
         self._inbox: deque[Frame] = deque()  # read, and not dealt with
         self._answered: deque[Call] = deque()  # asynchronous calls whose outcome is to be passed on
@@ -391,7 +391,8 @@ class Receiving(SendingLarge):
                 self._read_reply(call, port, again=True)
             else:
                 self.expect(call)
-                call.sleep()
+                if not call.sleep():
+                    self._check_block(call)
             if call.reply is not None or call.failure is not None:
                 return
             if deadline != NEVER and deadline <= now():
@@ -403,7 +404,8 @@ class Receiving(SendingLarge):
         deadline, now, link = call.deadline, call.peer.now, port.link
         while call.id in self.pending and port is self._port:
             left = None if deadline == NEVER else deadline - now()
-            link.await_bytes(left, again)
+            if not link.await_bytes(left, again):
+                self._check_block(call)
             if port is not self._port:
                 break
             self._receive(port, link.read_some)
@@ -411,6 +413,12 @@ class Receiving(SendingLarge):
                 self.pass_answered()
             if self._inbox or (left is not None and left <= 0):
                 break
+
+    def _check_block(self, call: Call) -> None:
+        """Nothing came for a second. Raise if this very thread keeps the answer from coming."""
+        if blocks_itself():
+            self.forget(call)
+            raise CallOutcomeUnknown(explain_block(call.what))
 
     def check_reentry(self, call: Call) -> None:
         """Raise if a frame of this very thread is in the midst of a message to or from this peer: no answer could be

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from remora.agent.turn import Turn
+
 log = logging.getLogger("remora")
 
 
@@ -31,7 +33,7 @@ class Steps:
         self._later = later
         self._then = then
         self._queue: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._turn: dict[int, int] = {}  # has one entry while a step is under way: the thread
+        self._turn = Turn(needed=True)  # to take steps
 
     def __bool__(self) -> bool:
         """Whether a step has yet to end."""
@@ -39,12 +41,12 @@ class Steps:
 
     def mine(self) -> bool:
         """Whether a step of the current thread is under way, which does not end before the current frame returns."""
-        return self._turn.get(0) == get_ident()
+        return self._turn.mine()
 
     def post(self, step: Callable[..., object], *args: Any) -> None:
         """Have `step(*args)` done: now, or after those that were posted before. All steps are taken, if no frame of any
         thread is doing so already. The thread that ends looks once more, so none is left."""
-        queue, turn, me = self._queue, self._turn, get_ident()  # (a new number each time)
+        queue, turn, me = self._queue, self._turn.holder, get_ident()  # (a new number each time)
         try:
             queue.append((step, args))
             while queue:

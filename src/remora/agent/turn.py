@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import TIMEOUT_MAX, Lock, get_ident, main_thread
 from time import monotonic
+from weakref import WeakSet
 
 # Longest sleep of a thread that waits for another one. The other one may be struck after it let go and before it wakes us.
 RECHECK = 0.02  # seconds
@@ -48,15 +49,41 @@ def may_be_struck() -> bool:
     return get_ident() == _MAIN
 
 
+_needed: WeakSet[Turn] = WeakSet()
+GIVEN_UP_AFTER = 1.0  # seconds
+
+
+def blocks_itself() -> bool:
+    """Whether a frame of the current thread has a turn that an answer may need. Asked when a wait has lasted for
+    `GIVEN_UP_AFTER`: only a signal handler or a destructor waits like that, and the frame below cannot go on meanwhile."""
+    while True:
+        try:
+            return any(turn.mine() for turn in _needed)
+        except RuntimeError:
+            continue  # another thread made a channel meanwhile
+
+
+def explain_block(what: str) -> str:
+    """The text of the error for a wait that `blocks_itself`."""
+    return (
+        f"{what}: a signal handler or destructor waits for it in the midst of a step of Remora on the same thread, which "
+        f"cannot go on before, and the answer may need that step. It was given up after {GIVEN_UP_AFTER:g} s. Use "
+        f"rpc_async there, or leave the call to another thread."
+    )
+
+
 class Turn:
     """A lock of one critical section. `holder` has one entry while it is taken: the id of the thread. That number is a
     new object each time, so its identity tells one turn from the next of the same thread."""
 
-    __slots__ = ("holder", "waiters")
+    __slots__ = ("__weakref__", "holder", "waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, needed: bool = False) -> None:
+        """`needed`: what other threads do for a call that waits may need this turn (see `blocks_itself`)."""
         self.holder: dict[int, int] = {}
         self.waiters = Waiters()
+        if needed:
+            _needed.add(self)
 
     def take(self) -> bool:
         """Take the turn if it is free. Does not wait."""

@@ -148,6 +148,7 @@ class RRef(Generic[T]):
                     f"was in the midst of a message or a reference of this worker on the same thread, so it cannot be "
                     f"waited for there."
                 )
+            me.outgoing.flush()  # the call that makes it may wait for company
         found: T = value.get()
         return found
 

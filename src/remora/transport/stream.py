@@ -137,16 +137,17 @@ class StreamLink:
             raise BlockingIOError
         return self.sock.recv_into(space, 0, _DONTWAIT)
 
-    def await_bytes(self, seconds: float | None, again: bool = False) -> None:
-        """Wait for bytes, for `seconds` or about a second, whichever is shorter. `again`: a frame below of this thread
-        does so, too."""
+    def await_bytes(self, seconds: float | None, again: bool = False) -> bool:
+        """Wait for bytes, for `seconds` or about a second, whichever is shorter. False if none came. `again`: a frame
+        below of this thread does so, too."""
         if self.clock is not SYSTEM:
-            self.clock.block(self._await_for_a_while, NEVER if seconds is None else self.now() + seconds)
-        elif again:
-            waiter(self._fd, False)(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
-        elif (seconds is not None and seconds < BLOCK_LIMIT) or not self._eagerness.watch():
-            # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
-            self._await_bytes(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+            return self.clock.block(self._await_for_a_while, NEVER if seconds is None else self.now() + seconds)
+        if again:
+            return waiter(self._fd, False)(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+        if (seconds is None or seconds >= BLOCK_LIMIT) and self._eagerness.watch():
+            return True
+        # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
+        return self._await_bytes(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
 
     def read_some(self) -> list[Frame]:
         """Read once, without waiting; the frames that are complete now. For a thread that waits for little."""
