@@ -292,7 +292,7 @@ def test_a_link_is_not_closed_while_a_thread_may_be_about_to_wait_at_it(
     [close] = left
     closer = threading.Thread(target=close)
     closer.start()
-    wait_until(lambda: bool(channel._reading.waiters) or sock.fileno() < 0)
+    wait_until(lambda: bool(channel._reading.waiters.asleep) or sock.fileno() < 0)
     assert sock.fileno() >= 0
     del channel._reading.holder[0]
     closer.join(20.0)
@@ -302,9 +302,8 @@ def test_a_link_is_not_closed_while_a_thread_may_be_about_to_wait_at_it(
 class Lock:
     """Is taken, as far as the first look can tell."""
 
-    holder: dict[int, int] = {}
-
     def __init__(self, channel: Any) -> None:
+        self.holder = {0: -1}  # another thread
         self.channel = channel
         self.armed_at_the_look: list[int] = []
 

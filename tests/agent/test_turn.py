@@ -22,7 +22,7 @@ class StruckAfterAppend(deque[Any]):
 
 def test_a_thread_that_is_struck_before_it_sleeps_is_not_told_for_ever() -> None:
     waiters = Waiters()
-    waiters._asleep = StruckAfterAppend()
+    waiters.asleep = StruckAfterAppend()
     with pytest.raises(Struck):
         waiters.wait(lambda: False, 20.0)
-    assert not waiters
+    assert not waiters.asleep

@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from remora.agent.bulk import lent_bytes
@@ -39,6 +40,7 @@ log = logging.getLogger("remora")
 ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.PONG)
 GIVE_BACK = int(MessageType.GIVE_BACK)
 DAMAGE_LIMIT = 8
+REQUESTS = 0x100  # from here on, message types are requests
 AWKWARD = CARGO | REFERENCES  # flags of messages with effects that must not happen twice
 
 _make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
@@ -121,15 +123,15 @@ class Receiving(SendingLarge):
 
     def _read_in_turn(self, port: Port) -> bool:
         """Read what is there, unless another thread does, and knows that something came."""
-        reading = self._reading
-        if reading.take() or self._take_turn(port):
+        holder, me = self._reading.holder, get_ident()
+        if holder.setdefault(0, me) is me or self._take_turn(port):  # (no signal handler runs on this thread)
             try:
                 if port is self._port:
                     self._receive(port, port.link.read)
             finally:
-                del reading.holder[0]
+                del holder[0]
             return True
-        if self._stalled is not None and reading.holder.get(0) is self._stalled and port is self._port:
+        if self._stalled is not None and holder.get(0) is self._stalled and port is self._port:
             self._receive(port, port.link.read)
             self.look_up()  # it may only have waited for long: then it has to see what we read
             return True
@@ -146,42 +148,42 @@ class Receiving(SendingLarge):
     def _receive(self, port: Port, read: Callable[[], list[Frame]]) -> None:
         """Read and sort what came in. If another thread sorts, have the poller tell of it again: that one may have read
         before it came."""
-        sorting = self._sorting
-        if not sorting.take():
-            port.again = True
-            _make_way()
-            return
+        sorting, me = self._sorting, get_ident()
+        holder = sorting.holder
         try:
+            if holder.setdefault(0, me) is not me:
+                port.again = True
+                _make_way()
+                return
             self._take_in(port, read)
         finally:
-            del sorting.holder[0]
-        if sorting.waiters:
+            if 0 in holder and holder[0] is me:
+                del holder[0]
+        if sorting.waiters.asleep:
             sorting.waiters.notify()
 
     def _take_in(self, port: Port, read: Callable[[], list[Frame]]) -> None:
         """Holds `_sorting`."""
         try:
             self._inbox.extend(read())
-        except BaseException as error:  # how much was read is not known, or it makes no sense: a new link begins afresh
-            if isinstance(error, Damaged):
-                self._salvage(error.frames)
-            self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
-            if not (is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))):
-                raise
-            return
-        try:
-            self._sort()
-        except ProtocolError as error:
-            self._inbox.clear()  # it comes again
-            self._broken(port, self._damage(error))
+        except BaseException as error:
+            self._cannot_read(port, error)
+        else:
+            self._sort(port)
+
+    def _cannot_read(self, port: Port, error: BaseException) -> None:
+        """How much was read is not known, or it makes no sense: a new link begins afresh. Raises what is not of the
+        link."""
+        if isinstance(error, Damaged):
+            self._salvage(error.frames)
+        self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
+        if not (is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))):
+            raise error
 
     def _salvage(self, frames: list[Frame]) -> None:
         """What came before the damage counts: else a link that is damaged often would never get anywhere."""
         self._inbox.extend(frames)
-        try:
-            self._sort()
-        except ProtocolError:
-            self._inbox.clear()  # a second kind of damage, on a link that is given up anyway
+        self._sort(None)  # (a second kind of damage is on a link that is given up anyway)
 
     def _damage(self, error: ProtocolError) -> Exception:
         """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time
@@ -190,8 +192,9 @@ class Receiving(SendingLarge):
         self._damaged_at = self.session.received
         return error if self._damages > DAMAGE_LIMIT else LinkDamaged(str(error))
 
-    def _sort(self) -> None:
-        """Deal with what is in the inbox, in the order of arrival. Holds `_sorting`.
+    def _sort(self, port: Port | None) -> None:
+        """Deal with what is in the inbox, in the order of arrival. Holds `_sorting`. If it makes no sense, the link
+        of this port is broken: what is left comes again.
 
         A message leaves the inbox after all else, so a thread that is struck leaves it there, and the crew deals with
         it once more. That does no harm: a reply finds its call taken off the list, and everything that is not a plain
@@ -204,7 +207,7 @@ class Receiving(SendingLarge):
                 frame = inbox[0]
                 if frame.ack > session.acked:
                     session.acknowledged(frame.ack)
-                    if self._room:
+                    if self._room.asleep:
                         self._tell_room()
                 if frame.number == 0:
                     self._heard(frame)
@@ -217,34 +220,48 @@ class Receiving(SendingLarge):
                 if frame.flags & SHARED and frame.buffers == ():
                     size += lent_bytes(frame.body)
                     self._borrow(frame)
-                if frame.flags & AWKWARD or not frame.kind & RESPONSE:
+                if not frame.flags & AWKWARD and frame.kind & RESPONSE:
+                    call = pending.get(frame.call)
+                    if call is not None:  # else it was given up: the reply is late
+                        call.reply = frame
+                        if pending.pop(frame.call, None) is not None:  # from here on it is ours to settle
+                            if call.asynchronous or self.unhurried or self.expected:
+                                self._settle(call, frame)
+                            elif call.signal is not None:
+                                call.wake()
+                        call = None
+                else:
                     if frame.kind != GIVE_BACK and may_be_struck() and not self.closed:  # (then there may be no crew)
                         self._crew.see_to(self.go_on)
                         break
                     try:
-                        requests += self._take_apart(frame)
+                        if frame.kind >= REQUESTS and not frame.flags & AWKWARD:
+                            self._requested(frame)
+                            requests += 1
+                        else:
+                            requests += self._take_apart(frame)
                     except (ProtocolError, MemoryError):
                         raise
                     except Exception:
                         if may_be_struck():
                             raise
                         log.exception("a message from %s makes no sense", self.peer)  # nor will it the next time
-                else:
-                    call = pending.get(frame.call)
-                    if call is not None:  # else it was given up: the reply is late
-                        call.reply = frame
-                        if pending.pop(frame.call, None) is not None:  # from here on it is ours to settle
-                            self._settle(call, frame)
-                        call = None
                 session.received = frame.number
                 session.owed_bytes += size
                 inbox.popleft()
         except BaseException as error:
             if call is not None and call.id not in pending:
-                self._answered.append(call)
+                if call.asynchronous:
+                    self._answered.append(call)
+                else:
+                    call.wake()
             if not isinstance(error, ProtocolError):
                 self._crew.see_to(self.go_on)
-            raise
+                raise
+            self._inbox.clear()
+            if port is not None:
+                self._broken(port, self._damage(error))
+            return
         if session.received - session.told >= OWED_MESSAGES or session.owed_bytes >= OWED_BYTES:  # (`owes`)
             self._crew.serve_quickly(self._acknowledge)
         pacing = self.pacing
@@ -291,7 +308,7 @@ class Receiving(SendingLarge):
             elif (call := self.pending.pop(frame.call, None)) is not None:
                 call.reply = frame
                 self._settle(call, frame)
-        elif frame.kind >= 0x100:
+        elif frame.kind >= REQUESTS:
             self._requested(frame)
             return 1
         else:
@@ -301,12 +318,7 @@ class Receiving(SendingLarge):
     def go_on(self) -> None:
         """Deal with what another thread left behind. Runs on a thread of the crew."""
         with self._sorting:
-            try:
-                self._sort()
-            except ProtocolError as error:
-                self._inbox.clear()
-                if self._port is not None:
-                    self._broken(self._port, self._damage(error))
+            self._sort(self._port)
         self.pass_answered()
 
     def pass_answered(self) -> None:
@@ -372,27 +384,32 @@ class Receiving(SendingLarge):
     def await_reply(self, call: Call) -> None:
         """Wait until a synchronous call is settled, reading the link if no other thread does."""
         incoming = call.peer.incoming
-        if self._writing.holder or self._sorting.holder or (incoming is not None and incoming.is_busy()):
+        if (
+            self._writing.holder
+            or self._sorting.holder
+            or (incoming is not None and (incoming._reading.holder or incoming._writing.holder or incoming._sorting.holder))
+        ):  # (`is_busy`)
             self.check_reentry(call)
         deadline, now = call.deadline, call.peer.now
-        reading = self._reading
+        holder, me = self._reading.holder, get_ident()
         while True:
             port = None if self._inbox else self._port  # (a thread of the crew is about to go on with what is in the inbox)
-            if port is not None and reading.take():
-                try:
+            try:
+                if port is not None and holder.setdefault(0, me) is me:
                     self._read_reply(call, port)
-                finally:
-                    del reading.holder[0]
+                elif port is not None and self._reading.mine():  # a signal handler interrupted a frame that waits
+                    self._read_reply(call, port, again=True)
+                else:
+                    self.expect(call)
+                    if not call.sleep():
+                        self._check_block(call)
+            finally:
+                if 0 in holder and holder[0] is me:
+                    del holder[0]
                     if len(self.pending) > len(self.unhurried):
                         self._unwatched = False  # another thread waits
                     if not self._unwatched:
                         self.reconsider_reading()  # (there may be a new link, which was not armed because we had the role)
-            elif port is not None and reading.mine():  # a signal handler interrupted a frame of this thread that waits
-                self._read_reply(call, port, again=True)
-            else:
-                self.expect(call)
-                if not call.sleep():
-                    self._check_block(call)
             if call.reply is not None or call.failure is not None:
                 return
             if deadline != NEVER and deadline <= now():
@@ -411,7 +428,7 @@ class Receiving(SendingLarge):
             self._receive(port, link.read_some)
             if self._answered:
                 self.pass_answered()
-            if self._inbox or (left is not None and left <= 0):
+            if call.reply is not None or self._inbox or (left is not None and left <= 0):
                 break
 
     def _check_block(self, call: Call) -> None:

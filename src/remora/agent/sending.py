@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from threading import get_ident
 from typing import NamedTuple
 
 from remora.agent.bulk import Sharing, lent_bytes
@@ -108,13 +109,13 @@ class Sending(ABC):
             return
         sharing = self.sharing
         company = self._lazy or self._words or self._unhurried_at or (sharing is not None and sharing.unused)
-        writing = self._writing
-        if company or not writing.take():
-            self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
-            self.flush()
-            return
+        writing, session, me = self._writing, self.session, get_ident()
+        holder = writing.holder
         try:  # what `_write_lazy` does, for a message that is alone, as most are
-            session = self.session
+            if company or holder.setdefault(0, me) is not me:
+                self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
+                self.flush()
+                return
             number, ack = session.sent + 1, session.received
             data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
             total = session.kept_total + len(data)
@@ -127,11 +128,14 @@ class Sending(ABC):
             if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`_put`)
                 self._has_outbox()
         except BaseException as error:
+            if 0 not in holder or holder[0] is not me:
+                raise
             session.recover()
             self._struck(self.link, error)
         finally:
-            del writing.holder[0]
-        if writing.waiters:
+            if 0 in holder and holder[0] is me:
+                del holder[0]
+        if writing.waiters.asleep:
             writing.waiters.notify()
         pacing = self.pacing
         if self._lazy or self._words or self.link is None or pacing.parked or pacing.held:
@@ -203,7 +207,7 @@ class Sending(ABC):
                 self._write_lazy()
             finally:
                 del writing.holder[0]
-            if writing.waiters:
+            if writing.waiters.asleep:
                 writing.waiters.notify()
         if self.link is None:
             self._want_link()

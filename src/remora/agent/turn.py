@@ -15,7 +15,16 @@ function and at the end of a turn of a loop; nowhere else. Hence the form of a c
             del turn.holder[0]      # no call, so nothing can strike before it
 
 `take` returns without an occasion for a strike, and `try` begins without one. (A method `release` would have one at its
-start.) """
+start.) On the path of each call, `take` itself costs too much. There the section has this form, in which a strike after
+`setdefault` finds the turn taken or not, and lets go of it if it is:
+
+    me = get_ident()                                # a new object each time
+    try:
+        if turn.holder.setdefault(0, me) is me:     # atomic: one thread's number gets in
+            ...
+    finally:
+        if 0 in turn.holder and turn.holder[0] is me:
+            del turn.holder[0] """
 
 from __future__ import annotations
 
@@ -130,13 +139,10 @@ class Waiters:
     """Threads that wait until something is so. No lock is held while another thread is told; a thread that is struck
     tells the rest late, not never (`RECHECK`)."""
 
-    __slots__ = ("_asleep",)
+    __slots__ = ("asleep",)
 
     def __init__(self) -> None:
-        self._asleep: deque[Lock] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._asleep)
+        self.asleep: deque[Lock] = deque()  # one for each; others look at it only to see whether it is empty
 
     def wait(self, ready: Callable[[], bool], seconds: float | None) -> bool:
         """Sleep until `ready` says so, for so long at most. What it says then."""
@@ -144,7 +150,7 @@ class Waiters:
         alarm = Lock()
         alarm.acquire()
         try:
-            self._asleep.append(alarm)  # first: a change after this look is told
+            self.asleep.append(alarm)  # first: a change after this look is told
             while not ready():
                 left = RECHECK if end is None else min(end - monotonic(), RECHECK)
                 if left <= 0:
@@ -152,12 +158,12 @@ class Waiters:
                 alarm.acquire(timeout=left)
             return True
         finally:
-            if alarm in self._asleep:
-                self._asleep.remove(alarm)
+            if alarm in self.asleep:
+                self.asleep.remove(alarm)
 
     def notify(self) -> None:
         """Have all of them look."""
-        for alarm in list(self._asleep):
+        for alarm in list(self.asleep):
             try:
                 alarm.release()
             except RuntimeError:
