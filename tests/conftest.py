@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests import leaks
@@ -21,6 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "may_leak(reason): do not check what this test leaves behind; the reason is required"
     )
+
+
+def pytest_sessionstart() -> None:
+    """Where there is a GPU, torch opens its devices at the first backward pass, for good: no test is to blame."""
+    if torch.cuda.is_available():
+        torch.ones(1, requires_grad=True).sum().backward()
 
 
 @pytest.fixture(autouse=True)
