@@ -10,6 +10,8 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 
 from remora import rpc
 from remora.agent import large
+from remora.agent.calls import Call
 from tests.agent.alone import wait_until, worker_alone
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
 
@@ -42,6 +45,13 @@ def hold() -> Held:
 def twice(x: Any) -> Any:
     time.sleep(0.002)  # so that its reply comes while the main thread waits for another one, or for this one
     return 2 * x
+
+
+release = Event()
+
+
+def await_release() -> bool:
+    return release.wait(SOON)
 
 
 in_destructor: list[bool] = [False]
@@ -160,3 +170,31 @@ def test_a_strike_leaves_nothing_behind(
     gc.collect()
     if scenario is not pass_on_a_reference:  # (struck between packing and sending, a fork stays counted: docs/threads.md)
         wait_until(lambda: not rpc.references().owned and not rpc.references().held, SOON)
+
+
+def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes: list[int] = []
+    wake = Call.wake
+
+    def wake_or_strike(call: Call) -> None:
+        wakes.append(call.id)
+        if len(wakes) == 1:
+            raise Struck
+        wake(call)
+
+    call(me)  # so that there is a link
+    release.clear()
+    monkeypatch.setattr(Call, "wake", wake_or_strike)
+    channel = rpc._get_current_rpc_agent().agent.peers.find(me).outgoing
+    with ThreadPoolExecutor(1) as pool:
+
+        def call_meanwhile() -> int:
+            wait_until(lambda: channel._reading.locked())
+            return rpc.rpc_sync(me, double, args=(4,), timeout=SOON)
+
+        other = pool.submit(call_meanwhile)
+        with pytest.raises(Struck):
+            rpc.rpc_sync(me, await_release)
+        release.set()
+        assert other.result(SOON) == 8
+    assert len(set(wakes)) < len(wakes)
