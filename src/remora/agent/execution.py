@@ -6,7 +6,7 @@ import contextvars
 import sys
 import traceback
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -149,31 +149,15 @@ class Execution:
 
 
 def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a torch operator or a TorchScript function. An operator that does not take the arguments as its schema says
-    may still take them as Python does: `torch.zeros(5)`."""
-    function = find_script(kind, name)
-    try:
-        return function(*args, **kwargs)
-    except RuntimeError as mismatch:
-        in_python = getattr(torch, name.rpartition("::")[2], None) if kind == "operator" else None
-        if in_python is None or ("schema" not in str(mismatch) and "Expected a value of type" not in str(mismatch)):
-            raise
-        try:
-            return in_python(*args, **kwargs)
-        except TypeError:
-            raise mismatch from None
-
-
-@lru_cache(maxsize=1024)
-def _operator(name: str) -> Callable[..., Any]:
-    found = torch._C._jit_get_operation(name)  # slow: it makes a new function each time
-    return found[0] if isinstance(found, tuple) else found
+    """Call a function of torch or a TorchScript function."""
+    return find_script(kind, name)(*args, **kwargs)
 
 
 def find_script(kind: str, name: str) -> Callable[..., Any]:
-    """A torch operator or TorchScript function of this process."""
+    """A function of torch, as Python knows it, or a TorchScript function of this process."""
     if kind == "operator":
-        return _operator(name)
+        operator: Callable[..., Any] = getattr(torch, name)
+        return operator
     function = torch.jit._state._python_cu.find_function(name)
     if function is None:
         raise SerializationError(

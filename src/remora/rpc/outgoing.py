@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from torch.jit import ScriptFunction
-from torch.jit._builtins import _get_builtin_table
 
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_for
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, run_serialized
 from remora.vocabulary.messages import MessageType
+from remora.wire.callables import TORCH_NAMES
 from remora.wire.frames import ASYNC
 from remora.wire.packed import Packed
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
 SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
-
-_operators: dict[int, str] = _get_builtin_table()  # type: ignore[no-untyped-call]
 
 
 def pack_call(
@@ -67,10 +66,10 @@ def remote_target(
 
 
 def script_name(func: Callable[..., Any]) -> tuple[str, str] | None:
-    """How the callee finds a torch operator or a TorchScript function; None for Python functions."""
-    operator = _operators.get(id(func))
-    if operator is not None:
-        return "operator", operator
+    """How the callee finds a function that torch compiled, or that the program compiled with torch; None for Python's."""
+    if type(func) is BuiltinFunctionType:
+        operator = TORCH_NAMES.get(func)
+        return None if operator is None else ("operator", operator)
     function = getattr(func, MARK, func)
     if isinstance(function, ScriptFunction):
         return "function", torch._jit_internal._qualified_name(function)

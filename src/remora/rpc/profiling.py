@@ -131,7 +131,8 @@ def _name(target: Target) -> str:
     func = target.func
     script = script_name(func)
     if script is not None:
-        return script[1]
+        kind, name = script
+        return f"aten::{name}" if kind == "operator" else name
     if func is call_method:
         return str(target.args[1])
     return getattr(func, "__qualname__", None) or type(func).__qualname__
