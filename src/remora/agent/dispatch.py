@@ -211,7 +211,7 @@ class Request:
 
     def fail(self, error: BaseException, stack: str | None = None) -> None:
         """Answer with an error. `stack`: where it was raised, if it does not know any more."""
-        described = failures.describe(error, repr(self._dispatch.me), stack)
+        described = failures.describe(error, repr(self._dispatch.me), stack, self.caller.shares_main)
         self._send(EXCEPTION, Packed(failures.dump(described), [], [], []), FAILED)
 
     def _send(self, kind: int, packed: Packed, flags: int) -> None:
@@ -252,7 +252,7 @@ class Request:
         except SerializationError as error:  # it is on a device, and cannot be had from there; or cannot be copied
             while packed.undo:
                 packed.undo.pop()()
-            described = failures.describe(error, repr(self._dispatch.me))
+            described = failures.describe(error, repr(self._dispatch.me), shares_main=self.caller.shares_main)
             channel.send(EXCEPTION, call, failures.dump(described), FAILED)
 
     def _done(self) -> None:

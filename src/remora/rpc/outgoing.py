@@ -41,7 +41,7 @@ def pack_call(
             binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
             func, args, kwargs = run_serialized, (binary, tensors), {}
         announced = peer.outgoing.announced
-        target = announced.target(func)
+        target = announced.target(func, peer.shares_main)
         if not args and kwargs == {} and recording is None and type(target) is int:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
@@ -61,7 +61,7 @@ def remote_target(
     flags = ASYNC if hasattr(func, MARK) else 0
     script = script_name(func)
     if script is None:
-        return MessageType.PYTHON_REMOTE_CALL, (peer.outgoing.announced.target(func), args, kwargs), flags
+        return MessageType.PYTHON_REMOTE_CALL, (peer.outgoing.announced.target(func, peer.shares_main), args, kwargs), flags
     return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
 
 

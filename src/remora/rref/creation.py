@@ -88,7 +88,7 @@ def _ask(
     fork: ForkId,
     settled: Any,
 ) -> None:
-    scope = PackScope(peer, ordered=True, route=peer.ways.requests)
+    scope = PackScope(peer, ordered=True, route=peer.ways.requests, shares_main=peer.shares_main)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
     packed, more = pack_recorded(target, scope, current_recording.get(), creates)
