@@ -35,6 +35,11 @@ _MISSING_CODE = (
     "Default RPC pickler does not serialize function code. "
     "Ensure that UDFs are defined on both caller and callee modules."
 )
+_SEND_MODULE = " Or have its code sent along: cloudpickle.register_pickle_by_value(module), where it is sent from."
+_MOVE_TO_TOP = (
+    " Both workers run the same main program, so its code goes by name; but this name is not defined there (yet). Define it"
+    ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`.'
+)
 
 Reduce = Callable[[Any, PackScope], Reduced]
 
@@ -175,8 +180,11 @@ def _unpack_in_normal_mode(
 
 
 def _explain(error: AttributeError | ModuleNotFoundError) -> None:
-    if isinstance(error, ModuleNotFoundError) or str(error).startswith("Can't get attribute"):
-        text = f"{error}. {_MISSING_CODE}"
+    missing = isinstance(error, ModuleNotFoundError)
+    if missing or str(error).startswith("Can't get attribute"):
+        in_main = any(f"<module '{name}'" in str(error) for name in code.MAIN_NAMES)
+        advice = _SEND_MODULE if missing else _MOVE_TO_TOP if in_main else ""
+        text = f"{error}. {_MISSING_CODE}{advice}"
         error.args = (text,)
         if isinstance(error, ModuleNotFoundError):
             error.msg = text
