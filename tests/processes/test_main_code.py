@@ -222,7 +222,8 @@ def is_box(x):
 
 def work(rank, where):
     from remora import rpc
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=rpc.RemoraRpcBackendOptions(init_method=where))
+    options = rpc.RemoraRpcBackendOptions(init_method=where)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     if rank == 0:
         boxes = [rpc.rpc_sync("worker1", is_box, (Box(),)), is_box(rpc.rpc_sync("worker1", Box))]
         print([rpc.rpc_sync("worker1", f) for f in (count, count, lambda: count())], calls, boxes, sys.argv[1])

@@ -14,7 +14,9 @@ from remora.agent.crew import Crew
 from remora.agent.functions import BARE_SIZE
 from remora.agent.pacing import OUTBOX_LIMIT
 from remora.agent.recording import Header, Recorder, Recording, pack_for
+from remora.agent.unsendable import explain_result
 from remora.errors import ProtocolError, SerializationError
+from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
@@ -48,6 +50,7 @@ class Request:
         "channel",
         "deadline",
         "frame",
+        "function",
         "grad_enabled",
         "on_cancel",
         "parkable",
@@ -67,6 +70,7 @@ class Request:
         self.cancelled = False
         self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
         self.recording: Recording | None = None  # what the caller records, if anything
+        self.function: object = None  # what is run, in words or as it is: for errors
         self.grad_enabled = True  # false if it called under no_grad
         self._answered = False
         self._admitted = False  # it runs asynchronously, and counts as such until it is answered
@@ -187,6 +191,7 @@ class Request:
         try:
             packed, flags = pack_for(caller, caller.ways.replies, value, recording, detached=not self.grad_enabled)
         except BaseException as failure:
+            explain_result(failure, caller, self.function, value, self._dispatch.me.name)
             self.fail(failure)
             return
         del value  # (nobody needs it when it is packed, and copied)
@@ -291,7 +296,7 @@ _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(self, me: object, crew: Crew, company: Company, now: Callable[[], float]) -> None:
+    def __init__(self, me: WorkerInfo, crew: Crew, company: Company, now: Callable[[], float]) -> None:
         self.me = me
         self.now = now
         self.crew = crew

@@ -56,6 +56,7 @@ class Execution:
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
         function, args, kwargs = target
+        request.function = function
         del target
         call = function if self.observer is None else partial(self.observer, function)
         if streams.watched:
@@ -121,6 +122,7 @@ class Execution:
     def run_script(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
         kind, name, args, kwargs = target
+        request.function = name
         del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
         current_deadline.set(request.deadline)  # (in the context of this call, which ends with it)

@@ -19,12 +19,11 @@ from remora.errors import NotInitialized
 from remora.options import check_timeout
 from remora.rpc import gathering, outgoing, profiling
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from remora.rpc.functions import MARK
 from remora.rpc.gathering import AllGatherStates
 from remora.rpc.internal import PythonUDF as PythonUDF  # as torch's module offers them
 from remora.rpc.internal import RPCExecMode as RPCExecMode
 from remora.rpc.internal import _build_rpc_profiling_key as _build_rpc_profiling_key
-from remora.rpc.internal import _internal_rpc_pickler, check_arguments
+from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.profiling import Target
 from remora.rref import handle, proxy
 from remora.rref.handle import RRef
@@ -179,8 +178,6 @@ def remote(
     """
     worker = _worker()
     peer = worker.peer(to)
-    if isinstance(scripted := getattr(func, MARK, func), torch.jit.ScriptFunction):
-        check_arguments(scripted, args or (), kwargs or {})
     worker.calls_made += 1
     if _profiler_enabled():
         return profiling.remote(worker, peer, Target(func, args, kwargs), timeout)
