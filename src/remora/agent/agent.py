@@ -289,6 +289,7 @@ class Agent:
         for peer in self.peers.all():
             peer.outgoing.look_after_reader()
         self.door.tick(now)
+        self.dispatch.tell_progress(now, now + 2 * TICK)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 

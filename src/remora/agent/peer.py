@@ -76,6 +76,11 @@ class Peer:
         self.shares_main = record.extra.get(code.MAIN) == code.identity()
 
     @property
+    def me(self) -> str:
+        """The name of this worker, for messages to people."""
+        return self._dispatch.me.name
+
+    @property
     def gone(self) -> bool:
         """Whether it left or died."""
         return self.state != "alive"
@@ -99,6 +104,14 @@ class Peer:
         for channel in self.channels():
             if channel.link is not None:
                 channel.give_back()
+
+    def served_until(self, deadline: float) -> tuple[object, str, float] | None:
+        """What this worker runs, for whom, and what its caller allowed, of the request with exactly this deadline: calls
+        that it makes have the same one."""
+        for request in list(self._dispatch.serving.values()):
+            if request.deadline == deadline and request.function is not None:
+                return request.function, request.caller.name, request.frame.timeout
+        return None
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.condition}>"
