@@ -147,8 +147,8 @@ class Request:
             if not frame.flags & SHARED:
                 raise self._too_large()
             raise SerializationError(
-                f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It is "
-                "not used any more: retry the call"
+                f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It "
+                "is not used any more: retry the call"
             )
         if frame.filling is not None and not frame.filling.wait(lambda: not self.caller.gone):
             raise SerializationError(f"the arguments did not come: {self.caller.name} ended while it copied them")
@@ -161,8 +161,8 @@ class Request:
         return self._joined(value, scope) if frame.flags & RECORDED else value
 
     def _too_large(self) -> SerializationError:
-        name = self._dispatch.me.name
-        return SerializationError(f"the arguments ({self.frame.size} bytes) do not fit into the memory of {name}, the callee")
+        name, size = self._dispatch.me.name, self.frame.size
+        return SerializationError(f"the arguments ({size} bytes) do not fit into the memory of {name}, the callee")
 
     def target(self) -> Any:
         """What is to be run: the body as a value, with the function that it means in the place of a number."""

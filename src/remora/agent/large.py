@@ -98,7 +98,7 @@ class SendingLarge(Sending):
             data = b"".join((body, *packed.buffers))
         except MemoryError:
             size = sum(map(len, packed.buffers))
-            raise SerializationError(f"this worker has no memory for a copy of {size} bytes that go to {self.peer}") from None
+            raise SerializationError(f"no memory on this worker for a copy of {size} bytes that go to {self.peer}") from None
         self._lazy_bytes += len(data)
         self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
 

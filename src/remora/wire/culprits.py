@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from remora.wire.packed import Packed
 from remora.wire.pickling import pack
 from remora.wire.scopes import PackScope
 
@@ -22,7 +21,7 @@ _ATTEMPTS = 500  # parts that are tried; what has more is not looked into any fu
 _FEW = 8  # parts that are tried one by one: of more, halves
 _TEXT = 40  # characters of a key
 
-_PLAIN = (TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, pickle.PicklingError)
+_PLAIN = (TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, pickle.PickleError, pickle.PicklingError)
 
 Part = tuple[str, Any]  # what leads to it from the whole, and the part itself
 NewScope = Callable[[], PackScope]
@@ -52,7 +51,7 @@ def explain(error: BaseException, roots: Sequence[Part], of: str, scope: NewScop
     if not isinstance(error, Exception) or isinstance(error, (RecursionError, MemoryError)):
         return
     try:
-        place, culprit = _Search(scope).descend(roots)
+        place, culprit = _Search(scope, error).descend(roots)
         text = f"{place} of {of} is {_a(type(culprit).__qualname__)}. {_advice(culprit, error)}".rstrip()
         if type(error) in _PLAIN or type(error).__module__ == "remora.errors":
             error.args = (f"{error}: {text}",)
@@ -77,10 +76,12 @@ def _known(culprit: object) -> str:
 
 
 class _Search:
-    """One search for the smallest part that cannot be packed."""
+    """One search for the smallest part that fails in the same way as the whole. (What a part consists of may fail in other
+    ways, and not matter.)"""
 
-    def __init__(self, scope: NewScope) -> None:
+    def __init__(self, scope: NewScope, error: Exception) -> None:
         self._scope = scope
+        self._error = (type(error), str(error))
         self._attempts = 0
         self._seen: set[int] = set()
 
@@ -117,10 +118,9 @@ class _Search:
             return False
         scope = self._scope()
         try:
-            packed: Packed = pack(value, scope)
-            del packed
-        except Exception:
-            return True
+            pack(value, scope)
+        except Exception as error:
+            return (type(error), str(error)) == self._error
         scope.roll_back()  # it was a trial
         return False
 

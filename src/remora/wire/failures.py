@@ -20,7 +20,8 @@ from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import PackScope
 
 _TEXT_LIMIT = 1 << 16
-_WORDS = "_remora_words"  # the text of an exception whose constructor was not run
+_WORDS = "_remora_words"  # the text of an exception whose constructor was not run, if it is to be torch's
+speaks_like_torch = False  # programs written for torch's RPC look for its words in place of an exception's own text
 _OUR_ATTRIBUTES = {_WORDS, "worker", "remote_traceback"}
 
 _E = TypeVar("_E", bound=Exception)
@@ -184,10 +185,10 @@ def _construct(cls: Any, args: tuple[Any, ...], text: str) -> Any:
     try:
         return cls(*args)
     except TypeError as refused:
-        # The constructor wants other arguments than it passed on to `args`. Its work is in the state, which comes next;
-        # but who reads the text should know that it was not run.
+        # The constructor wants other arguments than it passed on to `args`. Its work is in the state, which comes next.
         error = cls.__new__(cls, *args)
-        _set(error, _WORDS, _words(str(refused), f"{cls.__qualname__}{args!r}", text))
+        if speaks_like_torch:
+            _set(error, _WORDS, _words(str(refused), f"{cls.__qualname__}{args!r}", text))
         return error
 
 
@@ -228,13 +229,20 @@ def _make_remote_type(original: type) -> Any:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
-        "__str__": lambda self: self.__dict__.get(_WORDS) or super(made, self).__str__(),
+        "__str__": lambda self: self.__dict__.get(_WORDS) or _own_text(super(made, self), self),
         "__reduce_ex__": lambda self, protocol: _reduce_remote(
             self, super(made, self).__reduce_ex__(protocol), original
         ),
     }
     made: Any = types.new_class(original.__name__, bases, exec_body=lambda body: body.update(namespace))
     return made
+
+
+def _own_text(original: Any, error: BaseException) -> str:
+    try:
+        return str(original.__str__())
+    except Exception:  # it needs what was not sent
+        return BaseException.__str__(error)
 
 
 def _reduce_remote(error: Any, reduced: tuple[Any, ...], original: type) -> tuple[Any, ...]:

@@ -139,6 +139,9 @@ def _pack_by_value(value: object, scope: PackScope, mark: Mark, plain: Exception
         if (type(error), str(error)) == (type(plain), str(plain)):
             raise plain from None
         raise error from plain  # code by value was not the only obstacle; this is the other
+    finally:
+        # The pickler knows the packer, and an error knows this frame: the value would wait for the garbage collector.
+        del packer.pickler, plain
 
 
 def unpack(
