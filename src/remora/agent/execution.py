@@ -20,6 +20,7 @@ from remora.agent.recording import current_recording, recording_for
 from remora.devices import streams
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
+from remora.wire import failures
 from remora.wire.frames import ASYNC
 
 PYTHON_RET = int(MessageType.PYTHON_RET)
@@ -152,7 +153,12 @@ class Execution:
 
 def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function of torch or a TorchScript function."""
-    return find_script(kind, name)(*args, **kwargs)
+    try:
+        return find_script(kind, name)(*args, **kwargs)
+    except TypeError as error:
+        if kind == "operator" and failures.speaks_like_torch:
+            error.args = (f"Overloaded torch operator invoked from Python failed to match any schema: {error}",)
+        raise
 
 
 def find_script(kind: str, name: str) -> Callable[..., Any]:
