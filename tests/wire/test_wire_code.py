@@ -22,25 +22,26 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     main = types.ModuleType("__main__")
     main.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(code, "_known", (0, ""))
+    monkeypatch.setattr(code, "_hash", "")
     monkeypatch.delattr(sys, "ps1", raising=False)
     return path
 
 
 def anew() -> str:
     """What another process would say that was started now."""
-    code._known = (0, "")
+    code._hash = ""
     return code.identity()
 
 
-def test_the_same_text_is_the_same_program_wherever_it_is(script: Path) -> None:
+def test_the_same_text_is_the_same_program_wherever_it_is(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = code.identity()
     copy = script.with_name("elsewhere.py")
     copy.write_text(script.read_text())
     sys.modules["__main__"].__file__ = str(copy)
     assert anew() == first
     copy.write_text("def f(): return 1\n")
-    assert code.identity() == first, "it runs what it was when it began"
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    assert code.identity() == first, "it runs what it was when it began, and so does a fork of it"
     assert anew() != first
 
 

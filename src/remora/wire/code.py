@@ -32,29 +32,27 @@ _IN_BOTH = b"_main__"
 registered: set[str] = cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES  # not a copy: it is looked at for each call
 
 _process = secrets.token_hex(8)
-_known = (0, "")  # process and identity: a fork looks anew
+_hash = ""  # of the main file, read when the first worker of this process asks: later it may have been edited
 _defined_here: weakref.WeakSet[type] = weakref.WeakSet()  # classes that went out by value, and were not made of what came in
 _made_here: weakref.WeakSet[type] = weakref.WeakSet()  # those that were
 
 
 def identity() -> str:
-    """What this process runs as its main program: the same text in each process that runs the same file. Read once, when
-    the first worker of the process asks: later the file may have been edited."""
-    global _known
-    if _known[0] != os.getpid():
-        _known = os.getpid(), _identity()
-    return _known[1]
+    """What this process runs as its main program: the same text in each process that runs the same file."""
+    global _hash
+    _hash = _hash or _hash_of_main()
+    return _hash or f"{_process} {os.getpid()}"  # (what was typed in: a fork of it is another program from now on)
 
 
-def _identity() -> str:
+def _hash_of_main() -> str:
     path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if path is not None and not hasattr(sys, "ps1") and not sys.flags.inspect:
-        try:
-            with open(path, "rb") as file:
-                return hashlib.sha256(file.read()).hexdigest()
-        except OSError:  # it is in an archive, or gone
-            pass
-    return f"{_process} {os.getpid()}"  # (a fork is another program from now on)
+    if path is None or hasattr(sys, "ps1") or sys.flags.inspect:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:  # it is in an archive, or gone
+        return ""
 
 
 def goes_by_value(module: str | None, shares_main: bool) -> bool:
