@@ -67,6 +67,11 @@ def test_the_argument_that_cannot_be_pickled(me: str, way: Any, args: Any, kwarg
     assert "rpc.RRef(x)" in str(caught.value)
 
 
+def test_functions_of_torch_have_the_name_that_programs_use(me: str) -> None:
+    with pytest.raises(TypeError, match=r"args\[1\] of torch\.add on alone is a lock"):
+        rpc.rpc_sync(me, torch.add, (torch.ones(1), threading.Lock()))
+
+
 def test_what_a_function_takes_along(me: str) -> None:
     with pytest.raises(TypeError, match=r"the function's variable 'lock' of .*<lambda> on alone is a lock"):
         rpc.rpc_sync(me, lambda: lock)

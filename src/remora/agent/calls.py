@@ -50,7 +50,8 @@ def name_of(target: object) -> str:
         name = module = None
     if name is None:  # not its `repr`, which is the program's: this may be the thread of the timers
         name, module = type(target).__qualname__, type(target).__module__
-    return f"{module}.{name}" if module else str(name)
+    name = str(name).removeprefix("_VariableFunctionsClass.")  # where torch keeps its functions
+    return f"{module}.{name}" if module else name
 
 
 class Call:
