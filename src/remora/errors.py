@@ -22,6 +22,11 @@ What a remote function raised arrives as an exception of the original type that 
 
 from __future__ import annotations
 
+FORKED = (
+    "This process was forked from the one of {name}, and the worker stayed there. Start a worker here, too (init_rpc, under "
+    "another name). In a worker process of a DataLoader: set num_workers=0, or make the calls where the batches arrive."
+)
+
 
 class RemoraError(RuntimeError):
     """Base of all errors below."""

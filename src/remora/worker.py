@@ -37,6 +37,7 @@ from remora.rendezvous.secret import find_secret, loopback_secret
 from remora.rref.references import References
 from remora.transport import addresses, dial
 from remora.vocabulary.ids import WorkerInfo
+from remora.wire import code
 
 log = logging.getLogger("remora")
 
@@ -77,6 +78,7 @@ class Worker:
             introduction.secret, bind_host = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)
             host, extra = addresses.host_identity(), {**credentials(), **self._places.credentials(), "first_id": first_id}
+            extra[code.MAIN] = code.identity()
             self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
             check_devices = self._places.check_group if world_size else self._places.check_alone

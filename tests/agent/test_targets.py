@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import threading
 from collections.abc import Callable
@@ -131,6 +132,20 @@ def test_a_torch_operator_that_refuses_its_arguments_says_so(call: Call) -> None
     with pytest.raises(RuntimeError, match="must match the size"):
         call(torch.add, torch.ones(2), torch.ones(3))
     assert call(double, 1) == 2
+
+
+@pytest.mark.parametrize("how", ["call", "remote"])
+def test_what_torchscript_has_its_own_version_of_is_still_pythons(me: str, call: Call, how: str) -> None:
+    run = call if how == "call" else lambda f, *args, **kwargs: rpc.remote(me, f, args, kwargs).to_here()
+    assert run(math.factorial, 25) == math.factorial(25)
+    with pytest.raises(ValueError, match="math domain error"):
+        run(math.sqrt, -1)
+    assert run(dict, a=1) == {"a": 1}
+    largest = run(torch.topk, torch.arange(4.0), 2)
+    assert (largest.values.tolist(), largest.indices.tolist()) == ([3.0, 2.0], [3, 2])
+    assert run(torch.einsum, "i,i", torch.ones(2), torch.ones(2)).item() == 2
+    with pytest.raises(TypeError, match="must be Tensor, not str"):  # as a call here would
+        run(torch.relu, "x")
 
 
 def test_an_unbound_method_gets_its_self_from_the_arguments(call: Call) -> None:

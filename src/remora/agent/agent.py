@@ -23,7 +23,7 @@ from remora.agent.peers import Peer, Peers
 from remora.agent.places import Places
 from remora.agent.retries import Retries
 from remora.agent.timers import Timers
-from remora.errors import CallError, CallNotSent, NotInitialized
+from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
 from remora.faults.injector import Injector
 from remora.options import Settings
 from remora.protocol.membership import REGULAR_TICK
@@ -74,6 +74,7 @@ class Agent:
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests
         self.running = False
+        self.forked = False  # this is a copy, in a child of the process that it runs in
         self.gil_profiling = False
         if settings.faults:
             injection.begin(self, settings.faults)
@@ -269,7 +270,8 @@ class Agent:
             raise self.peers.epitaph(peer, call.what)
 
     def _stopped(self, call: Call) -> NotInitialized:
-        return NotInitialized(f"{call.what}: RPC is no longer running on this node ({self.me})")
+        why = f". {FORKED.format(name=self.me.name)}" if self.forked else ""
+        return NotInitialized(f"{call.what}: RPC is no longer running on this node ({self.me}){why}")
 
     def _recheck(self, peer: Peer, call: Call) -> None:
         """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
@@ -290,6 +292,7 @@ class Agent:
             peer.outgoing.look_after_reader()
         self.crew.look_again()
         self.door.tick(now)
+        self.dispatch.tell_progress(now, now + 2 * TICK)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -344,6 +347,7 @@ class Agent:
     def abandon(self) -> None:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.running = False
+        self.forked = True
         self.crew.abandon()
         for sock in (*self.door.descriptors(), *self.peers.descriptors()):
             sock.close()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
+GIVEN, DEFAULT, INHERITED = "given", "default", "inherited"  # where a deadline comes from
 A_LITTLE = 1e-9  # seconds, for who has no time left: none at all would be for ever
 CANCEL = int(MessageType.CANCEL)
 NOTHING = pack(None)  # what functions return that return nothing
@@ -49,7 +50,8 @@ def name_of(target: object) -> str:
         name = module = None
     if name is None:  # not its `repr`, which is the program's: this may be the thread of the timers
         name, module = type(target).__qualname__, type(target).__module__
-    return f"{module}.{name}" if module else str(name)
+    name = str(name).removeprefix("_VariableFunctionsClass.")  # where torch keeps its functions
+    return f"{module}.{name}" if module else name
 
 
 class Call:
@@ -60,8 +62,8 @@ class Call:
     """
 
     __slots__ = (
-        "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "recording", "reply",
-        "signal", "target", "timeout", "translate", "undo",
+        "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "progress", "recording",
+        "reply", "signal", "target", "timeout", "translate", "undo", "whose",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -70,6 +72,8 @@ class Call:
         self.target = target  # the function, or a word for what is asked
         self.deadline = NEVER
         self.timeout = 0.0  # what was allowed, for messages to people
+        self.whose = GIVEN  # … and by what
+        self.progress: tuple[bool, float] | None = None  # whether the function had begun, and when the callee said so
         self.reply: Frame | None = None
         self.failure: BaseException | None = None
         self.asynchronous = on_settled is not None  # no thread waits: the crew passes the outcome on
@@ -111,7 +115,10 @@ class Call:
         frame = self.reply
         assert frame is not None
         if not frame.flags and frame.buffers == ():
-            return None if frame.body == _NONE else unpack(frame.body)
+            try:
+                return None if frame.body == _NONE else unpack(frame.body)
+            except MemoryError:
+                raise self._too_large(frame) from None
         if frame.flags & FAILED:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:
@@ -119,7 +126,10 @@ class Call:
         if frame.filling is not None and not frame.filling.wait(lambda: not self.peer.gone):
             raise WorkerLost(f"{self.what}: it was answered, but {self.peer.name} ended while it copied the answer")
         scope = UnpackScope(self.peer, frame.arrival, frame.landing)
-        value = unpack(frame.body, frame.buffers, scope)
+        try:
+            value = unpack(frame.body, frame.buffers, scope)
+        except MemoryError:
+            raise self._too_large(frame) from None
         if frame.flags & RECORDED:
             value, header = value
             if self.recording is not None:
@@ -131,7 +141,12 @@ class Call:
             return WorkerLost(
                 f"{self.what}: it was answered, but the answer is in memory of {self.peer.name} that cannot be had any more"
             )
-        return SerializationError(f"{self.what}: the result ({frame.size} bytes) does not fit into the memory here")
+        return self._too_large(frame)
+
+    def _too_large(self, frame: Frame) -> SerializationError:
+        return SerializationError(
+            f"{self.what}: the result ({frame.size} bytes) does not fit into the memory of {self.peer.me}, the caller"
+        )
 
     def error(self) -> BaseException | None:
         """The error of a settled call; None if it has a value. The value is not looked at."""
@@ -271,9 +286,11 @@ class Call:
             inherited = current_deadline.get()
             if inherited is not None and inherited != NEVER:
                 self.deadline = inherited
+                self.whose = INHERITED
                 self.timeout = max(inherited - self.peer.now(), 0.0)
                 return self.timeout or A_LITTLE
             timeout = default
+            self.whose = DEFAULT
         elif type(timeout) is not float or not timeout >= 0:
             timeout = check_timeout(timeout, f"the timeout of the {self.what}")
         self.timeout = timeout
@@ -288,8 +305,33 @@ class Call:
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed. The words are those programs match on."""
+        allowed, whose = self.allowance()
         return CallTimeout(
-            f"RPCErr:1:RPC ran for more than set timeout ({self.timeout * 1000:g} ms) and will now be marked with an error: "
-            f"{self.what}. It may still be running there; pass a longer timeout, or 0 to wait for ever."
+            f"RPCErr:1:RPC ran for more than set timeout ({allowed * 1000:g} ms) and will now be marked with an error: "
+            f"{self.what}. {whose}{self._begun()} Pass a longer timeout, or 0 to wait for ever."
             + (f" ({self.peer.name} is suspected: {self.peer.doubt})" if self.peer.doubt else "")
         )
+
+    def allowance(self) -> tuple[float, str]:
+        """How long it was allowed to take, in seconds, and who said so."""
+        if self.whose is GIVEN:
+            return self.timeout, ""
+        if self.whose is DEFAULT:
+            return self.timeout, "That is the default of this worker (rpc_timeout). "
+        served = self.peer.served_until(self.deadline)
+        left = f"of which {self.timeout * 1000:.0f} ms were left when this call began. "
+        if served is None:
+            return self.timeout, f"It had the deadline of the call that it was made for, {left}"
+        function, caller, allowed = served
+        outer = f"{name_of(function)}, which {caller} called with {allowed * 1000:.0f} ms"
+        return allowed, f"It had the deadline of {outer}, {left}"
+
+    def _begun(self) -> str:
+        """What the callee said about it, as the deadline came near."""
+        if self.progress is None:
+            return f"Whether it had begun on {self.peer.name} is not known."
+        begun, at = self.progress
+        if begun:
+            return f"It had begun on {self.peer.name}, and may still be running."
+        ago = max(self.peer.now() - at, 0.0)
+        return f"It had not begun on {self.peer.name} {ago:.1f} s before: it waited for a thread there."

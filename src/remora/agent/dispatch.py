@@ -14,7 +14,9 @@ from remora.agent.crew import Crew
 from remora.agent.functions import BARE_SIZE
 from remora.agent.pacing import OUTBOX_LIMIT
 from remora.agent.recording import Header, Recorder, Recording, pack_for
+from remora.agent.unsendable import explain_result
 from remora.errors import ProtocolError, SerializationError
+from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
 from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
@@ -30,6 +32,9 @@ _ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wa
     MessageType.PYTHON_CALL,
     MessageType.SCRIPT_CALL,
 )
+PROGRESS = int(MessageType.PROGRESS)
+BEGUN = b"1"
+MOST_TOLD = 64  # requests at a time: of a flood that comes to nothing, a sample is enough
 LARGE = 1 << 17
 HURRY = 1.0  # who gave a call less time than this wants to know its outcome at once
 AT_ONCE = 0.0  # what the kernel does not take now is copied: the function's result may be changed by the next function
@@ -48,6 +53,7 @@ class Request:
         "channel",
         "deadline",
         "frame",
+        "function",
         "grad_enabled",
         "on_cancel",
         "parkable",
@@ -67,6 +73,7 @@ class Request:
         self.cancelled = False
         self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
         self.recording: Recording | None = None  # what the caller records, if anything
+        self.function: object = None  # what is run, in words or as it is: for errors
         self.grad_enabled = True  # false if it called under no_grad
         self._answered = False
         self._admitted = False  # it runs asynchronously, and counts as such until it is answered
@@ -132,18 +139,30 @@ class Request:
         """The body as a value."""
         frame = self.frame
         if not frame.flags & ~ASYNC and frame.buffers == ():
-            return unpack(frame.body)
+            try:
+                return unpack(frame.body)
+            except MemoryError:
+                raise self._too_large() from None
         if frame.buffers is None:
-            what = "are in memory of their sender that cannot be had here; they will not be sent that way again: try again"
             if not frame.flags & SHARED:
-                what = f"({frame.size} bytes) do not fit into the memory of this worker"
-            raise SerializationError(f"the arguments {what}")
+                raise self._too_large()
+            raise SerializationError(
+                f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It "
+                "is not used any more: retry the call"
+            )
         if frame.filling is not None and not frame.filling.wait(lambda: not self.caller.gone):
-            raise SerializationError("the arguments did not come: their sender ended while it copied them")
+            raise SerializationError(f"the arguments did not come: {self.caller.name} ended while it copied them")
         scope = UnpackScope(self.caller, frame.arrival, frame.landing)
-        value = unpack(frame.body, frame.buffers, scope)
+        try:
+            value = unpack(frame.body, frame.buffers, scope)
+        except MemoryError:
+            raise self._too_large() from None
         frame.buffers = ()  # whoever has the value has its memory
         return self._joined(value, scope) if frame.flags & RECORDED else value
+
+    def _too_large(self) -> SerializationError:
+        name, size = self._dispatch.me.name, self.frame.size
+        return SerializationError(f"the arguments ({size} bytes) do not fit into the memory of {name}, the callee")
 
     def target(self) -> Any:
         """What is to be run: the body as a value, with the function that it means in the place of a number."""
@@ -187,6 +206,7 @@ class Request:
         try:
             packed, flags = pack_for(caller, caller.ways.replies, value, recording, detached=not self.grad_enabled)
         except BaseException as failure:
+            explain_result(failure, caller, self.function, value, self._dispatch.me.name)
             self.fail(failure)
             return
         del value  # (nobody needs it when it is packed, and copied)
@@ -211,7 +231,7 @@ class Request:
 
     def fail(self, error: BaseException, stack: str | None = None) -> None:
         """Answer with an error. `stack`: where it was raised, if it does not know any more."""
-        described = failures.describe(error, repr(self._dispatch.me), stack)
+        described = failures.describe(error, repr(self._dispatch.me), stack, self.caller.shares_main)
         self._send(EXCEPTION, Packed(failures.dump(described), [], [], []), FAILED)
 
     def _send(self, kind: int, packed: Packed, flags: int) -> None:
@@ -252,7 +272,7 @@ class Request:
         except SerializationError as error:  # it is on a device, and cannot be had from there; or cannot be copied
             while packed.undo:
                 packed.undo.pop()()
-            described = failures.describe(error, repr(self._dispatch.me))
+            described = failures.describe(error, repr(self._dispatch.me), shares_main=self.caller.shares_main)
             channel.send(EXCEPTION, call, failures.dump(described), FAILED)
 
     def _done(self) -> None:
@@ -291,7 +311,7 @@ _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(self, me: object, crew: Crew, company: Company, now: Callable[[], float]) -> None:
+    def __init__(self, me: WorkerInfo, crew: Crew, company: Company, now: Callable[[], float]) -> None:
         self.me = me
         self.now = now
         self.crew = crew
@@ -331,6 +351,19 @@ class Dispatch:
         for key, request in list(self.serving.items()):
             if key[0] == channel.session_id and request.frame.kind in _ANSWERED_WITH_THE_VALUE:
                 request.abandon()
+
+    def tell_progress(self, now: float, until: float) -> None:
+        """Tell the callers of requests whose deadline comes near whether their functions have begun. They cannot know, and
+        want to when the deadline passes. What waits is told again at the next tick: it may begin."""
+        told = 0
+        for request in list(self.serving.values()):
+            if now < request.deadline < until and request.parkable and not request.channel.closed:
+                begun = request.function is not None
+                request.channel.put_aside(PROGRESS, request.frame.call, BEGUN if begun else b"")
+                self.company.expect(request.channel)
+                told += 1
+                if told == MOST_TOLD:
+                    return
 
     def counts(self) -> int:
         """Requests queued or running."""

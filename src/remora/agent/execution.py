@@ -6,7 +6,7 @@ import contextvars
 import sys
 import traceback
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from types import CoroutineType
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from remora.agent.recording import current_recording, recording_for
 from remora.devices import streams
 from remora.errors import SerializationError
 from remora.vocabulary.messages import MessageType
+from remora.wire import failures
 from remora.wire.frames import ASYNC
 
 PYTHON_RET = int(MessageType.PYTHON_RET)
@@ -56,6 +57,7 @@ class Execution:
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
         function, args, kwargs = target
+        request.function = function
         del target
         call = function if self.observer is None else partial(self.observer, function)
         if streams.watched:
@@ -121,6 +123,7 @@ class Execution:
     def run_script(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
         kind, name, args, kwargs = target
+        request.function = name
         del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
         current_deadline.set(request.deadline)  # (in the context of this call, which ends with it)
@@ -149,31 +152,20 @@ class Execution:
 
 
 def call_script(kind: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a torch operator or a TorchScript function. An operator that does not take the arguments as its schema says
-    may still take them as Python does: `torch.zeros(5)`."""
-    function = find_script(kind, name)
+    """Call a function of torch or a TorchScript function."""
     try:
-        return function(*args, **kwargs)
-    except RuntimeError as mismatch:
-        in_python = getattr(torch, name.rpartition("::")[2], None) if kind == "operator" else None
-        if in_python is None or ("schema" not in str(mismatch) and "Expected a value of type" not in str(mismatch)):
-            raise
-        try:
-            return in_python(*args, **kwargs)
-        except TypeError:
-            raise mismatch from None
-
-
-@lru_cache(maxsize=1024)
-def _operator(name: str) -> Callable[..., Any]:
-    found = torch._C._jit_get_operation(name)  # slow: it makes a new function each time
-    return found[0] if isinstance(found, tuple) else found
+        return find_script(kind, name)(*args, **kwargs)
+    except TypeError as error:
+        if kind == "operator" and failures.speaks_like_torch:
+            error.args = (f"Overloaded torch operator invoked from Python failed to match any schema: {error}",)
+        raise
 
 
 def find_script(kind: str, name: str) -> Callable[..., Any]:
-    """A torch operator or TorchScript function of this process."""
+    """A function of torch, as Python knows it, or a TorchScript function of this process."""
     if kind == "operator":
-        return _operator(name)
+        operator: Callable[..., Any] = getattr(torch, name)
+        return operator
     function = torch.jit._state._python_cu.find_function(name)
     if function is None:
         raise SerializationError(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from remora.errors import ProtocolError
 from remora.vocabulary.messages import MessageType
+from remora.wire import code
 from remora.wire.packed import Packed
 from remora.wire.pickling import unpack
 
@@ -45,18 +46,22 @@ class Announced:
         self._next = itertools.count(1).__next__  # no two threads get the same
         self._known: dict[FunctionType, tuple[dict[str, Any], str, int]] = {}  # where it is, under which name, its number
 
-    def target(self, function: Callable[..., Any]) -> Target:
+    def target(self, function: Callable[..., Any], shares_main: bool = True) -> Target:
         """What a call says that is about to be sent: the number of a function, if it has one, or the function."""
         if type(function) is not FunctionType:
             return function
         known = self._known.get(function)
         if known is None:
-            return self._announce(function)
+            return self._announce(function, shares_main)
         namespace, name, number = known
+        if code.registered and code.goes_by_value(function.__module__, shares_main):  # since it was announced
+            return function
         return number if namespace.get(name) is function else function
 
-    def _announce(self, function: FunctionType) -> Target:
+    def _announce(self, function: FunctionType, shares_main: bool) -> Target:
         module, name = function.__module__, function.__qualname__
+        if code.goes_by_value(module, shares_main):
+            return function
         namespace = vars(sys.modules[module]) if module in sys.modules else {}
         if namespace.get(name) is not function or len(self._known) >= MOST:
             return function

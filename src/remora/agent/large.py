@@ -97,7 +97,8 @@ class SendingLarge(Sending):
             packed.complete()
             data = b"".join((body, *packed.buffers))
         except MemoryError:
-            raise SerializationError(f"there is no memory for a copy of {sum(map(len, packed.buffers))} bytes") from None
+            size = sum(map(len, packed.buffers))
+            raise SerializationError(f"no memory on this worker for a copy of {size} bytes that go to {self.peer}") from None
         self._lazy_bytes += len(data)
         self._lazy.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
 

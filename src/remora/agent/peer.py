@@ -19,6 +19,7 @@ from remora.agent.places import Ways
 from remora.clock import Clock
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
+from remora.wire import code
 from remora.wire.frames import Frame
 
 State = Literal["alive", "left", "dead"]
@@ -44,7 +45,7 @@ class Peer:
         self.info = WorkerInfo(record.name, record.id)
         self.name = record.name
         self.id = record.id
-        self.record = record
+        self.learn(record)
         self.key = WorkerKey(record.id, record.incarnation)
         self.state: State = "alive"
         self.reason = ""  # why it is not alive
@@ -68,6 +69,16 @@ class Peer:
         self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
         self.incoming: Channel | None = None
+
+    def learn(self, record: WorkerRecord) -> None:
+        """What it says of itself: at first, or when more is known than that it called."""
+        self.record = record
+        self.shares_main = record.extra.get(code.MAIN) == code.identity()
+
+    @property
+    def me(self) -> str:
+        """The name of this worker, for messages to people."""
+        return self._dispatch.me.name
 
     @property
     def gone(self) -> bool:
@@ -93,6 +104,14 @@ class Peer:
         for channel in self.channels():
             if channel.link is not None:
                 channel.give_back()
+
+    def served_until(self, deadline: float) -> tuple[object, str, float] | None:
+        """What this worker runs, for whom, and what its caller allowed, of the request with exactly this deadline: calls
+        that it makes have the same one."""
+        for request in list(self._dispatch.serving.values()):
+            if request.deadline == deadline and request.function is not None:
+                return request.function, request.caller.name, request.frame.timeout
+        return None
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.condition}>"

@@ -20,7 +20,7 @@ from remora.agent.calls import NEVER, Call
 from remora.agent.channel import Channel
 from remora.agent.crew import Crew
 from remora.agent.dialling import LEAVING, LEFT, Dialling, DialQueue
-from remora.agent.dispatch import Dispatch
+from remora.agent.dispatch import BEGUN, Dispatch
 from remora.agent.handover import tidy
 from remora.agent.introduction import Introduction
 from remora.agent.news import News
@@ -149,6 +149,10 @@ class Peers(Roll):
             peer.sharing.take_back(frame.body)
         elif frame.kind == MessageType.FUNCTION:
             channel.heard.listen(frame.call, bytes(frame.body))
+        elif frame.kind == MessageType.PROGRESS:
+            waiting = channel.pending.get(frame.call)
+            if waiting is not None:
+                waiting.progress = frame.body == BEGUN, self.clock.now()
         elif frame.kind == MessageType.GOODBYE:
             self._crew.serve(partial(self.hear_farewell, peer, channel.dialled))
         elif frame.kind == MessageType.VOID and channel.dialled:

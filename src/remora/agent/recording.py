@@ -101,7 +101,7 @@ def pack_for(
             simple = False
         except NeedsScope:
             pass
-    scope = PackScope(peer, ordered, way)
+    scope = PackScope(peer, ordered, way, peer.shares_main)
     scope.detached = detached
     return pack_recorded(value, scope, recording, simple=simple)
 

@@ -29,7 +29,7 @@ class Roll:
             of_name = self.by_name.get(record.name)
             if of_name is not None and of_name.key == key:
                 if not of_name.record.addresses or (record.extra and not of_name.record.extra):
-                    of_name.record = record  # until now it was known by its call alone
+                    of_name.learn(record)  # until now it was known by its call alone
                 return of_name, None, False
             if key in self._graves:
                 return self._graves[key], None, False  # news of it came late

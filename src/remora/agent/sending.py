@@ -339,9 +339,10 @@ class Sending(ABC):
         return self._room.wait(lambda: self.closed or not self.full, seconds)
 
     def _not_sent(self, call: Call) -> CallNotSent:
+        allowed, whose = call.allowance()
         return CallNotSent(
             f"{call.what} was not sent before its deadline: {self.peer} has not taken {self.session.kept_bytes} bytes sent "
-            f"before (RPC ran for more than set timeout, {call.timeout:g} s)"
+            f"before (RPC ran for more than set timeout, {allowed:g} s). {whose}".rstrip()
         )
 
     def _forget_unsent(self) -> None:

@@ -117,7 +117,7 @@ def _init_rpc_backend(
     api._set_and_start_rpc_agent(agent)
 
 
-after_fork_in_child(api._reset_current_rpc_agent)
+after_fork_in_child(api._forget_in_fork)
 
 __all__ = [
     "REMORA",

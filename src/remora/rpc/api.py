@@ -15,16 +15,15 @@ import torch
 from remora import autograd
 from remora.agent.crew import here
 from remora.agent.futures import Future
-from remora.errors import NotInitialized
+from remora.errors import FORKED, NotInitialized
 from remora.options import check_timeout
 from remora.rpc import gathering, outgoing, profiling
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from remora.rpc.functions import MARK
 from remora.rpc.gathering import AllGatherStates
 from remora.rpc.internal import PythonUDF as PythonUDF  # as torch's module offers them
 from remora.rpc.internal import RPCExecMode as RPCExecMode
 from remora.rpc.internal import _build_rpc_profiling_key as _build_rpc_profiling_key
-from remora.rpc.internal import _internal_rpc_pickler, check_arguments
+from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.profiling import Target
 from remora.rref import handle, proxy
 from remora.rref.handle import RRef
@@ -44,6 +43,7 @@ _thread_local_var = threading.local()
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
 _current: Worker | None = None
+_forked_from = ""  # the name of the worker that the parent of this process had when it forked
 
 
 PyRRef = RRef
@@ -53,8 +53,8 @@ PyRRef = RRef
 
 def _set_and_start_rpc_agent(agent: Worker) -> None:
     """Make a worker the current one of this process and let it serve."""
-    global _current
-    _current = agent
+    global _current, _forked_from
+    _current, _forked_from = agent, ""
     try:
         agent.start()
     except BaseException:
@@ -70,7 +70,8 @@ def _is_current_rpc_agent_set() -> bool:
 def _get_current_rpc_agent() -> Worker:
     worker: Worker | None = here.worker or _current
     if worker is None:
-        raise NotInitialized("Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?")
+        text = "Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?"
+        raise NotInitialized(text + _of_a_fork())
     return worker
 
 
@@ -79,11 +80,23 @@ def _reset_current_rpc_agent() -> None:
     _current = None
 
 
+def _forget_in_fork() -> None:
+    """In a forked child: the worker stayed with the parent."""
+    global _forked_from
+    if _current is not None:
+        _forked_from = _current.get_worker_info().name
+    _reset_current_rpc_agent()
+
+
+def _of_a_fork() -> str:
+    return f" {FORKED.format(name=_forked_from)}" if _forked_from else ""
+
+
 def _worker() -> Worker:
     """Who makes a call: inside a function that a worker runs it is that worker, else the current one of the process."""
     worker: Worker | None = here.worker or _current
     if worker is None:
-        raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
+        raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first." + _of_a_fork())
     return worker
 
 
@@ -179,8 +192,6 @@ def remote(
     """
     worker = _worker()
     peer = worker.peer(to)
-    if isinstance(scripted := getattr(func, MARK, func), torch.jit.ScriptFunction):
-        check_arguments(scripted, args or (), kwargs or {})
     worker.calls_made += 1
     if _profiler_enabled():
         return profiling.remote(worker, peer, Target(func, args, kwargs), timeout)

@@ -19,7 +19,7 @@ from remora.rpc import events
 from remora.rpc.events import Event, Trace
 from remora.rpc.functions import MARK
 from remora.rpc.internal import RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
-from remora.rpc.outgoing import pack_call, remote_target, script_name
+from remora.rpc.outgoing import arguments, pack_call, remote_target, script_name
 from remora.rpc.profiled import Order, Profiled, hand_over, run, run_and_keep
 from remora.rref.handle import RRef
 from remora.rref.proxy import call_method
@@ -49,7 +49,7 @@ def rpc_sync(worker: Worker, peer: Peer, target: Target, timeout: float, pickler
     """Like the function of that name, under a profiler."""
     trace, span = _begin(RPCExecMode.SYNC, worker, peer, target)
     try:
-        request = pack_call(peer, *_profiled(trace, target), pickler)
+        request = pack_call(peer, *_profiled(peer, trace, target), pickler)
         result = worker.agent.call(peer, *request, timeout, target.func)
     except BaseException:
         span.end([])
@@ -63,7 +63,7 @@ def rpc_async(
     """Like the function of that name, under a profiler."""
     trace, span = _begin(RPCExecMode.ASYNC, worker, peer, target)
     try:
-        request = pack_call(peer, *_profiled(trace, target), pickler)
+        request = pack_call(peer, *_profiled(peer, trace, target), pickler)
         inner = worker.agent.call_async(peer, *request, timeout, target.func, origin)
     except BaseException:
         span.end([])
@@ -77,7 +77,7 @@ def remote(worker: Worker, peer: Peer, target: Target, timeout: float) -> RRef[A
     trace, span = _begin(RPCExecMode.REMOTE, worker, peer, target)
     ticket = f"{worker.get_worker_info().name} {next(_next_ticket)}"
     if trace is not None:
-        kind, what, flags = remote_target(peer, run_and_keep, (ticket, _order(trace, target)), None)
+        kind, what, flags = remote_target(peer, run_and_keep, (ticket, _order(peer, trace, target)), None)
     try:
         rref = worker.references.remote(peer, kind, what, target.func, flags, timeout)
     except BaseException:
@@ -131,18 +131,19 @@ def _name(target: Target) -> str:
     func = target.func
     script = script_name(func)
     if script is not None:
-        return script[1]
+        kind, name = script
+        return f"aten::{name}" if kind == "operator" else name
     if func is call_method:
         return str(target.args[1])
     return getattr(func, "__qualname__", None) or type(func).__qualname__
 
 
-def _profiled(trace: Trace | None, target: Target) -> Target:
-    return target if trace is None else Target(run, (_order(trace, target),), None)
+def _profiled(peer: Peer, trace: Trace | None, target: Target) -> Target:
+    return target if trace is None else Target(run, (_order(peer, trace, target),), None)
 
 
-def _order(trace: Trace, target: Target) -> Order:
-    func, args, kwargs = target
+def _order(peer: Peer, trace: Trace, target: Target) -> Order:
+    func = target.func
     if not callable(func):
         raise TypeError(f"function should be callable, got {type(func).__name__}")
     script = script_name(func)
@@ -150,8 +151,7 @@ def _order(trace: Trace, target: Target) -> Order:
         trace.what,
         script,
         func if script is None else None,
-        () if args is None else tuple(args),
-        {} if kwargs is None else kwargs,
+        *arguments(peer, *target),
         hasattr(func, MARK),
     )
 

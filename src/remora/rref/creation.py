@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from remora.agent.calls import Call
 from remora.agent.peers import Peer
 from remora.agent.recording import current_recording, pack_recorded
+from remora.agent.unsendable import explain_arguments
 from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
 from remora.rref.handle import RRef
 from remora.rref.values import Value
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def create(
-    references: References, peer: Peer, kind: MessageType, target: object, what: object, flags: int, timeout: float
+    references: References, peer: Peer, kind: MessageType, target: tuple[Any, ...], what: object, flags: int, timeout: float
 ) -> RRef[Any]:
     """Ask `peer` to make a value; the reference to it is returned at once and may be used and shared at once."""
     rref = references.table.new_id()
@@ -47,7 +48,13 @@ def create(
 
 
 def _create_here(
-    references: References, rref: RRefId, kind: MessageType, target: object, what: object, flags: int, timeout: float
+    references: References,
+    rref: RRefId,
+    kind: MessageType,
+    target: tuple[Any, ...],
+    what: object,
+    flags: int,
+    timeout: float,
 ) -> RRef[Any]:
     """On this very worker: the call itself counts as a holder until it is answered."""
     table, me = references.table, references.me
@@ -80,7 +87,7 @@ def _ask(
     references: References,
     peer: Peer,
     kind: MessageType,
-    target: object,
+    target: tuple[Any, ...],
     what: object,
     flags: int,
     timeout: float,
@@ -88,10 +95,14 @@ def _ask(
     fork: ForkId,
     settled: Any,
 ) -> None:
-    scope = PackScope(peer, ordered=True, route=peer.ways.requests)
+    scope = PackScope(peer, ordered=True, route=peer.ways.requests, shares_main=peer.shares_main)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
-    packed, more = pack_recorded(target, scope, current_recording.get(), creates)
+    try:
+        packed, more = pack_recorded(target, scope, current_recording.get(), creates)
+    except BaseException as error:
+        explain_arguments(error, peer, what, *target[-2:])
+        raise
     flags |= more
     call = Call(peer, what, settled)
     try:

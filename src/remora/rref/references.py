@@ -235,7 +235,7 @@ class References:
     # Asking.
 
     def remote(
-        self, peer: Peer, kind: MessageType, target: object, what: object, flags: int, timeout: float
+        self, peer: Peer, kind: MessageType, target: tuple[Any, ...], what: object, flags: int, timeout: float
     ) -> RRef[Any]:
         """Have `peer` make a value, and return a reference to it at once."""
         return create(self, peer, kind, target, what, flags, timeout)

@@ -2,10 +2,11 @@
 
     from remora.supervision import RestartPolicy, Supervisor
 
-    with Supervisor(RestartPolicy("on-failure", limit=5)) as supervisor:
-        for rank in range(4):
-            supervisor.start(f"worker{rank}", main, rank)  # a function, or a command as a list of texts
-        outcomes = supervisor.wait()
+    if __name__ == "__main__":  # each child loads this file, too, to have what is defined in it
+        with Supervisor(RestartPolicy("on-failure", limit=5)) as supervisor:
+            for rank in range(4):
+                supervisor.start(f"worker{rank}", main, rank)  # a function, or a command as a list of texts
+            outcomes = supervisor.wait()
 
 `python -m remora.launch` does the same from the command line.
 """

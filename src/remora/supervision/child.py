@@ -7,6 +7,8 @@ reaches the supervisor alone, which passes it on.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing.process
+import multiprocessing.spawn
 import os
 import pickle
 import signal
@@ -31,6 +33,7 @@ class Child:
     """A running process."""
 
     def __init__(self, target: Target, args: tuple[Any, ...], env: Mapping[str, str]) -> None:
+        _check_not_loading()
         self.started = time.monotonic()
         if callable(target):
             self._process = _start_function(target, args, env)
@@ -68,7 +71,6 @@ class Child:
             os.close(self._watch)
             self._watch = None
         return code
-
 
     def _outlive(self) -> None:
         """Wait until what it left behind is gone, too: it was killed, but nobody can wait for the child of another."""
@@ -110,10 +112,33 @@ def _start_function(
     """In a new interpreter: a fork of this one would inherit locks that are held and a worker that is not its own."""
     with tempfile.TemporaryFile() as luggage:
         pickle.dump(sys.path, luggage)
-        cloudpickle.dump((target, args), luggage)
+        pickle.dump((_main_module(), *_by_name_and_by_value((target, args))), luggage)
         luggage.seek(0)
         number = luggage.fileno()
         return _start([sys.executable, "-c", _UNPACK, str(number)], env, [number])
+
+
+def _main_module() -> dict[str, Any]:
+    """What multiprocessing needs to load our main module in the child, under the name `__mp_main__`."""
+    main: Any = sys.modules["__main__"]
+    name, path = getattr(getattr(main, "__spec__", None), "name", None), getattr(main, "__file__", None)
+    if hasattr(sys, "ps1") or path is None or not os.path.isfile(path):  # what is there was typed in
+        return {}
+    found = {"init_main_from_path": os.path.abspath(path)} if name is None else {"init_main_from_name": name}
+    return {**found, "sys_argv": sys.argv}
+
+
+def _by_name_and_by_value(target: tuple[Any, ...]) -> tuple[bytes | None, bytes | None]:
+    """Both, where both can be: whether the child has what is named is not known before it has loaded the main module.
+    (It does not have what is defined under `if __name__ == "__main__"`.)"""
+    try:
+        by_name = pickle.dumps(target)
+    except Exception:
+        return None, cloudpickle.dumps(target)
+    try:
+        return by_name, cloudpickle.dumps(target)
+    except Exception:
+        return by_name, None
 
 
 # The path comes first: this module, too, may be one that only our path leads to.
@@ -129,5 +154,31 @@ run(luggage)
 def run(luggage: IO[bytes]) -> None:
     """The life of a process that runs a function. What it raises is printed, and ends it with exit code 1."""
     with luggage:
-        target, args = cloudpickle.load(luggage)
+        main, by_name, by_value = pickle.load(luggage)
+    this: Any = multiprocessing.process.current_process()
+    this._inheriting = True  # as multiprocessing says it: a program that starts processes when it is loaded never ends
+    try:
+        multiprocessing.spawn.prepare(main)
+    finally:
+        del this._inheriting
+    target, args = _load(by_name, by_value)
     target(*args)
+
+
+def _load(by_name: bytes | None, by_value: bytes | None) -> Any:
+    if by_name is not None:
+        try:
+            return pickle.loads(by_name)
+        except (AttributeError, ImportError):
+            if by_value is None:
+                raise
+    assert by_value is not None, "one of the two was sent"
+    return pickle.loads(by_value)
+
+
+def _check_not_loading() -> None:
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a process was to be started while the main program is loaded into one that a Supervisor, or multiprocessing, "
+            'has started: that would never end. Start processes under `if __name__ == "__main__":`.'
+        )

@@ -57,4 +57,5 @@ class MessageType(IntEnum):
     GOODBYE = 0x44  # this worker leaves of its own will; its silence is no failure
     GIVE_BACK = 0x46  # these segments of shared memory are not used any more; none: they cannot be used at all
     FUNCTION = 0x47  # calls of the function of this name will say this number in its place
+    PROGRESS = 0x48  # callee to caller, as its deadline comes near: whether the function of this call has begun
     VOID = 0x45  # stands for a message that could not be repeated after a reconnect

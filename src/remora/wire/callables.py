@@ -13,12 +13,12 @@ from torch._ops import OpOverload, OpOverloadPacket
 from remora.errors import SerializationError
 from remora.wire.storages import Outgoing, Reduced
 
-_TORCH_NAMES = {function: name for name, function in vars(torch).items() if type(function) is BuiltinFunctionType}
+TORCH_NAMES = {function: name for name, function in vars(torch).items() if type(function) is BuiltinFunctionType}
 
 
 def reduce_builtin(out: Outgoing, function: BuiltinFunctionType) -> Reduced | str:
     """Reduce a builtin function. Pickle names torch's by way of a hidden class, in three steps; one is enough."""
-    name = _TORCH_NAMES.get(function)
+    name = TORCH_NAMES.get(function)
     return function.__reduce__() if name is None else (_torch_function, (name,))
 
 

@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 from remora.errors import RemoteError
 from remora.wire.memory import from_bytes
 from remora.wire.pickling import pack, unpack
+from remora.wire.scopes import PackScope
 
 _TEXT_LIMIT = 1 << 16
-_WORDS = "_remora_words"  # the text of an exception whose constructor was not run
+_WORDS = "_remora_words"  # the text of an exception whose constructor was not run, if it is to be torch's
+speaks_like_torch = False  # programs written for torch's RPC look for its words in place of an exception's own text
 _OUR_ATTRIBUTES = {_WORDS, "worker", "remote_traceback"}
 
 _E = TypeVar("_E", bound=Exception)
@@ -46,12 +48,12 @@ class Failure:
     recipe: tuple[bytes, tuple[bytes, ...]] | None  # a packed _Recipe, None if it cannot be packed
 
 
-def describe(exc: BaseException, worker: str, stack: str | None = None) -> Failure:
-    """What to tell the caller of `exc`, which was raised on `worker`. `stack`: where, if it does not know any more. Never
-    raises."""
+def describe(exc: BaseException, worker: str, stack: str | None = None, shares_main: bool = True) -> Failure:
+    """What to tell the caller of `exc`, which was raised on `worker`. `stack`: where, if it does not know any more.
+    `shares_main`: see `PackScope`. Never raises."""
     summary = _shorten(_printable(exc))
     text = f"On {worker}:\n{summary}\n{_shorten(stack_of(exc) if stack is None else stack)}"
-    recipe, left_out = _packed_recipe(exc)
+    recipe, left_out = _packed_recipe(exc, shares_main)
     if left_out:
         text += f"\n(Not sent, because they cannot be pickled: {', '.join(left_out)}.)"
     return Failure(worker, summary, text, _notes(exc), recipe)
@@ -112,15 +114,15 @@ def _shorten(text: str) -> str:
     return f"{text[:half]}\n... [{len(text) - 2 * half} characters left out] ...\n{text[-half:]}"
 
 
-def _packed_recipe(exc: BaseException) -> tuple[tuple[bytes, tuple[bytes, ...]] | None, list[str]]:
+def _packed_recipe(exc: BaseException, shares_main: bool) -> tuple[tuple[bytes, tuple[bytes, ...]] | None, list[str]]:
     """The packed recipe without the attributes that cannot be packed, and the names of those."""
     try:
         build, args, state = _recipe(exc)
         try:
-            return _packed((build, args, state)), []
+            return _packed((build, args, state), shares_main), []
         except Exception:
-            kept = {name: value for name, value in state.items() if _can_pack(value)}
-            return _packed((build, args, kept)), sorted(state.keys() - kept.keys())
+            kept = {name: value for name, value in state.items() if _can_pack(value, shares_main)}
+            return _packed((build, args, kept), shares_main), sorted(state.keys() - kept.keys())
     except Exception:
         return None, []
 
@@ -137,14 +139,14 @@ def _recipe(exc: BaseException) -> _Recipe:
     return build, args, state
 
 
-def _packed(recipe: _Recipe) -> tuple[bytes, tuple[bytes, ...]]:
-    packed = pack(recipe)
+def _packed(recipe: _Recipe, shares_main: bool) -> tuple[bytes, tuple[bytes, ...]]:
+    packed = pack(recipe, PackScope(shares_main=shares_main))
     return packed.body, tuple(bytes(buffer) for buffer in packed.buffers)
 
 
-def _can_pack(value: object) -> bool:
+def _can_pack(value: object, shares_main: bool) -> bool:
     try:
-        pack(value)
+        pack(value, PackScope(shares_main=shares_main))
     except Exception:
         return False
     return True
@@ -183,10 +185,10 @@ def _construct(cls: Any, args: tuple[Any, ...], text: str) -> Any:
     try:
         return cls(*args)
     except TypeError as refused:
-        # The constructor wants other arguments than it passed on to `args`. Its work is in the state, which comes next;
-        # but who reads the text should know that it was not run.
+        # The constructor wants other arguments than it passed on to `args`. Its work is in the state, which comes next.
         error = cls.__new__(cls, *args)
-        _set(error, _WORDS, _words(str(refused), f"{cls.__qualname__}{args!r}", text))
+        if speaks_like_torch:
+            _set(error, _WORDS, _words(str(refused), f"{cls.__qualname__}{args!r}", text))
         return error
 
 
@@ -227,13 +229,20 @@ def _make_remote_type(original: type) -> Any:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
-        "__str__": lambda self: self.__dict__.get(_WORDS) or super(made, self).__str__(),
+        "__str__": lambda self: self.__dict__.get(_WORDS) or _own_text(super(made, self), self),
         "__reduce_ex__": lambda self, protocol: _reduce_remote(
             self, super(made, self).__reduce_ex__(protocol), original
         ),
     }
     made: Any = types.new_class(original.__name__, bases, exec_body=lambda body: body.update(namespace))
     return made
+
+
+def _own_text(original: Any, error: BaseException) -> str:
+    try:
+        return str(original.__str__())
+    except Exception:  # it needs what was not sent
+        return BaseException.__str__(error)
 
 
 def _reduce_remote(error: Any, reduced: tuple[Any, ...], original: type) -> tuple[Any, ...]:

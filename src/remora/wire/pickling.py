@@ -1,6 +1,6 @@
-"""Values to bytes and back: pickle, with tensors beside it and code by value where it has no name. No I/O.
+"""Values to bytes and back: pickle, with tensors beside it and code by value where a name would not do. No I/O.
 
-`pack` runs the C pickler with a dispatch table of ours, and only when something in the value cannot be found by name
+`pack` runs the C pickler with a dispatch table of ours, and only when something in the value cannot go by name (see `code`)
 runs cloudpickle's instead. The table is the costly part, so it is kept for the next message.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copyreg
 import pickle
-import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -21,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 
-from remora.wire import callables, stencils, tensors
+from remora.wire import callables, code, stencils, tensors
 from remora.wire.memory import buffer_of
 from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import BEGINNING, Mark, PackScope, UnpackScope, current_unpack_scope, incoming
@@ -35,6 +34,11 @@ _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)  # what pickle 
 _MISSING_CODE = (
     "Default RPC pickler does not serialize function code. "
     "Ensure that UDFs are defined on both caller and callee modules."
+)
+_SEND_MODULE = " Or have its code sent along: cloudpickle.register_pickle_by_value(module), where it is sent from."
+_MOVE_TO_TOP = (
+    " Both workers run the same main program, so its code goes by name; but this name is not defined there (yet). Define it"
+    ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`.'
 )
 
 Reduce = Callable[[Any, PackScope], Reduced]
@@ -64,8 +68,8 @@ def register_reducer(cls: type, reduce: Reduce) -> bool:
 def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True, simple: bool = True) -> Packed:
     """Turn `value` into bytes. What cannot be pickled raises what pickle raised, after taking back what was done.
 
-    Code that has a name goes by name, always. The rest goes by value, unless `by_value` is false. `simple`: perhaps it is;
-    who has tried `pack_simply` knows.
+    Code goes by name if the receiver has it, else by value, unless `by_value` is false. `simple`: perhaps it is; who has
+    tried `pack_simply` knows.
     """
     if scope is None:
         scope = PackScope()
@@ -79,7 +83,7 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     except IndexError:
         packer = _Packer()
     try:
-        return packer.pack(value, scope)
+        packed = packer.pack(value, scope)
     except _NOT_BY_NAME as error:
         packer.roll_back(mark, error)
         if not by_value:
@@ -88,6 +92,10 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     except BaseException as error:
         packer.roll_back(mark, error)
         raise
+    if by_value and (not scope.shares_main or code.registered) and code.may_name(packed.body, scope.shares_main):
+        scope.roll_back(mark)
+        return _pack_by_value(value, scope, mark)
+    return packed
 
 
 def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = None) -> Packed | None:
@@ -120,15 +128,20 @@ def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = N
     return packed
 
 
-def _pack_by_value(value: object, scope: PackScope, mark: Mark, plain: Exception) -> Packed:
-    packer = _Packer(by_value=True)
+def _pack_by_value(value: object, scope: PackScope, mark: Mark, plain: Exception | None = None) -> Packed:
+    packer = _Packer(by_value=True, shares_main=scope.shares_main)
     try:
         return packer.pack(value, scope)
     except BaseException as error:
         packer.roll_back(mark, error)
+        if plain is None:
+            raise
         if (type(error), str(error)) == (type(plain), str(plain)):
             raise plain from None
         raise error from plain  # code by value was not the only obstacle; this is the other
+    finally:
+        # The pickler knows the packer, and an error knows this frame: the value would wait for the garbage collector.
+        del packer.pickler, plain
 
 
 def unpack(
@@ -170,8 +183,11 @@ def _unpack_in_normal_mode(
 
 
 def _explain(error: AttributeError | ModuleNotFoundError) -> None:
-    if isinstance(error, ModuleNotFoundError) or str(error).startswith("Can't get attribute"):
-        text = f"{error}. {_MISSING_CODE}"
+    missing = isinstance(error, ModuleNotFoundError)
+    if missing or str(error).startswith("Can't get attribute"):
+        in_main = any(f"<module '{name}'" in str(error) for name in code.MAIN_NAMES)
+        advice = _SEND_MODULE if missing else _MOVE_TO_TOP if in_main else ""
+        text = f"{error}. {_MISSING_CODE}{advice}"
         error.args = (text,)
         if isinstance(error, ModuleNotFoundError):
             error.msg = text
@@ -180,10 +196,11 @@ def _explain(error: AttributeError | ModuleNotFoundError) -> None:
 class _Packer:
     """A pickler with all it writes to. Used by one `pack` at a time, then kept for the next."""
 
-    __slots__ = ("by_value", "chunks", "copied", "known", "out", "pickler", "table", "write")
+    __slots__ = ("by_value", "chunks", "copied", "known", "out", "pickler", "shares_main", "table", "write")
 
-    def __init__(self, by_value: bool = False) -> None:
+    def __init__(self, by_value: bool = False, shares_main: bool = True) -> None:
         self.by_value = by_value
+        self.shares_main = shares_main
         self.out = Outgoing()
         self.chunks: list[bytes] = []
         self.write = self.chunks.append  # this object is the pickler's file
@@ -273,22 +290,24 @@ def _with_scope(reduce: Reduce, out: Outgoing) -> Callable[[Any], Reduced]:
 
 
 class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler with our table, and only for code that has no name."""
+    """cloudpickle's pickler with our table, and only for code that does not go by name."""
 
     def __init__(
         self, file: _Packer, table: dict[type, Any], buffer_callback: Callable[[pickle.PickleBuffer], bool]
     ) -> None:
         self.dispatch_table = ChainMap(table, cloudpickle.Pickler.dispatch_table)  # read once, by the next line
+        self.shares_main = file.shares_main
         super().__init__(file, _PROTOCOL, buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType | type) and _has_name(obj):
+        if not isinstance(obj, FunctionType | type):
+            return super().reducer_override(obj)
+        by_value = code.goes_by_value(obj.__module__, self.shares_main)
+        if not by_value and code.has_name(obj):
             return NotImplemented
-        return super().reducer_override(obj)
-
-
-def _has_name(code: Any) -> bool:
-    found: Any = sys.modules.get(code.__module__ or "")
-    for part in code.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is code
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and by_value:  # in a process that multiprocessing started, main has another name
+            reduced = code.reduce_named(self, obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:
+            return code.keep_home(obj, reduced)
+        return reduced

@@ -20,18 +20,22 @@ class PackScope:
     after it succeeded they stay here for whoever fails to send.
     """
 
-    __slots__ = ("attachments", "detached", "links", "ordered", "peer", "route", "undo")
+    __slots__ = ("attachments", "detached", "links", "ordered", "peer", "route", "shares_main", "undo")
 
     peer: object
     route: Route | None  # the way there of tensors on devices; None: there is none
     ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
+    shares_main: bool  # the receiver runs the same main program: code of `__main__` goes by name
     undo: list[Callable[[], None]]
     attachments: list[object]  # what the receiver must know before it unpacks the value
     detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
     links: list[torch.Tensor] | None  # those whose history goes on at the receiver; None if none is recorded
 
-    def __init__(self, peer: object = None, ordered: bool = False, route: Route | None = None) -> None:
+    def __init__(
+        self, peer: object = None, ordered: bool = False, route: Route | None = None, shares_main: bool = True
+    ) -> None:
         self.peer = peer
+        self.shares_main = shares_main
         self.route = route
         self.ordered = ordered
         self.undo = []

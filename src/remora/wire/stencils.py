@@ -16,7 +16,6 @@ import os
 import pickle
 import struct
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from remora.wire.memory import READ, raw_copy, raw_view
 from remora.wire.scopes import PackScope
 from remora.wire.storages import INLINE_BYTES, NAMES, ROOM
 
-PLAIN = frozenset({type(None), bool, int, float, str, bytes, FunctionType})  # what pickle treats as we would
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # what pickle treats as we would
 _ARE_PLAIN = PLAIN.issuperset
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one

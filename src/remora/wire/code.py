@@ -1,0 +1,106 @@
+"""Which functions and classes go by name, and which by value. Decides only; `pickling` does it.
+
+What the receiver can import goes by name: it runs what it has, with the state of its own modules. Two things do not:
+
+- code of modules that the program gave to `cloudpickle.register_pickle_by_value`;
+- code of `__main__`, unless both ends run the same main program. Each worker says in its record what it runs: the hash of
+  the file, so that copies of a script on several hosts are the same, and an edited one is not. An interactive program (a
+  notebook, a REPL) has no file that says what is in it, and is the same as no other. What goes by value is taken as it is
+  at the moment of the call, so a function that was defined anew is the new one.
+
+A class that goes by value is made anew by its receiver, and comes back as what it was: cloudpickle gives it an id. But
+cloudpickle also sets its attributes again, each time it arrives. At the receiver that is how changes take effect; where
+the class was defined it would put copies in the place of its methods, with globals of their own. So there it is not done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sys
+import weakref
+from types import FunctionType
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+MAIN = "main"  # where a worker's record says what it runs
+MAIN_NAMES = ("__main__", "__mp_main__")  # the second one: in processes that multiprocessing, or a Supervisor, started
+_IN_BOTH = b"_main__"
+
+registered: set[str] = cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES  # not a copy: it is looked at for each call
+
+_process = secrets.token_hex(8)
+_hash = ""  # of the main file, read when the first worker of this process asks: later it may have been edited
+_defined_here: weakref.WeakSet[type] = weakref.WeakSet()  # classes that went out by value, and were not made of what came in
+_made_here: weakref.WeakSet[type] = weakref.WeakSet()  # those that were
+
+
+def identity() -> str:
+    """What this process runs as its main program: the same text in each process that runs the same file."""
+    global _hash
+    _hash = _hash or _hash_of_main()
+    return _hash or f"{_process} {os.getpid()}"  # (what was typed in: a fork of it is another program from now on)
+
+
+def _hash_of_main() -> str:
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None or hasattr(sys, "ps1") or sys.flags.inspect:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:  # it is in an archive, or gone
+        return ""
+
+
+def goes_by_value(module: str | None, shares_main: bool) -> bool:
+    """Whether what is defined in this module does not go by its name, though it has one."""
+    if module in MAIN_NAMES:
+        return not shares_main
+    if not registered or module is None:
+        return False
+    parts = module.split(".")
+    return any(".".join(parts[:n]) in registered for n in range(len(parts), 0, -1))
+
+
+def may_name(body: bytes, shares_main: bool) -> bool:
+    """Whether something in this pickle may go by name that must not: the name of its module would be there. Quick, and
+    wrong at times: only to say no is certain."""
+    return (not shares_main and _IN_BOTH in body) or any(name.encode() in body for name in registered)
+
+
+def has_name(code: FunctionType | type) -> bool:
+    """Whether its module has it, under its name."""
+    found: Any = sys.modules.get(code.__module__ or "")
+    for part in code.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is code
+
+
+def reduce_named(pickler: Any, code: FunctionType | type) -> tuple[Any, ...]:
+    """What cloudpickle would make of a function or a class if it had no name."""
+    reduced: tuple[Any, ...] = (
+        pickler._dynamic_function_reduce(code)
+        if isinstance(code, FunctionType)
+        else cloudpickle.cloudpickle._dynamic_class_reduce(code)
+    )
+    return reduced
+
+
+def keep_home(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What cloudpickle made of a class, such that it is left alone where it was defined."""
+    if cls not in _made_here:
+        _defined_here.add(cls)
+    return (*reduced[:5], _set_class_state)
+
+
+# What follows runs on the receiver. Its name is on the wire.
+
+
+def _set_class_state(cls: type, state: Any) -> type:
+    if cls not in _defined_here:
+        _made_here.add(cls)
+        cloudpickle.cloudpickle._class_setstate(cls, state)
+    return cls
