@@ -99,6 +99,16 @@ def echo_more_than_half(to: str) -> tuple[int, int]:
     return memory()
 
 
+def echo_bytes(to: str) -> tuple[int, int]:
+    """Bytes there and back, inside other things; how much memory we and the other have for such messages then."""
+    data = os.urandom(256) * (4 * MB // 256)
+    for value in (data, bytearray(data), {"a": [data, 1]}, [(bytearray(data), "x")]):
+        back = rpc.rpc_sync(to, targets.echo, args=(value,))
+        assert back == value
+        assert type(back) is type(value)
+    return memory()[0], rpc.rpc_sync(to, memory)[0]
+
+
 def fetch_and_keep(to: str) -> int:
     return hold(rpc.rpc_sync(to, fill, args=(MB, 3.0)))
 
@@ -128,6 +138,14 @@ def test_a_large_tensor_goes_through_shared_memory_and_is_a_value(pair: Workers)
     assert lent == 1, "the callee keeps the tensor, and the memory with it"
     pair.run(1, let_go)
     targets.wait_until(lambda: pair.run(0, memory)[1] == 0, what="the memory is given back")
+
+
+@used
+def test_large_bytes_go_the_same_way_both_as_arguments_and_as_results(pair: Workers) -> None:
+    ours, theirs = pair.run(0, echo_bytes, "worker1")
+    assert ours >= 4 * MB
+    assert theirs >= 4 * MB
+    targets.wait_until(lambda: [pair.run(rank, memory)[1] for rank in (0, 1)] == [0, 0], what="it is given back")
 
 
 def test_tensors_that_are_kept_keep_their_values(pair: Workers) -> None:
