@@ -140,6 +140,35 @@ def test_a_large_tensor_goes_through_shared_memory_and_is_a_value(pair: Workers)
     targets.wait_until(lambda: pair.run(0, memory)[1] == 0, what="the memory is given back")
 
 
+def counters() -> dict[str, int]:
+    """The memory that this worker keeps, as its debug info tells it."""
+    found = {name: int(value) for name, value in rpc._get_debug_info().items() if "_memory_" in name}
+    return {name.removeprefix("agent."): value for name, value in found.items()}
+
+
+@used
+def test_what_is_lent_borrowed_and_kept_for_later_is_in_the_counters(pair: Workers) -> None:
+    nothing = pair.run(0, counters)
+    assert set(nothing.values()) == {0}
+    pair.run(0, send_and_change, "worker1")  # 4 MB, which the callee keeps
+    lender, borrower = pair.run(0, counters), pair.run(1, counters)
+    assert 4 * MB <= lender["shared_memory_lent_bytes"] == lender["shared_memory_bytes"] < 5 * MB
+    assert 4 * MB <= borrower["shared_memory_borrowed_bytes"] < 5 * MB
+    assert borrower["shared_memory_bytes"] == lender["shared_memory_borrowed_bytes"] == 0
+    pair.run(1, let_go)
+    assert pair.run(1, counters)["shared_memory_borrowed_bytes"] == 0
+    targets.wait_until(lambda: pair.run(0, counters)["shared_memory_lent_bytes"] == 0, what="the memory is given back")
+    assert pair.run(0, counters)["shared_memory_bytes"] >= 4 * MB, "it is kept for a while, which is to be seen"
+    pair.run(0, tidy_up, 2 * shm.IDLE)
+    assert pair.run(0, counters) == nothing
+
+
+def tidy_up(seconds: float) -> None:
+    """Do what is done now and then, as if it were so much later."""
+    agent = rpc._get_current_rpc_agent().agent
+    agent.peers.bulk.lender.trim(agent.clock.now() + seconds)
+
+
 @used
 def test_large_bytes_go_the_same_way_both_as_arguments_and_as_results(pair: Workers) -> None:
     ours, theirs = pair.run(0, echo_bytes, "worker1")

@@ -553,3 +553,8 @@ class Lender:
     def counts(self) -> tuple[int, int]:
         """(bytes in all, segments lent)."""
         return self._total(), sum(len(arena.lent) for arena in list(self._arenas.values()))
+
+    def lent_bytes(self) -> int:
+        """How much of it others have. The rest is kept for the next messages, for `IDLE` seconds."""
+        arenas = list(self._arenas.values())
+        return sum(segment.size for arena in arenas for segment, _ in list(arena.lent.values()))
