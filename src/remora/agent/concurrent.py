@@ -3,6 +3,9 @@
 There is no public protocol for that. Both functions have used the same three attributes since Python 3.2: `_condition`,
 held while they look and while they change the other two; `_state`; and `_waiters`, objects to be told of the outcome. So
 a future of ours has them, from the first time it is asked for one, and nothing of this exists before.
+
+A function that a worker runs keeps its place in the crew while it waits in there, as it does in any wait that is not ours:
+with `num_worker_threads=1`, what it waits for must not need a place here. `future.wait()` and `await` give the place away.
 """
 
 from __future__ import annotations
