@@ -148,6 +148,6 @@ class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
         self.settings = Settings(**{name: value for name, value in given.items() if name in known})
 
 
-# Programs look for the settings where they give them.
-RemoraRpcBackendOptions.__doc__ = f"{RemoraRpcBackendOptions.__doc__}\n\n    {Settings.__doc__}"
+if Settings.__doc__ is not None:  # (`python -OO`.) Programs look for the settings where they give them.
+    RemoraRpcBackendOptions.__doc__ = f"{RemoraRpcBackendOptions.__doc__}\n\n    {Settings.__doc__}"
 
