@@ -57,7 +57,7 @@ class Stage:
 
 def scores_of(points: Tensor, stages: list[RRef[Stage]], pieces: int) -> Tensor:
     """Send the points through all stages. Nothing here waits before the last piece is under way."""
-    results = []
+    results: list[torch.futures.Future[Tensor]] = []
     for piece in points.chunk(pieces):
         reference: RRef[Tensor] = RRef(piece)
         for stage in stages[:-1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import TypedDict
 
 from remora.clock import SYSTEM, Clock
 from remora.errors import InvalidTimeout
@@ -17,29 +18,83 @@ DEFAULT_INIT_METHOD = "env://"
 TRANSPORTS = ("inproc", "unix", "tcp")
 
 
+class SettingsByName(TypedDict, total=False):
+    """The settings of a worker as keyword arguments: the fields of `Settings`, which says what each of them means."""
+
+    transports: Sequence[str] | None
+    host: str | None
+    interface: str | None
+    port: int | str | None
+    secret: str | bytes | None
+    secret_file: str | None
+    insecure: bool
+    bringup_timeout: float | None
+    connect_timeout: float
+    heartbeat: float
+    suspect_after: float
+    reconnect_timeout: float
+    silence_limit: float
+    faults: str | None
+    shared_memory: int
+    device_memory: int
+    auto_device_map: bool
+    clock: Clock
+    watch: int
+
+
 @dataclass(kw_only=True)
 class Settings:
-    """How a worker listens, proves itself, waits and gives up. All times are seconds."""
+    """How a worker listens, proves itself, waits and gives up. All times are seconds.
 
-    transports: Sequence[str] | None = None  # which to use, best first; None: all that work (REMORA_TRANSPORTS)
-    host: str | None = None  # address or name to listen on (REMORA_HOST)
-    interface: str | None = None  # network interface to listen on (REMORA_INTERFACE)
-    port: int | str | None = None  # port, or range "29600-29650", to listen on (REMORA_PORT)
-    secret: str | bytes | None = field(default=None, repr=False)  # the group's secret (REMORA_SECRET)
-    secret_file: str | None = None  # a file that holds it (REMORA_SECRET_FILE)
-    insecure: bool = False  # talk to anyone who can reach the port (REMORA_INSECURE=1)
-    bringup_timeout: float | None = None  # to find all workers of the group; None: as long as a call, 0: for ever
-    connect_timeout: float = 10.0  # for one connection to be made, and for a caller to prove itself
-    heartbeat: float = 1.0  # how long a link on which something is expected may be silent before it is asked
-    suspect_after: float = 3.0  # how long a peer may be silent before it is suspected
-    reconnect_timeout: float = 4.0  # how long a peer's host may not answer before the peer is given up
-    silence_limit: float = 30.0  # how long a peer may be silent, though its host answers, before it is given up
-    faults: str | None = None  # what shall go wrong, in tests: see docs/testing.md (REMORA_FAULTS)
-    shared_memory: int = 1 << 30  # bytes to share with workers of the same host; 0: none (REMORA_SHARED_MEMORY)
-    device_memory: int = 1 << 33  # bytes of a device to lend each worker of the same host at a time; 0: none
-    auto_device_map: bool = False  # tensors on devices that no device map names go over the host
-    clock: Clock = SYSTEM  # what its time is; in tests another one may be: see docs/testing.md
-    watch: int = 2  # how many workers each keeps an eye on even if it has nothing to say to them
+    Where it listens:
+        transports: which to use, best first, of "inproc", "unix" and "tcp"; None: all that work (REMORA_TRANSPORTS)
+        host: address or name to listen on (REMORA_HOST)
+        interface: network interface to listen on (REMORA_INTERFACE)
+        port: port, or range "29600-29650", to listen on (REMORA_PORT)
+
+    Who may talk to it:
+        secret: the group's secret (REMORA_SECRET)
+        secret_file: a file that holds it (REMORA_SECRET_FILE)
+        insecure: talk to anyone who can reach the port (REMORA_INSECURE=1)
+
+    How long it waits:
+        bringup_timeout: to find all workers of the group; None: as long as a call, 0: for ever
+        connect_timeout: for one connection to be made, and for a caller to prove itself
+        heartbeat: how long a link on which something is expected may be silent before it is asked
+        suspect_after: how long a peer may be silent before it is suspected
+        reconnect_timeout: how long a peer's host may not answer before the peer is given up
+        silence_limit: how long a peer may be silent, though its host answers, before it is given up
+        watch: how many workers each keeps an eye on even if it has nothing to say to them
+
+    What it shares:
+        shared_memory: bytes to share with workers of the same host; 0: none (REMORA_SHARED_MEMORY)
+        device_memory: bytes of a device to lend each worker of the same host at a time; 0: none
+        auto_device_map: tensors on devices that no device map names go over the host
+
+    For tests (docs/testing.md):
+        faults: what shall go wrong (REMORA_FAULTS)
+        clock: what its time is
+    """
+
+    transports: Sequence[str] | None = None
+    host: str | None = None
+    interface: str | None = None
+    port: int | str | None = None
+    secret: str | bytes | None = field(default=None, repr=False)
+    secret_file: str | None = None
+    insecure: bool = False
+    bringup_timeout: float | None = None
+    connect_timeout: float = 10.0
+    heartbeat: float = 1.0
+    suspect_after: float = 3.0
+    reconnect_timeout: float = 4.0
+    silence_limit: float = 30.0
+    faults: str | None = None
+    shared_memory: int = 1 << 30
+    device_memory: int = 1 << 33
+    auto_device_map: bool = False
+    clock: Clock = SYSTEM
+    watch: int = 2
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "heartbeat", "suspect_after", "reconnect_timeout", "silence_limit"):

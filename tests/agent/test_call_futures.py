@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
 import time
@@ -339,7 +340,7 @@ def test_a_worker_forgets_calls_that_were_settled(me: str) -> None:
 def test_a_settled_future_does_not_keep_the_bytes_of_the_reply(me: str, function: Any) -> None:
     future = rpc.rpc_async(me, function, args=("x" * 1000,))
     wait_until(future.done)
-    assert future._of.reply is None
+    wait_until(lambda: future._of.reply is None)  # the thread that settles it drops the reply right after
     assert (future.exception() is None) == (function is double)
 
 
@@ -484,3 +485,87 @@ def test_nothing_is_left_of_thousands_of_calls(me: str) -> None:
     assert peer.incoming is not None
     assert len(peer.outgoing.session.kept) < 1000, "what was said is forgotten once it was heard"
     assert len(peer.incoming.session.kept) < 1000
+
+
+# As the standard library sees them.
+
+
+def test_its_repr_says_of_what_it_is_the_future_and_what_became_of_it(me: str) -> None:
+    waiting = rpc.rpc_async(me, wait_at_gate, args=(1,))
+    assert repr(waiting) == f"<Future of call of tests.agent.test_call_futures.wait_at_gate on {me}: pending>"
+    gate.set()
+    waiting.wait()
+    assert repr(waiting).endswith(f"wait_at_gate on {me}: done, a int>")
+    failing = rpc.rpc_async(me, fail, args=("no luck",))
+    with pytest.raises(ValueError, match="no luck"):
+        failing.wait()
+    assert "failed with ValueError('no luck')" in repr(failing)
+    assert repr(rpc.Future[int]()) == "<Future of a value: pending>"
+    assert "call of" in repr(waiting.then(lambda done: done.value()))
+
+
+def test_to_print_a_failed_future_is_not_to_look_at_it(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    failing = rpc.rpc_async(me, fail, args=("unseen",))
+    wait_until(failing.done)
+    assert "unseen" in repr(failing)
+    del failing
+    gc.collect()
+    wait_until(lambda: "nobody looked" in caplog.text)
+
+
+def test_result_is_wait(me: str) -> None:
+    assert rpc.rpc_async(me, double, args=(2,)).result() == 4
+    with pytest.raises(TimeoutError):
+        rpc.rpc_async(me, wait_at_gate).result(timeout=0.01)
+    gate.set()
+
+
+def test_as_completed_yields_these_very_futures_in_the_order_of_their_ends(me: str) -> None:
+    names = {rpc.rpc_async(me, wait_at_gate, args=(1,)): "slow", rpc.rpc_async(me, double, args=(1,)): "quick"}
+    order = []
+    for future in concurrent.futures.as_completed(names, timeout=10.0):
+        order.append((names[future], future.result()))
+        gate.set()
+    assert order == [("quick", 2), ("slow", 1)]
+
+
+def test_as_completed_knows_those_that_were_done_before_and_those_that_failed(me: str) -> None:
+    done, failed = rpc.rpc_async(me, double, args=(1,)), rpc.rpc_async(me, fail, args=("no luck",))
+    cancelled = rpc.rpc_async(me, wait_at_gate)
+    assert done.wait() == 2
+    assert cancelled.cancel()
+    for _ in range(2):  # a second time they are all done
+        assert set(concurrent.futures.as_completed([done, failed, cancelled], timeout=10.0)) == {done, failed, cancelled}
+    assert isinstance(failed.exception(), ValueError)
+    gate.set()
+
+
+def test_as_completed_gives_up_in_time_and_can_be_asked_again(me: str) -> None:
+    future = rpc.rpc_async(me, wait_at_gate)
+    with pytest.raises(TimeoutError):
+        list(concurrent.futures.as_completed([future], timeout=0.01))
+    assert not future._waiters
+    gate.set()
+    assert list(concurrent.futures.as_completed([future], timeout=10.0)) == [future]
+
+
+def test_wait_of_the_standard_library_waits_for_the_first_the_first_failure_or_all(me: str) -> None:
+    slow, quick = rpc.rpc_async(me, wait_at_gate), rpc.rpc_async(me, double, args=(1,))
+    both: Any = [slow, quick]
+    assert concurrent.futures.wait(both, 10.0, concurrent.futures.FIRST_COMPLETED) == ({quick}, {slow})
+    failing: Any = rpc.rpc_async(me, fail, args=("no luck",))
+    first = concurrent.futures.wait([*both, failing], 10.0, concurrent.futures.FIRST_EXCEPTION)
+    assert failing in first.done
+    assert slow in first.not_done
+    gate.set()
+    assert concurrent.futures.wait(both, 10.0).done == {slow, quick}
+
+
+def test_threads_may_wait_for_the_same_futures_at_the_same_time(me: str) -> None:
+    futures: Any = [rpc.rpc_async(me, wait_at_gate, args=(number,)) for number in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(lambda: set(concurrent.futures.as_completed(futures, 10.0))) for _ in range(4)]
+        mixed = concurrent.futures.as_completed([*futures, *found], 10.0)  # ours and theirs together
+        gate.set()
+        assert set(mixed) == {*futures, *found}
+        assert all(each.result() == set(futures) for each in found)

@@ -5,12 +5,16 @@ That they find every name is seen to by tests/compat/test_names.py.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch.distributed.rpc as theirs
+
+import remora
+from remora.options import Settings, SettingsByName
 
 ours: Any = pytest.importorskip("remora.rpc")
 
@@ -40,3 +44,23 @@ def test_a_different_default_would_be_seen() -> None:
 def test_importing_remora_rpc_touches_no_agent_of_torch() -> None:
     importlib.import_module("remora.rpc")
     assert not theirs.api._is_current_rpc_agent_set()  # type: ignore[attr-defined]
+
+
+def test_looking_around_shows_public_names_only() -> None:
+    shown = dir(ours)
+    assert {"init_rpc", "rpc_sync", "rpc_async", "remote", "RRef", "Future", "shutdown"} <= set(shown)
+    assert set(shown) <= set(ours.__all__)
+    assert not [name for name in shown if name.startswith("_")]
+
+
+def test_the_package_says_what_it_is_and_which() -> None:
+    assert "remora.rpc" in (remora.__doc__ or "")
+    assert remora.__version__.count(".") == 2
+
+
+def test_every_setting_has_a_type_and_a_description_where_it_is_given() -> None:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    assert set(get_type_hints(SettingsByName)) == names
+    assert get_type_hints(SettingsByName) == get_type_hints(Settings)
+    for name in names:
+        assert f" {name}: " in (ours.RemoraRpcBackendOptions.__doc__ or ""), name

@@ -202,7 +202,8 @@ def test_the_newer_profiler_shows_the_caller(workers: Workers) -> None:
 
     shown = workers.run(0, work)
     assert [shown.count(key.format("double")) for key in (SYNC, ASYNC, REMOTE)] == [1, 1, 1]
-    assert not [name for name in shown if REMOTE_OP in name]
+    assert shown.count("to_here#(worker0)->(worker1)") == 1
+    assert not [name for name in shown if REMOTE_OP in name], "then docs/migrating.md and the README should say so"
 
 
 def test_all_that_a_worker_serves(workers: Workers) -> None:

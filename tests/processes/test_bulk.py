@@ -99,6 +99,16 @@ def echo_more_than_half(to: str) -> tuple[int, int]:
     return memory()
 
 
+def echo_bytes(to: str) -> tuple[int, int]:
+    """Bytes there and back, inside other things; how much memory we and the other have for such messages then."""
+    data = os.urandom(256) * (4 * MB // 256)
+    for value in (data, bytearray(data), {"a": [data, 1]}, [(bytearray(data), "x")]):
+        back = rpc.rpc_sync(to, targets.echo, args=(value,))
+        assert back == value
+        assert type(back) is type(value)
+    return memory()[0], rpc.rpc_sync(to, memory)[0]
+
+
 def fetch_and_keep(to: str) -> int:
     return hold(rpc.rpc_sync(to, fill, args=(MB, 3.0)))
 
@@ -128,6 +138,43 @@ def test_a_large_tensor_goes_through_shared_memory_and_is_a_value(pair: Workers)
     assert lent == 1, "the callee keeps the tensor, and the memory with it"
     pair.run(1, let_go)
     targets.wait_until(lambda: pair.run(0, memory)[1] == 0, what="the memory is given back")
+
+
+def counters() -> dict[str, int]:
+    """The memory that this worker keeps, as its debug info tells it."""
+    found = {name: int(value) for name, value in rpc._get_debug_info().items() if "_memory_" in name}
+    return {name.removeprefix("agent."): value for name, value in found.items()}
+
+
+@used
+def test_what_is_lent_borrowed_and_kept_for_later_is_in_the_counters(pair: Workers) -> None:
+    nothing = pair.run(0, counters)
+    assert set(nothing.values()) == {0}
+    pair.run(0, send_and_change, "worker1")  # 4 MB, which the callee keeps
+    lender, borrower = pair.run(0, counters), pair.run(1, counters)
+    assert 4 * MB <= lender["shared_memory_lent_bytes"] == lender["shared_memory_bytes"] < 5 * MB
+    assert 4 * MB <= borrower["shared_memory_borrowed_bytes"] < 5 * MB
+    assert borrower["shared_memory_bytes"] == lender["shared_memory_borrowed_bytes"] == 0
+    pair.run(1, let_go)
+    assert pair.run(1, counters)["shared_memory_borrowed_bytes"] == 0
+    targets.wait_until(lambda: pair.run(0, counters)["shared_memory_lent_bytes"] == 0, what="the memory is given back")
+    assert pair.run(0, counters)["shared_memory_bytes"] >= 4 * MB, "it is kept for a while, which is to be seen"
+    pair.run(0, tidy_up, 2 * shm.IDLE)
+    assert pair.run(0, counters) == nothing
+
+
+def tidy_up(seconds: float) -> None:
+    """Do what is done now and then, as if it were so much later."""
+    agent = rpc._get_current_rpc_agent().agent
+    agent.peers.bulk.lender.trim(agent.clock.now() + seconds)
+
+
+@used
+def test_large_bytes_go_the_same_way_both_as_arguments_and_as_results(pair: Workers) -> None:
+    ours, theirs = pair.run(0, echo_bytes, "worker1")
+    assert ours >= 4 * MB
+    assert theirs >= 4 * MB
+    targets.wait_until(lambda: [pair.run(rank, memory)[1] for rank in (0, 1)] == [0, 0], what="it is given back")
 
 
 def test_tensors_that_are_kept_keep_their_values(pair: Workers) -> None:

@@ -224,3 +224,96 @@ def test_names_are_unique_and_modes_known() -> None:
         supervisor.start("a", python(""))
         with pytest.raises(ValueError, match="already"):
             supervisor.start("a", python(""))
+
+
+class Waiting:
+    """`wait()` on a thread of its own."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._outcomes: list[dict[str, Outcome]] = []
+        self._thread = threading.Thread(target=lambda: self._outcomes.append(supervisor.wait(timeout=30.0)))
+        self._thread.start()
+
+    def result(self) -> dict[str, Outcome]:
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+        return self._outcomes[0]
+
+
+def test_what_is_stopped_is_not_restarted_by_a_thread_that_waits(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    text = f"import os; open({str(lives)!r}, 'a').write(os.environ['REMORA_RESTARTS']); {SLEEPER}"
+    with Supervisor(RestartPolicy("always", delay=0.0)) as supervisor:
+        supervisor.start("a", python(text))
+        waiting = Waiting(supervisor)
+        until(lambda: lives.exists() and lives.read_text())
+        supervisor.stop()
+        assert not supervisor.pids()
+        assert waiting.result() == {"a": Outcome(-signal.SIGTERM, 0, ended=True)}
+        assert not supervisor.pids()
+    assert lives.read_text() == "0"
+
+
+def test_what_is_stopped_is_not_a_failure_that_ends_the_others() -> None:
+    """Each is recorded as ended, whichever of the two threads sees its end."""
+    with Supervisor(RestartPolicy("on-failure", delay=0.0)) as supervisor:
+        for number in range(8):
+            supervisor.start(str(number), python(SLEEPER))
+        waiting = Waiting(supervisor)
+        supervisor.stop(signal.SIGKILL)
+        found = waiting.result()
+    assert found == {str(number): Outcome(-signal.SIGKILL, 0, ended=True) for number in range(8)}
+
+
+def test_stop_ends_a_wait_for_the_next_life() -> None:
+    with Supervisor(RestartPolicy(limit=1, delay=25.0)) as supervisor:
+        supervisor.start("a", python("import sys; sys.exit(3)"))
+        waiting = Waiting(supervisor)
+        until(lambda: not supervisor.pids())
+        supervisor.stop()
+        outcome = waiting.result()["a"]  # (stopped before it was decided on its next life, or after)
+        assert (outcome.code, outcome.ended) == (3, True)
+
+
+def test_a_group_that_is_about_to_be_restarted_can_be_stopped() -> None:
+    with Supervisor(RestartPolicy(limit=1, delay=25.0), restart="all") as supervisor:
+        supervisor.start("a", python("import sys; sys.exit(3)"))
+        supervisor.start("b", python(SLEEPER))
+        waiting = Waiting(supervisor)
+        until(lambda: not supervisor.pids())
+        supervisor.stop()
+        assert {name: outcome.ended for name, outcome in waiting.result().items()} == {"a": True, "b": True}
+
+
+def test_a_thread_that_waits_sees_what_another_one_starts() -> None:
+    with Supervisor(NEVER) as supervisor:
+        supervisor.start("first", python(SLEEPER))
+        waiting = Waiting(supervisor)
+        supervisor.start("second", python("import sys; sys.exit(5)"))  # which takes the first with it
+        found = waiting.result()
+    assert found == {"first": Outcome(-signal.SIGTERM, 0, ended=True), "second": Outcome(5, 0)}
+
+
+def test_the_name_of_one_that_has_ended_is_free() -> None:
+    with Supervisor(NEVER) as supervisor:
+        supervisor.start("a", python(SLEEPER))
+        with pytest.raises(ValueError, match="already"):
+            supervisor.start("a", python(""))
+        supervisor.stop()
+        supervisor.start("a", python(""))
+        assert supervisor.wait(timeout=20.0) == {"a": Outcome(0, 0)}
+        supervisor.start("a", python(SLEEPER))
+        assert list(supervisor.pids()) == ["a"]
+
+
+def test_a_signal_that_is_not_for_it_does_not_keep_it_awake() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    try:
+        with Supervisor(NEVER) as supervisor:
+            supervisor.start("a", python("import time; time.sleep(1)"))
+            began = time.thread_time()
+            supervisor.wait(timeout=20.0)
+            assert time.thread_time() - began < 0.1
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -305,7 +305,7 @@ class Agent:
         self.timers.at(call.deadline, expire)
 
     def counters(self) -> dict[str, int | float]:
-        """What the agent is doing, under PyTorch's names."""
+        """What the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""
         _, watching, active = self.crew.counts()
         found: dict[str, int | float] = {
             "agent.thread_pool_size": self.crew.limit,
@@ -314,6 +314,7 @@ class Agent:
             "agent.server_active_calls": self.dispatch.counts(),
             "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.crew.backlog), 0),
         }
+        found.update(self.peers.bulk.counters(each for peer in self.peers.all() if (each := peer.sharing) is not None))
         if self.gil_profiling:
             found["agent.gil_average_wait_time_us"] = self.measure_gil_wait()
         return found

@@ -143,6 +143,10 @@ class Sharing:
         frame.body, frame.size, frame.filling, frame.loans, frame.buffers = body, size, filling, None, storages
         return True
 
+    def borrowed_bytes(self) -> int:
+        """How much of the peer's memory has tensors of ours in it."""
+        return self._borrower.borrowed_bytes()
+
     def returns(self) -> bytes:
         """What is not used any more, as the body of a word."""
         numbers = self._borrower.given_back()
@@ -226,6 +230,15 @@ class Bulk:
         """By what a peer says of itself: can it use what we lend?"""
         sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
         sharing.handover.learn(extra.get("devices"))
+
+    def counters(self, sharing: Iterable[Sharing]) -> dict[str, int | float]:
+        """Bytes of memory that this worker has for large messages, beside what the program's own objects take."""
+        return {
+            "agent.shared_memory_bytes": self.lender.counts()[0],  # ours: lent, or kept for the next messages
+            "agent.shared_memory_lent_bytes": self.lender.lent_bytes(),  # the part of it that others have
+            "agent.shared_memory_borrowed_bytes": sum(each.borrowed_bytes() for each in sharing),  # of others, in use here
+            "agent.warm_memory_bytes": warm.kept_bytes,  # of the whole process, and private: kept for the next messages
+        }
 
     def tick(self, now: float, sharing: Iterable[Sharing]) -> None:
         """Return to the system what has not been used for a while."""

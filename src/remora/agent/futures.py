@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from remora.agent.clean_state import run_clean
+from remora.agent.concurrent import Standing, Waiter
 from remora.agent.crew import clock_here, waiting
 from remora.agent.recording import recorded
 from remora.agent.turn import GIVEN_UP_AFTER, blocks_itself, explain_block
@@ -29,6 +30,7 @@ from remora.wire.failures import stack_of
 log = logging.getLogger("remora")
 
 T = TypeVar("T")
+S = TypeVar("S")
 Watcher = Callable[[Any], None]
 Origin = tuple[CodeType, int]  # where something was started: a function, and how far it had come
 
@@ -273,6 +275,10 @@ class Future(torch.futures.Future[T]):
         finally:
             of.rise(thread)
 
+    def result(self, timeout: float | None = None) -> T:
+        """Like `wait`: the name that futures of the standard library have for it."""
+        return self.wait(timeout)
+
     def value(self) -> T:
         """The value of a settled future, or its error."""
         if not self._settled:
@@ -286,11 +292,11 @@ class Future(torch.futures.Future[T]):
         self._failure.seen = True
         return self._failure.error
 
-    def then(self, callback: Callable[[torch.futures.Future[T]], Any]) -> torch.futures.Future[Any]:
+    def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """A future of what `callback(self)` returns, or of what it raises."""
         if not callable(callback):
             return super().then(callback)  # raises, in torch's words
-        result: Future[Any] = Future(f"what follows {self.what}", self._origin)
+        result: Future[S] = Future(f"what follows {self.what}", self._origin)
 
         def run(_: object) -> None:
             try:
@@ -303,7 +309,7 @@ class Future(torch.futures.Future[T]):
         self.add_done_callback(run)
         return result
 
-    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
         """Call `callback(self)` when the future is settled, in a clean state on whichever thread (see docs/calls.md).
         Calls that it makes belong to what is recorded now."""
         self.followed = True
@@ -333,6 +339,30 @@ class Future(torch.futures.Future[T]):
             raise
         return self.wait()
 
+    # For `concurrent.futures.as_completed` and `wait`: see `remora.agent.concurrent`.
+
+    @property
+    def _standing(self) -> Standing:
+        known = vars(self)
+        if "standing" not in known:
+            mine = Standing()
+            if known.setdefault("standing", mine) is mine:  # (atomic: one thread has it told of the outcome)
+                self.add_done_callback(_tell_standing)
+        found: Standing = known["standing"]
+        return found
+
+    @property
+    def _condition(self) -> threading.Condition:
+        return self._standing.condition
+
+    @property
+    def _state(self) -> str:
+        return self._standing.state
+
+    @property
+    def _waiters(self) -> list[Waiter]:
+        return self._standing.waiters
+
     # Giving up.
 
     def cancel(self) -> bool:
@@ -348,6 +378,19 @@ class Future(torch.futures.Future[T]):
     def cancelled(self) -> bool:
         """Whether `cancel` ended it."""
         return self._failure is not None and isinstance(self._failure.error, CallCancelled)
+
+    def __repr__(self) -> str:
+        if not self._settled:
+            state = "pending"
+        elif self._failure is None:
+            state = f"done, a {type(self._value).__name__}"  # not the value, which may be large
+        else:  # to be shown here does not count as having been seen
+            state = "cancelled" if self.cancelled() else f"failed with {self._failure.error!r}"
+        return f"<Future of {self.what or 'a value'}: {state}>"
+
+
+def _tell_standing(future: Future[Any]) -> None:
+    future._standing.tell(future, future._failure is not None)
 
 
 def _as_runtime_error(error: BaseException) -> BaseException:

@@ -119,6 +119,13 @@ def _init_rpc_backend(
 
 after_fork_in_child(api._forget_in_fork)
 
+
+def __dir__() -> list[str]:
+    """What a program may use, for those who look around in a notebook. The names with an underscore are there, too:
+    programs written for PyTorch use some of them."""
+    return [name for name in __all__ if not name.startswith("_")]
+
+
 __all__ = [
     "REMORA",
     "_DEFAULT_INIT_METHOD",

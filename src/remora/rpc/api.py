@@ -6,9 +6,9 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, overload
 
 import torch
 
@@ -35,6 +35,14 @@ log = logging.getLogger("remora")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+# The types of calls. A tuple of arguments is checked against the parameters of the function; a list cannot be, and with
+# `kwargs` nothing is. A function that answers later (`async def`, or marked with `async_execution`) yields its answer.
+To: TypeAlias = "str | int | WorkerInfo"
+Later: TypeAlias = "Coroutine[Any, Any, R] | torch.futures.Future[R]"
+Args: TypeAlias = "tuple[*Ts] | list[Any]"
+AnyArgs: TypeAlias = "tuple[Any, ...] | list[Any] | None"
 
 # Programs and tests replace these; they are looked up when needed.
 _ignore_rref_leak = True
@@ -134,13 +142,33 @@ def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
 # Calls.
 
 
+@overload
 def rpc_sync(
-    to: str | int | WorkerInfo,
-    func: Callable[..., R],
-    args: tuple[Any, ...] | list[Any] | None = None,
+    to: To, func: Callable[[*Ts], Later[R]], args: Args[*Ts], kwargs: None = None, timeout: float = ...
+) -> R: ...
+@overload
+def rpc_sync(
+    to: To, func: Callable[[], Later[R]], args: None = None, kwargs: None = None, timeout: float = ...
+) -> R: ...
+@overload
+def rpc_sync(
+    to: To, func: Callable[..., Later[R]], args: AnyArgs = None, *, kwargs: dict[str, Any], timeout: float = ...
+) -> R: ...
+@overload
+def rpc_sync(to: To, func: Callable[[*Ts], R], args: Args[*Ts], kwargs: None = None, timeout: float = ...) -> R: ...
+@overload
+def rpc_sync(to: To, func: Callable[[], R], args: None = None, kwargs: None = None, timeout: float = ...) -> R: ...
+@overload
+def rpc_sync(
+    to: To, func: Callable[..., R], args: AnyArgs = None, *, kwargs: dict[str, Any], timeout: float = ...
+) -> R: ...
+def rpc_sync(
+    to: To,
+    func: Callable[..., Any],
+    args: AnyArgs = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> R:
+) -> Any:
     """Run `func(*args, **kwargs)` on worker `to` and return what it returns.
 
     `to` is a name, an id or a WorkerInfo. `timeout` is in seconds; 0 waits for ever. What the function raises is raised
@@ -150,19 +178,42 @@ def rpc_sync(
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
-        return cast(R, profiling.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler))
+        return profiling.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler)
     kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler, True)
-    value: R = worker.agent.call(peer, kind, packed, flags, timeout, func)
-    return value
+    return worker.agent.call(peer, kind, packed, flags, timeout, func)
 
 
+@overload
 def rpc_async(
-    to: str | int | WorkerInfo,
-    func: Callable[..., R],
-    args: tuple[Any, ...] | list[Any] | None = None,
+    to: To, func: Callable[[*Ts], Later[R]], args: Args[*Ts], kwargs: None = None, timeout: float = ...
+) -> Future[R]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[[], Later[R]], args: None = None, kwargs: None = None, timeout: float = ...
+) -> Future[R]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[..., Later[R]], args: AnyArgs = None, *, kwargs: dict[str, Any], timeout: float = ...
+) -> Future[R]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[[*Ts], R], args: Args[*Ts], kwargs: None = None, timeout: float = ...
+) -> Future[R]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[[], R], args: None = None, kwargs: None = None, timeout: float = ...
+) -> Future[R]: ...
+@overload
+def rpc_async(
+    to: To, func: Callable[..., R], args: AnyArgs = None, *, kwargs: dict[str, Any], timeout: float = ...
+) -> Future[R]: ...
+def rpc_async(
+    to: To,
+    func: Callable[..., Any],
+    args: AnyArgs = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> Future[R]:
+) -> Future[Any]:
     """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
     worker = here.worker or _current or _worker()
     peer = worker.peer(to)
@@ -179,13 +230,33 @@ def rpc_async(
     return future
 
 
+@overload
 def remote(
-    to: str | int | WorkerInfo,
-    func: Callable[..., R],
-    args: tuple[Any, ...] | list[Any] | None = None,
+    to: To, func: Callable[[*Ts], Later[R]], args: Args[*Ts], kwargs: None = None, timeout: float = ...
+) -> RRef[R]: ...
+@overload
+def remote(
+    to: To, func: Callable[[], Later[R]], args: None = None, kwargs: None = None, timeout: float = ...
+) -> RRef[R]: ...
+@overload
+def remote(
+    to: To, func: Callable[..., Later[R]], args: AnyArgs = None, *, kwargs: dict[str, Any], timeout: float = ...
+) -> RRef[R]: ...
+@overload
+def remote(to: To, func: Callable[[*Ts], R], args: Args[*Ts], kwargs: None = None, timeout: float = ...) -> RRef[R]: ...
+@overload
+def remote(to: To, func: Callable[[], R], args: None = None, kwargs: None = None, timeout: float = ...) -> RRef[R]: ...
+@overload
+def remote(
+    to: To, func: Callable[..., R], args: AnyArgs = None, *, kwargs: dict[str, Any], timeout: float = ...
+) -> RRef[R]: ...
+def remote(
+    to: To,
+    func: Callable[..., Any],
+    args: AnyArgs = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
-) -> RRef[R]:
+) -> RRef[Any]:
     """Run `func(*args, **kwargs)` on worker `to`, leave the result there and return a reference to it, at once.
 
     The reference may be used and shared before the function has run. `timeout` is for the function's run.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from remora.devices.kinds import DeviceType, as_device
-from remora.options import Settings, check_timeout
+from remora.options import Settings, SettingsByName, check_timeout
 from remora.rpc import constants
 
 _is_tensorpipe_available = True  # as far as programs ask: its options are accepted
@@ -25,7 +25,11 @@ def _to_device_list(devices: Sequence[DeviceType]) -> list[torch.device]:
 
 
 class RpcBackendOptions:
-    """What every backend understands: how long a call may take, and where the workers meet."""
+    """What every backend understands: how long a call may take, and where the workers meet.
+
+    rpc_timeout: seconds a call may take unless it says otherwise; 0 is for ever
+    init_method: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or `file:///path`
+    """
 
     def __init__(
         self,
@@ -55,7 +59,14 @@ class RpcBackendOptions:
 
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
-    """PyTorch's options. `_transports` and `_channels` name parts of TensorPipe and are accepted and ignored."""
+    """PyTorch's options. `_transports` and `_channels` name parts of TensorPipe and are accepted and ignored.
+
+    num_worker_threads: how many functions the worker runs at once; no thread is started before it is needed
+    rpc_timeout: seconds a call may take unless it says otherwise; 0 is for ever
+    init_method: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or `file:///path`
+    device_maps: for each worker, where tensors on a device here go there (see `set_device_map`)
+    devices: the devices this worker uses
+    """
 
     def __init__(
         self,
@@ -110,7 +121,7 @@ _TensorPipeRpcBackendOptionsBase = TensorPipeRpcBackendOptions
 
 
 class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
-    """All of it: PyTorch's options and the settings of `remora.options.Settings`, by name."""
+    """All of it: PyTorch's options (see `TensorPipeRpcBackendOptions`) and the settings of a worker, by name."""
 
     def __init__(
         self,
@@ -120,7 +131,7 @@ class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
         init_method: str = constants.DEFAULT_INIT_METHOD,
         device_maps: Mapping[str, Mapping[DeviceType, DeviceType]] | None = None,
         devices: Sequence[DeviceType] | None = None,
-        **settings: Any,
+        **settings: Unpack[SettingsByName],
     ) -> None:
         super().__init__(
             num_worker_threads=num_worker_threads,
@@ -129,9 +140,14 @@ class RemoraRpcBackendOptions(TensorPipeRpcBackendOptions):
             device_maps=device_maps,
             devices=devices,
         )
+        given: dict[str, Any] = {**settings}  # (a program without a type checker may give anything)
         known = {field.name for field in dataclasses.fields(Settings)}
-        unknown = sorted(set(settings) - known - {"_transports", "_channels"})
+        unknown = sorted(set(given) - known - {"_transports", "_channels"})
         if unknown:
             raise TypeError(f"unknown option {unknown[0]!r}: choose from {', '.join(sorted(known))}")
-        self.settings = Settings(**{name: value for name, value in settings.items() if name in known})
+        self.settings = Settings(**{name: value for name, value in given.items() if name in known})
+
+
+if Settings.__doc__ is not None:  # (`python -OO`.) Programs look for the settings where they give them.
+    RemoraRpcBackendOptions.__doc__ = f"{RemoraRpcBackendOptions.__doc__}\n\n    {Settings.__doc__}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.autograd.profiler import record_function
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from remora.rref.references import References
 
 T = TypeVar("T")
+Result = TypeVar("Result", covariant=True)
 FETCH_CALL, SCRIPT_FETCH_CALL = int(MessageType.PYTHON_RREF_FETCH_CALL), int(MessageType.SCRIPT_RREF_FETCH_CALL)
+
+
+class Methods(Protocol[Result]):
+    """Has any method at all, and each of them returns that type."""
+
+    def __getattr__(self, name: str, /) -> Callable[..., Result]: ...
+
 
 current_references: Callable[[], References] | None = None  # set by the layer above: whose RRef(value) is made here
 
@@ -222,17 +230,24 @@ class RRef(Generic[T]):
 
     # Calls on the value.
 
-    def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
+    # What these return is a proxy, not the value. But a method of the one is called as that of the other, so the type of
+    # the value is the right one for `rpc_sync`, with one exception: an `async def` method seems to return a coroutine. There
+    # is no type for "the same methods with futures of their results"; the other two say as much as can be said.
+
+    def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> T:
         """A proxy: `rref.rpc_sync().f(x)` calls the value's method f on its owner and returns what it returns."""
-        return self._references.proxy(self, "rpc_sync", timeout)
+        found: T = self._references.proxy(self, "rpc_sync", timeout)
+        return found
 
-    def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Any:
+    def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Methods[Future[Any]]:
         """Like `rpc_sync`, with a future of the result."""
-        return self._references.proxy(self, "rpc_async", timeout)
+        found: Methods[Future[Any]] = self._references.proxy(self, "rpc_async", timeout)
+        return found
 
-    def remote(self, timeout: float = UNSET_TIMEOUT) -> Any:
+    def remote(self, timeout: float = UNSET_TIMEOUT) -> Methods[RRef[Any]]:
         """Like `rpc_sync`, with a reference to the result."""
-        return self._references.proxy(self, "remote", timeout)
+        found: Methods[RRef[Any]] = self._references.proxy(self, "remote", timeout)
+        return found
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Backpropagate from the value."""

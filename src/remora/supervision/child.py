@@ -51,7 +51,10 @@ class Child:
         """Whether the process has ended. It is not forgotten by that: nobody else gets its number."""
         if self._process.returncode is not None:
             return True
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:  # another thread buries it
+            return True
         return found is not None
 
     def signal(self, number: int) -> None:

@@ -1,6 +1,8 @@
 """Keeps a set of processes running by their policies, passes signals on, and leaves none behind.
 
-Everything happens in the thread that calls `wait`; there are no threads of its own. Unix only.
+There are no threads of its own: processes are restarted by the thread that calls `wait`. Other threads may call `start` and
+`stop` meanwhile. No lock: a process is taken out of a queue by the thread that records its end, and `stop` marks what it
+ends before it looks at what runs, so that a thread that is just starting one sees the mark, or is seen. Unix only.
 """
 
 from __future__ import annotations
@@ -11,20 +13,22 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from remora.options import check_timeout
-from remora.supervision.child import Child, Target
+from remora.supervision.child import LEFTOVERS, Child, Target
 from remora.supervision.policy import RestartPolicy, Restarts
 
 log = logging.getLogger("remora")
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_AGAIN = 0.05  # where the end of a process does not wake us
+BURIAL = LEFTOVERS + 1.0  # seconds that another thread may need to record the end of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,76 @@ class _Charge:
     args: tuple[Any, ...]
     env: Mapping[str, str]
     restarts: Restarts
-    child: Child | None = None
+    running: deque[Child] = field(default_factory=deque)  # one at most; the thread that takes it out records its end
+    starter: int | None = None  # the thread that is starting it
     due: float | None = None  # when it is to be started (again)
     outcome: Outcome | None = None  # for good
+    stopped: bool = False  # by `stop`: it is not started again, whatever a thread has decided before it saw this
     codes: list[int] = field(default_factory=list)
+
+    @property
+    def child(self) -> Child | None:
+        """The process, if it runs."""
+        try:
+            return self.running[0]
+        except IndexError:
+            return None
 
     def start(self) -> None:
         self.due = None
-        environment = {**os.environ, **self.env, "REMORA_RESTARTS": str(self.restarts.made)}
-        self.child = Child(self.target, self.args, environment)
+        self.starter = threading.get_ident()
+        try:
+            if not self.stopped:
+                environment = {**os.environ, **self.env, "REMORA_RESTARTS": str(self.restarts.made)}
+                self.running.append(Child(self.target, self.args, environment))
+        finally:
+            self.starter = None
+
+    def bury(self) -> Child | None:
+        """Record the end of its process: it has ended, or is made to. None if it has none, or another thread does it."""
+        try:
+            child = self.running.popleft()
+        except IndexError:
+            return None
+        self.codes.append(child.bury())
+        return child
 
     def finish(self, ended: bool) -> None:
         self.due = None
         self.outcome = Outcome(self.codes[-1] if self.codes else 0, self.restarts.made, ended)
+
+    def revive(self, due: float | None) -> None:
+        """Whatever has become of it, it is to be started again."""
+        self.outcome = None
+        self.due = due
+        if self.stopped:
+            self.finish(ended=True)
+
+
+class _Bell:
+    """Wakes the thread in `wait`. Its descriptors are closed when no thread has it any more."""
+
+    def __init__(self) -> None:
+        self.descriptor, self.rope = os.pipe()  # the one to watch, the one to write to
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self.rope, False)
+
+    def ring(self) -> None:
+        try:
+            os.write(self.rope, b"\0")
+        except BlockingIOError:
+            pass  # it rings
+
+    def hush(self) -> None:
+        try:
+            while os.read(self.descriptor, 512):
+                pass
+        except BlockingIOError:
+            pass
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # (there may be no globals any more)
+        close(self.descriptor)
+        close(self.rope)
 
 
 class Supervisor:
@@ -86,48 +147,66 @@ class Supervisor:
         self._together = together
         self._grace = check_timeout(grace, "grace")
         self._charges: dict[str, _Charge] = {}
+        self._bells: list[_Bell] = []  # of the threads in `wait`
         self._signal: int | None = None  # that asked us to end
 
     def start(self, name: str, target: Target, *args: Any, env: Mapping[str, str] | None = None) -> None:
-        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has."""
-        if name in self._charges:
+        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has.
+        The name of one that has ended for good may be used again."""
+        known = self._charges.get(name)
+        if known is not None and known.outcome is None:
             raise ValueError(f"there is a process {name!r} already")
         restarts = self._shared if self._restart_all else Restarts(self._policy)
         charge = _Charge(name, target, args, env or {}, restarts)
         charge.start()
         self._charges[name] = charge
+        self._ring()
 
     def pids(self) -> dict[str, int]:
         """The numbers of the processes that run now, by name."""
-        return {charge.name: charge.child.pid for charge in self._charges.values() if charge.child is not None}
+        children = [(charge.name, charge.child) for charge in self._all()]
+        return {name: child.pid for name, child in children if child is not None}
 
     def wait(self, timeout: float | None = None) -> dict[str, Outcome]:
         """Keep the processes running until all have ended for good: what became of each, by name.
 
         SIGINT, SIGTERM and SIGHUP are passed on to the processes; when they have ended, the signal takes its usual course
-        here. TimeoutError, with the processes still running, if that takes longer than `timeout`.
+        here. TimeoutError, with the processes still running, if that takes longer than `timeout`. Another thread may call
+        `stop` meanwhile, which ends this, too.
         """
         end = None if timeout is None else time.monotonic() + check_timeout(timeout, "the timeout of Supervisor.wait")
-        with self._signals_heard() as bell:
-            while self._signal is None and self._unfinished():
-                self._start_due()
-                self._sleep(bell, end)
-                self._reap()
-                if end is not None and time.monotonic() >= end and (names := self._unfinished()):
-                    raise TimeoutError(f"still running after {timeout:g} s: {', '.join(names)}")
-            if self._signal is not None:
-                self.stop(self._signal)
+        bell = _Bell()
+        self._bells.append(bell)
+        try:
+            with self._signals_heard(bell):
+                while self._signal is None and self._unfinished():
+                    self._start_due()
+                    self._sleep(bell, end)
+                    self._reap()
+                    if end is not None and time.monotonic() >= end and (names := self._unfinished()):
+                        raise TimeoutError(f"still running after {timeout:g} s: {', '.join(names)}")
+                if self._signal is not None:
+                    self.stop(self._signal)
+        finally:
+            self._bells.remove(bell)
         if self._signal is not None:
             number, self._signal = self._signal, None
             signal.raise_signal(number)
-        return {charge.name: charge.outcome for charge in self._charges.values() if charge.outcome is not None}
+        return {charge.name: charge.outcome for charge in self._all() if charge.outcome is not None}
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End all processes: with that signal, and with SIGKILL if that does not do in time."""
-        for charge in self._charges.values():
-            if charge.outcome is None and charge.child is None:
+        """End all processes: with that signal, and with SIGKILL if that does not do in time. On any thread."""
+        charges = self._all()
+        for charge in charges:
+            charge.stopped = True  # before we look at what runs
+        for charge in charges:
+            while charge.starter not in (None, threading.get_ident()):  # (this very thread starts it when we return)
+                time.sleep(0.001)
+        self._end(charges, number)
+        for charge in charges:
+            if charge.outcome is None:
                 charge.finish(ended=True)
-        self._end([charge for charge in self._charges.values() if charge.child is not None], number)
+        self._ring()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -139,96 +218,108 @@ class Supervisor:
 
     # The work.
 
+    def _all(self) -> list[_Charge]:
+        return list(self._charges.values())  # (another thread may start one meanwhile)
+
+    def _ring(self) -> None:
+        for bell in list(self._bells):
+            bell.ring()
+
     def _unfinished(self) -> list[str]:
         """Those that run, and those that wait for their next life."""
-        return [charge.name for charge in self._charges.values() if charge.outcome is None]
+        return [charge.name for charge in self._all() if charge.outcome is None]
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for charge in self._charges.values():
-            if charge.due is not None and charge.due <= now:
+        for charge in self._all():
+            due = charge.due
+            if due is not None and due <= now:
                 charge.start()
+                if charge.stopped:  # meanwhile, on this very thread (by a signal handler)
+                    self._end([charge], signal.SIGTERM)
 
     def _reap(self) -> None:
-        for charge in list(self._charges.values()):
+        for charge in self._all():
             child = charge.child
-            if child is not None and child.ended:
-                charge.child = None
-                charge.codes.append(child.bury())
+            if child is not None and child.ended and charge.bury() is child:
                 self._decide(charge, time.monotonic() - child.started)
 
     def _decide(self, charge: _Charge, ran_for: float) -> None:
-        """A process ended by itself."""
+        """A process ended, by itself or because `stop` made it."""
         code = charge.codes[-1]
-        delay = charge.restarts.after(code, ran_for)
+        delay = None if charge.stopped else charge.restarts.after(code, ran_for)
         if delay is None:
-            charge.finish(ended=False)
-            if code != 0:
-                log.error("%s ended with exit code %d after %d restarts", charge.name, code, charge.restarts.made)
-            if code != 0 and self._together:
+            charge.finish(ended=charge.stopped)
+            if charge.stopped or code == 0:
+                return
+            log.error("%s ended with exit code %d after %d restarts", charge.name, code, charge.restarts.made)
+            if self._together:
                 self.stop()
             return
         log.warning("%s ended with exit code %d: it is started again in %.1f s", charge.name, code, delay)
-        charge.due = time.monotonic() + delay
+        charge.revive(time.monotonic() + delay)
         if self._restart_all and code != 0:
             self._restart_others(charge)
 
     def _restart_others(self, failed: _Charge) -> None:
-        running = [charge for charge in self._charges.values() if charge.child is not None]
-        self._end(running, signal.SIGTERM)
-        for charge in self._charges.values():
-            charge.due, charge.outcome = failed.due, None
+        due = failed.due
+        others = [charge for charge in self._all() if charge is not failed]
+        self._end(others, signal.SIGTERM)
+        for charge in others:
+            charge.revive(due)
 
     def _end(self, charges: list[_Charge], number: int) -> None:
         """Have these end, now."""
-        children = [charge.child for charge in charges if charge.child is not None]
+        running = [charge for charge in charges if charge.child is not None]
+        children = [child for charge in running if (child := charge.child) is not None]
         for child in children:
             child.signal(number)
             child.signal(signal.SIGCONT)  # one that is stopped would not hear it
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline and not all(child.ended for child in children):
             time.sleep(0.01)
-        for charge in charges:
-            if charge.child is not None:
-                charge.codes.append(charge.child.bury())
-                charge.child = None
+        for charge in running:
+            if charge.bury() is not None:
                 charge.finish(ended=True)
+        deadline = time.monotonic() + BURIAL
+        while time.monotonic() < deadline and any(charge.outcome is None for charge in running):
+            time.sleep(0.002)  # the thread in `wait` records its end
 
     # Waiting.
 
-    def _sleep(self, bell: int | None, end: float | None) -> None:
-        """Until a process ends, one is due to be started, a signal comes, or the time is up."""
-        watched = [charge.child.fileno() for charge in self._charges.values() if charge.child is not None]
-        moments = [charge.due for charge in self._charges.values() if charge.due is not None]
+    def _sleep(self, bell: _Bell, end: float | None) -> None:
+        """Until a process ends, one is due to be started, a signal comes, something was started or stopped by another
+        thread, or the time is up."""
+        charges = self._all()
+        children = [child for charge in charges if (child := charge.child) is not None]
+        watched = [child.fileno() for child in children]
+        moments = [due for charge in charges if (due := charge.due) is not None]
         moments += [time.monotonic() + LOOK_AGAIN] if None in watched else []
         moments += [] if end is None else [end]
         poll = select.poll()
-        for descriptor in (*watched, bell):
+        for descriptor in (*watched, bell.descriptor):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(max(min(moments) - time.monotonic(), 0.0) * 1000 + 1 if moments else None)
+        bell.hush()
 
     @contextmanager
-    def _signals_heard(self) -> Iterator[int | None]:
-        """Inside, signals are taken note of, and ring the bell that this yields. Only the main thread can hear them."""
+    def _signals_heard(self, bell: _Bell) -> Iterator[None]:
+        """Inside, signals are taken note of, and ring the bell. Only the main thread can hear them."""
         if threading.current_thread() is not threading.main_thread():
-            yield None
+            yield
             return
-        bell, rope = os.pipe()
-        os.set_blocking(rope, False)
         before = {number: signal.getsignal(number) for number in FORWARDED}
         heard = [number for number in FORWARDED if before[number] is not signal.SIG_IGN]  # nohup means it
-        wakeup = signal.set_wakeup_fd(rope, warn_on_full_buffer=False)
+        wakeup = signal.set_wakeup_fd(bell.rope, warn_on_full_buffer=False)
         for number in heard:
             signal.signal(number, self._take_note)
         try:
-            yield bell
+            yield
         finally:
             for number in heard:
                 signal.signal(number, before[number])
             signal.set_wakeup_fd(wakeup)
-            os.close(bell)
-            os.close(rope)
 
     def _take_note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number

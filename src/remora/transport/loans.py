@@ -85,6 +85,11 @@ class Borrower:
         ]
         return storages, None if filling is None or filling.told else filling
 
+    def borrowed_bytes(self) -> int:
+        """How much of the lender's memory has tensors of ours in it."""
+        arena = self._arena
+        return 0 if arena is None else sum(end - start for start, end, _, _ in list(arena.active.values()))
+
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
         arena = self._arena

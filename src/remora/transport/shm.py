@@ -40,6 +40,8 @@ import torch
 
 from remora.errors import SerializationError
 from remora.wire.memory import address_of
+from remora.wire.memory import madvise as madvise
+from remora.wire.memory import populate as populate
 from remora.wire.warm import everywhere
 
 PAGE = mmap.PAGESIZE
@@ -62,7 +64,6 @@ PLACE = struct.Struct("<QQQ")  # number of the loan, offset in the arena, bytes
 
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 SEALS = sum(getattr(fcntl, name, 0) for name in _SEALS)
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; older systems refuse it, and make the pages when they are first touched
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -74,8 +75,6 @@ _mmap.argtypes = (
 )  # fmt: skip
 _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-madvise: Callable[[int, int, int], int] = _libc.madvise
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_memory(descriptor: int, size: int, flags: int, address: int = 0, offset: int = 0) -> int:
@@ -84,12 +83,6 @@ def map_memory(descriptor: int, size: int, flags: int, address: int = 0, offset:
     if found is None or found == _FAILED:
         raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
     return int(found)
-
-
-def populate(address: int, size: int) -> bool:
-    """Have all pages there at once: far quicker than one by one, as they are touched. Private ones are copied. False if the
-    system cannot do so."""
-    return madvise(address, size, _POPULATE_WRITE) == 0
 
 
 _mappings: dict[int, weakref.ref[Mapping]] = {}  # all of this process
@@ -560,3 +553,8 @@ class Lender:
     def counts(self) -> tuple[int, int]:
         """(bytes in all, segments lent)."""
         return self._total(), sum(len(arena.lent) for arena in list(self._arenas.values()))
+
+    def lent_bytes(self) -> int:
+        """How much of it others have. The rest is kept for the next messages, for `IDLE` seconds."""
+        arenas = list(self._arenas.values())
+        return sum(segment.size for arena in arenas for segment, _ in list(arena.lent.values()))

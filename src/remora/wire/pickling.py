@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 
-from remora.wire import callables, code, stencils, tensors
+from remora.wire import blobs, callables, code, stencils, tensors
 from remora.wire.memory import buffer_of
 from remora.wire.packed import CARGO, Packed
 from remora.wire.scopes import BEGINNING, Mark, PackScope, UnpackScope, current_unpack_scope, incoming
@@ -217,6 +217,8 @@ class _Packer:
         out.room = ROOM
         out.moves_cpu = scope.route is not None and scope.route.moves_cpu
         self.pickler.dump(value)
+        if len(chunks) > 1:
+            blobs.set_beside(chunks, out)
         cargo = out.cargo
         manifest = None if cargo is None else out.unload()
         if manifest is not None:

@@ -24,8 +24,10 @@ from remora.wire.memory import READ, raw_copy, raw_view
 from remora.wire.scopes import PackScope
 from remora.wire.storages import INLINE_BYTES, NAMES, ROOM
 
-PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # what pickle treats as we would
+PLAIN = frozenset({type(None), bool, int, float, str})  # what pickle treats as we would; bytes, if small
 _ARE_PLAIN = PLAIN.issuperset
+_ARE_PLAIN_KEYS = PLAIN.union({bytes}).issuperset
+LARGE_BYTES = 1 << 19  # from here on `bytes` go beside the pickle (`blobs`): below, they are there sooner inside it
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one
 LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
@@ -71,15 +73,19 @@ def is_plain(value: object) -> bool:
     if type(value) in PLAIN:
         return True
     if type(value) is not tuple:
-        return False
+        return _are_small_bytes(value)
     for part in value:
         if type(part) is tuple:
             for atom in part:
-                if type(atom) not in PLAIN:
+                if type(atom) not in PLAIN and not _are_small_bytes(atom):
                     return False
-        elif type(part) not in PLAIN and (type(part) is not dict or part):
+        elif type(part) not in PLAIN and (type(part) is not dict or part) and not _are_small_bytes(part):
             return False
     return True
+
+
+def _are_small_bytes(value: object) -> bool:
+    return type(value) is bytes and len(value) < LARGE_BYTES
 
 
 class NeedsScope(Exception):
@@ -103,7 +109,7 @@ def pickled(
         written = _write(value, tensors, large, links)
         return None if written is None else b"".join((_BEGIN, *written, _END))
     if kind not in CONTAINERS:
-        if kind in PLAIN:
+        if kind in PLAIN or _are_small_bytes(value):
             return pickle.dumps(value, 5)
         write = _writers.get(kind)
         if write is None:
@@ -154,7 +160,7 @@ def _twin(
                 part = _twin(part, kind_of_part, tensors, large, links, scope, depth - 1) if depth > 1 else None
                 if part is None:
                     return None
-        elif kind_of_part not in PLAIN:
+        elif kind_of_part not in PLAIN and (kind_of_part is not bytes or len(part) >= LARGE_BYTES):
             write = _writers.get(kind_of_part)
             if write is None or id(part) in tensors:
                 return None
@@ -163,7 +169,7 @@ def _twin(
             tensors[id(part)] = (write(part, scope),)
             part = _PLACE
         twin.append(part)
-    if kind is dict and not _ARE_PLAIN(map(type, value)):
+    if kind is dict and not _ARE_PLAIN_KEYS(map(type, value)):
         return None
     if len(tensors) == before:
         return value

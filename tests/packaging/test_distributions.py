@@ -1,0 +1,31 @@
+"""What is in the wheel and in the source distribution, and what a program can ask of an installed package."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import remora
+
+
+def members(distribution: Path) -> list[str]:
+    if distribution.suffix == ".whl":
+        with zipfile.ZipFile(distribution) as wheel:
+            return wheel.namelist()
+    with tarfile.open(distribution) as source:
+        return source.getnames()
+
+
+def test_both_say_that_they_have_types(distributions: dict[str, Path]) -> None:
+    for distribution in distributions.values():
+        assert any(name.endswith("remora/py.typed") for name in members(distribution)), distribution
+
+
+def test_the_wheel_has_the_version_that_the_package_tells(distributions: dict[str, Path]) -> None:
+    assert distributions["wheel"].name == f"remora-{remora.__version__}-py3-none-any.whl"
+    assert f"remora-{remora.__version__}.dist-info/METADATA" in members(distributions["wheel"])
+
+
+def test_the_wheel_still_has_what_python_reads_when_it_starts(distributions: dict[str, Path]) -> None:
+    assert "remora-compat.pth" in members(distributions["wheel"])
