@@ -13,6 +13,7 @@ from tests.architecture.source import PACKAGE, Module, layer_of, read_source
 # Lowest first. A layer may import those of lower lines, and itself.
 LAYERS = [
     {"vocabulary", "errors", "clock"},
+    {"long_wait"},
     {"options"},
     {"protocol"},
     {"devices"},

@@ -19,18 +19,40 @@ _LONGEST_PAUSE = 0.25
 _LONGEST_TRY = 5.0
 
 
-def until_listening(host: str, port: int, deadline: float) -> None:
-    """Return as soon as somebody accepts connections there; at the deadline, raise the last OSError."""
+def _no_matter() -> None:
+    """Nothing is to be done while one waits."""
+
+
+def until_listening(host: str, port: int, deadline: float, look: Callable[[], None] = _no_matter) -> None:
+    """Return as soon as somebody accepts connections there; at the deadline, raise the last OSError. `look` is called
+    now and then meanwhile."""
+    # Also when the name is unknown: it may come with the worker that has it.
+    _retry(lambda: _knock(host, port, min(max(deadline - time.monotonic(), 0.001), _LONGEST_TRY)), deadline, look)
+
+
+def until_resolved(host: str, deadline: float, look: Callable[[], None] = _no_matter) -> None:
+    """Return as soon as the name of a host is known here; at the deadline, raise the last OSError."""
+    _retry(lambda: _resolve(host), deadline, look)
+
+
+def _retry(attempt: Callable[[], None], deadline: float, look: Callable[[], None]) -> None:
     pause = _FIRST_PAUSE
     while True:
         try:
-            return _knock(host, port, min(max(deadline - time.monotonic(), 0.001), _LONGEST_TRY))
+            return attempt()
         except OSError:
-            # Also when the name is unknown: it may come with the worker that has it.
             if time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
+        look()
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _resolve(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that cannot be one
+        raise OSError(str(error)) from None
 
 
 def _knock(host: str, port: int, timeout: float) -> None:
