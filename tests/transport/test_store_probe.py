@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests import leaks
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from remora.transport.store_probe import NoStore, StoreProbe
+from tests import leaks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,3 +51,13 @@ def test_nothing_listens(listener: socket.socket) -> None:
 def test_a_silent_program(listener: socket.socket) -> None:
     with pytest.raises(NoStore, match="it says nothing"):
         StoreProbe("127.0.0.1", listener.getsockname()[1], 0.1)
+
+
+def test_a_connection_to_oneself_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binding to the port before connecting to it brings about what otherwise happens once in a while."""
+    with socket.socket() as itself:
+        itself.bind(("127.0.0.1", 0))
+        itself.connect(itself.getsockname())
+        monkeypatch.setattr(socket, "create_connection", lambda place, timeout: itself)
+        with pytest.raises(ConnectionRefusedError):
+            StoreProbe("127.0.0.1", 1, 1.0)

@@ -23,9 +23,9 @@ from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-d
 
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.long_wait import LongWait
-from remora.rendezvous.board import KIND, PREFIX
+from remora.rendezvous.board import KIND, PREFIX, watch_process
 from remora.transport.addresses import host_and_port
-from remora.transport.patience import in_time, until_listening, until_resolved
+from remora.transport.patience import in_time, until, until_resolved
 from remora.transport.store_probe import NoStore, StoreProbe
 
 _FOR_EVER = timedelta(days=365)
@@ -87,8 +87,8 @@ def rank_and_size(
 def _number(text: str | None, what: str, variable: str) -> int:
     if text is None:
         raise MeetingUnknown(
-            f"{what} parameter missing: init_rpc was not given a {what}, and the environment variable {variable} is not set. "
-            f"Pass {what}=... to init_rpc, or start the program with a launcher (python -m remora.launch, torchrun)."
+            f"{what} parameter missing: init_rpc was not given a {what}, and the environment variable {variable} is not set."
+            f" Pass {what}=... to init_rpc, or start the program with a launcher (python -m remora.launch, torchrun)."
         )
     try:
         return int(text)
@@ -193,9 +193,10 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
     host, port = _place(meeting)
     _await_name(meeting, host)
     if meeting.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # its launcher hosts the store
-        _await_host(meeting, host, port)
-        _check_store(meeting, host, port)
-        return _rendezvous(meeting, url)
+        probe = _await_host(meeting, host, port)
+        store = _rendezvous(meeting, url)
+        watch_process(store, probe)
+        return store
     try:
         store = _rendezvous(meeting, url)
     except RendezvousError as error:
@@ -222,8 +223,8 @@ def _place(meeting: _Meeting) -> tuple[str, int]:
     if missing:
         raise MeetingUnknown(
             f"env:// says that the environment tells where to meet, but {' and '.join(missing)} "
-            f"{'are' if len(missing) > 1 else 'is'} not set. Set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a free "
-            "port of it, name the place with init_method (tcp://host:port, file:///path), or start the program with a "
+            f"{'are' if len(missing) > 1 else 'is'} not set. Set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a "
+            "free port of it, name the place with init_method (tcp://host:port, file:///path), or start the program with a "
             "launcher (python -m remora.launch, torchrun)."
         )
     if not port.isdigit() or not 0 < int(port) < 2**16:
@@ -240,16 +241,22 @@ def _await_name(meeting: _Meeting, host: str) -> None:
     except OSError as error:
         raise meeting.failed(
             f"no host named {host!r} is known here ({error}; tried for {allowed:.0f} s). MASTER_ADDR, or the host in "
-            "init_method, must be a name or an address of rank 0's host that resolves on every host. If the name becomes known "
-            "later, set bringup_timeout in the options: the name may take that long."
+            "init_method, must be a name or an address of rank 0's host that resolves on every host. If the name becomes "
+            "known later, set bringup_timeout in the options: the name may take that long."
         ) from None
 
 
-def _await_host(meeting: _Meeting, host: str, port: int) -> None:
+def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe:
+    """A store answers as soon as it is there, or when it has looked up our name in vain."""
     place = host_and_port(host, port)
     wait = LongWait(lambda: f"init_rpc: still waiting for rank 0, which hosts the store, to listen at {place}")
     try:
-        until_listening(host, port, meeting.deadline, wait.look)
+        return until(lambda: StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT)), meeting.deadline, wait.look)
+    except NoStore as error:
+        raise meeting.failed(
+            f"what listens at {place} is no c10d store: {error}. Another program uses that port: choose "
+            "another one (MASTER_PORT, or the port in init_method)."
+        ) from None
     except OSError as error:
         raise meeting.failed(
             f"nobody listened at {place} within {meeting.timeout:g} s ({error}). Rank 0 hosts the "
@@ -257,27 +264,13 @@ def _await_host(meeting: _Meeting, host: str, port: int) -> None:
         ) from None
 
 
-def _check_store(meeting: _Meeting, host: str, port: int) -> None:
-    """Something listens there. A store answers at once, or when it has looked up our name in vain."""
-    allowed = meeting.left(_ANSWER_TIMEOUT)
-    try:
-        StoreProbe(host, port, allowed).close()
-    except OSError as error:
-        raise meeting.failed(
-            f"what listens at {host_and_port(host, port)} is no c10d store: {error}. Another program uses that port: choose "
-            "another one (MASTER_PORT, or the port in init_method)."
-        ) from None
-
-
 def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     """The port is taken: fine if by a store where groups of ours met before, hosted by the rank 0 of then."""
-    taken = f"port {port} is in use by another program (address already in use{{}}). Choose another port, or end that program."
+    taken = f"port {port} is in use by another program (address already in use{{}}). Choose another port, or end that one."
     try:
-        StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT)).close()
-    except NoStore as error:
+        probe = StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT))
+    except (NoStore, OSError) as error:
         raise meeting.failed(taken.format(f"; {error}")) from None
-    except OSError as error:
-        raise meeting.failed(taken.format(f"; {host_and_port(host, port)}: {error}")) from None
     deadline = time.monotonic() + meeting.left(_ANSWER_TIMEOUT)
 
     def connect() -> Store | None:
@@ -289,5 +282,7 @@ def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     except (RuntimeError, TimeoutError):
         store = None
     if store is None:
+        probe.close()
         raise meeting.failed(taken.format("; a c10d store, and no group of Remora's meets there"))
+    watch_process(store, probe)
     return store
