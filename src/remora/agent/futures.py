@@ -22,6 +22,7 @@ from remora.agent.recording import recorded
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
 from remora.errors import CallCancelled, NotInitialized
+from remora.long_wait import LongWait
 from remora.options import check_timeout
 from remora.wire.failures import stack_of
 
@@ -414,8 +415,15 @@ def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
     return None
 
 
-def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM, pause: float = 0.005) -> bool:
-    """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving."""
+def wait_until(
+    ready: Callable[[], bool],
+    deadline: float,
+    clock: Clock = SYSTEM,
+    pause: float = 0.005,
+    report: LongWait | None = None,
+) -> bool:
+    """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving.
+    `report` says what is waited for, if that takes long."""
 
     def look(seconds: float | None) -> bool:
         end = time.monotonic() + (NEVER if seconds is None else seconds)
@@ -423,6 +431,8 @@ def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM
             if (left := end - time.monotonic()) <= 0:
                 return False
             time.sleep(min(pause, left))
+            if report is not None:
+                report.look()
         return True
 
     with waiting():

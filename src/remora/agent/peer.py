@@ -23,6 +23,8 @@ from remora.wire.frames import Frame
 
 State = Literal["alive", "left", "dead"]
 
+ENDED = "its process ended"  # why a worker is dead: nobody listens on its host any more, which is ours
+
 
 class Keeper(Protocol):
     """Who is told what happens on a peer's channels (`agent.peers`)."""
@@ -73,6 +75,17 @@ class Peer:
     def gone(self) -> bool:
         """Whether it left or died."""
         return self.state != "alive"
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process on its host, if it has said so."""
+        pid = self.record.extra.get("pid")
+        return pid if isinstance(pid, int) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        return self.state == "dead" and self.reason == ENDED
 
     @property
     def resting(self) -> bool:

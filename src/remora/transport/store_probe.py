@@ -73,8 +73,3 @@ class StoreProbe:
     def close(self) -> None:
         """Harmless if done twice."""
         self._sock.close()
-
-    def __del__(self) -> None:
-        sock = getattr(self, "_sock", None)
-        if sock is not None:
-            sock.close()
