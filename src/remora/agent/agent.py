@@ -18,7 +18,7 @@ from remora.agent.crew import Crew, here, leave_job, resume_job, waiting
 from remora.agent.dispatch import Dispatch
 from remora.agent.door import Door
 from remora.agent.execution import Execution
-from remora.agent.futures import Future, Origin, wait_until
+from remora.agent.futures import Future, Origin, forgotten, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.places import Places
@@ -94,6 +94,7 @@ class Agent:
     def start(self) -> None:
         """Begin to serve."""
         self.running = True
+        forgotten.reporters += 1
         self.timers.start()
         self.crew.start()
         self.door.open()
@@ -302,6 +303,8 @@ class Agent:
         for peer in self.peers.all():
             peer.outgoing.look_after_reader()
         self.door.tick(now)
+        if forgotten.due:
+            self.crew.serve(forgotten.report)  # not here: the text of an error is the program's code
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -367,17 +370,23 @@ class Agent:
     def abandon(self) -> None:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.running = False
+        forgotten.reporters = 0
         self.crew.abandon()
         for sock in (*self.door.descriptors(), *self.peers.descriptors()):
             sock.close()
         self.poller.abandon()
         self.peers.bulk.lender.abandon()
 
+    def _end(self) -> None:
+        self.running = False
+        forgotten.reporters -= 1
+        forgotten.report()
+
     def kill(self) -> None:
         """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
         if not self.running:
             return
-        self.running = False
+        self._end()
         self.door.close()
         self.peers.stop(self._stopped)
         injection.end(self)
@@ -391,7 +400,7 @@ class Agent:
         on their way arrive: if it is graceful, as long as those who wait for them take them."""
         if not self.running:
             return
-        self.running = False
+        self._end()
         self.peers.say_goodbye(graceful)
         self.door.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self._stopped)

@@ -242,8 +242,8 @@ def _barrier(worker_names: set[str] | list[str]) -> None:
     """Block until all the named workers are here; without a name, everybody."""
     try:
         gathering.all_gather(sys.modules[__name__], _worker(), None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
-    except RuntimeError:
-        log.exception("failed to complete the barrier")
+    except RuntimeError as error:
+        log.error("failed to complete the barrier: %s", error)
 
 
 @_require_initialized

@@ -189,7 +189,7 @@ def _culprit(worker: Worker, peers: dict[str, Peer], leader: str) -> WorkerLost 
     worker.agent.peers.probe(peers)
     wait_until(lambda: died() is not None, time.monotonic() + FIND_CULPRIT)
     found, me = died(), worker.get_worker_info().name
-    return found and WorkerLost(f"{found.info} was lost while {me} waited for it: {found.reason}")
+    return None if found is None else WorkerLost(f"{found.info} was lost while {me} waited for it: {found.reason}")
 
 
 def _still_waiting(worker: Worker, names: set[str], state: AllGatherStates, purpose: str) -> str:
@@ -238,6 +238,9 @@ def _lead(
     errors = _tell(api, worker, sorted(here - {me}), (sequence_id, outcome), timeout)
     if failure is not None:
         raise failure
+    dead = [peer for name in errors if (peer := worker.peer(name)).state == "dead"]
+    if dead:
+        raise WorkerLost(f"{dead[0].info} was lost before {me} could tell it how the gathering ended: {dead[0].reason}")
     if errors:
         seconds = api.get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
         name, first = next(iter(errors.items()))
