@@ -50,14 +50,14 @@ def launch(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProc
 def test_a_static_group_is_restarted_as_a_whole(tmp_path: Path) -> None:
     done = launch(tmp_path, STATIC, "-n", "2", "--restart", "on-failure", "--scope", "all", "--delay", "0.1")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 life 1 found [0, 1]", "rank 1 life 1 found [0, 1]"]
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 life 1 found [0, 1]", "[1] rank 1 life 1 found [0, 1]"]
     assert "exit code 11" in done.stderr
 
 
 def test_a_worker_of_a_dynamic_group_is_restarted_alone(tmp_path: Path) -> None:
     done = launch(tmp_path, DYNAMIC, "-n", "2", "--restart", "on-failure", "--delay", "0.1")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 life 1 done", "rank 1 life 0 done"]
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 life 1 done", "[1] rank 1 life 0 done"]
 
 
 def test_the_exit_code_is_that_of_the_process_that_failed(tmp_path: Path) -> None:

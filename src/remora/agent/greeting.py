@@ -1,6 +1,6 @@
 """Before `init_rpc` returns, a worker of a static group has talked with its two neighbours in the ring of ids.
 
-Each worker calls the next one, and waits until the previous one has connected. So a wrong secret, an address that others
+Each worker calls the next one, and waits until it has answered the call of the previous one. So a wrong secret, an address that others
 cannot reach or a firewall is an error of `init_rpc`, and not of some later call. Nothing dead-locks: a worker serves before
 it greets, so every greeting is answered however the others wait. No worker ends before the previous one has reached it, so
 one that cannot be reached has not simply been quick.
@@ -53,20 +53,20 @@ def _call(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
 
 
 def _await_call_of(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
-    report = LongWait(lambda: f"init_rpc: {me.name} still waits for {peer.name} to connect", agent.clock)
+    report = LongWait(lambda: f"init_rpc: {me.name} still waits for {peer.name} to greet it", agent.clock)
     deadline = agent.clock.now() + (timeout or math.inf)
 
     def came() -> bool:
-        return peer.incoming is not None or peer.gone
+        return peer.greeted or peer.gone
 
     if not wait_until(came, min(agent.clock.now() + LOOK_AGAIN, deadline), agent.clock, PAUSE):
         _call(agent, peer, me, timeout)  # it may have ended
         if not wait_until(came, deadline, agent.clock, PAUSE, report):
             raise RendezvousError(
-                f"init_rpc: {peer.name} answers {me.name}, but did not connect to it within {timeout:g} s. "
+                f"init_rpc: {peer.name} answers {me.name}, but did not call it within {timeout:g} s. "
                 f"{_what_to_set(me, peer.name)}"
             )
-    if peer.incoming is None:
+    if not peer.greeted:
         raise cannot_talk(me, peer, RemoraError(peer.reason))
 
 

@@ -177,6 +177,10 @@ class Membership:
 
     def _act_on(self, event: str, about: Any, request: Request) -> None:
         match event:
+            case "greeting":
+                request.reply(MEMBERSHIP_ACK, None)
+                request.caller.greeted = True  # last: when this is seen we may leave, and the answer is on its way
+                return
             case "joined":
                 self._peers.add(about)
             case "left":

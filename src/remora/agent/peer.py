@@ -59,6 +59,7 @@ class Peer:
         self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.gave_us_up = False  # it lives, but not for us
         self.leaving = False  # it said goodbye, on one of its two channels at least
+        self.greeted = False  # it called when it started, and was answered
         self.parted = False  # we said goodbye to it, behind our answers
         self.lock = threading.RLock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from remora.options import check_timeout
-from remora.supervision.child import Child, Target
+from remora.supervision.child import Child, Streams, Target
 from remora.supervision.policy import RestartPolicy, Restarts
 
 log = logging.getLogger("remora")
@@ -46,6 +46,7 @@ class _Charge:
     args: tuple[Any, ...]
     env: Mapping[str, str]
     restarts: Restarts
+    streams: Streams | None = None
     child: Child | None = None
     due: float | None = None  # when it is to be started (again)
     outcome: Outcome | None = None  # for good
@@ -54,7 +55,7 @@ class _Charge:
     def start(self) -> None:
         self.due = None
         environment = {**os.environ, **self.env, "REMORA_RESTARTS": str(self.restarts.made)}
-        self.child = Child(self.target, self.args, environment)
+        self.child = Child(self.target, self.args, environment, self.streams)
 
     def finish(self, ended: bool) -> None:
         self.due = None
@@ -88,12 +89,20 @@ class Supervisor:
         self._charges: dict[str, _Charge] = {}
         self._signal: int | None = None  # that asked us to end
 
-    def start(self, name: str, target: Target, *args: Any, env: Mapping[str, str] | None = None) -> None:
-        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has."""
+    def start(
+        self,
+        name: str,
+        target: Target,
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has.
+        `streams` are descriptors in the place of our own standard output and standard error, also for its later lives."""
         if name in self._charges:
             raise ValueError(f"there is a process {name!r} already")
         restarts = self._shared if self._restart_all else Restarts(self._policy)
-        charge = _Charge(name, target, args, env or {}, restarts)
+        charge = _Charge(name, target, args, env or {}, restarts, streams)
         charge.start()
         self._charges[name] = charge
 
