@@ -136,7 +136,7 @@ def test_a_missing_rank(tmp_path: Path, environment: pytest.MonkeyPatch, world_s
     for url in (f"file://{tmp_path}/store", "tcp://127.0.0.1:23456"):
         with pytest.raises(ValueError, match="rank parameter missing"):
             open_store(url, -1, world_size, 20)
-    with pytest.raises(ValueError, match="environment variable RANK is not set"):
+    with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
         open_store("env://", -1, world_size, 20)
 
 

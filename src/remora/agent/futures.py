@@ -50,10 +50,11 @@ class Cancellable(Protocol):
 
 
 class Forgotten:
-    """Failures at which no thread looked, collected for a moment: hundreds that are dropped together are one line of the log.
+    """Failures at which no thread looked, collected for a moment: hundreds that are dropped together are one line of the
+    log.
 
-    Destructors add to it, on any thread and under any lock, so `add` is one `append`. A worker calls `report` when `due`, on a
-    thread of its crew; where no worker runs that would, `add` reports at once, as there is no better moment.
+    Destructors add to it, on any thread and under any lock, so `add` is one `append`. A worker calls `report` when `due`,
+    on a thread of its crew; where no worker runs that would, `add` reports at once, as there is no better moment.
     """
 
     def __init__(self) -> None:

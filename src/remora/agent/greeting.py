@@ -1,9 +1,9 @@
 """Before `init_rpc` returns, a worker of a static group has talked with its two neighbours in the ring of ids.
 
-Each worker calls the next one, and waits until it has answered the call of the previous one. So a wrong secret, an address that others
-cannot reach or a firewall is an error of `init_rpc`, and not of some later call. Nothing dead-locks: a worker serves before
-it greets, so every greeting is answered however the others wait. No worker ends before the previous one has reached it, so
-one that cannot be reached has not simply been quick.
+Each worker calls the next one, and waits until it has answered the call of the previous one. So a wrong secret, an address
+that others cannot reach or a firewall is an error of `init_rpc`, and not of some later call. Nothing dead-locks: a worker
+serves before it greets, so every greeting is answered however the others wait. No worker ends before the previous one has
+its answer, so one that cannot be reached has not simply been quick.
 
 A worker that joins a dynamic group tells all members that it is there, which does the same: see `remora.agent.membership`.
 """

@@ -87,8 +87,8 @@ def rank_and_size(
 def _number(text: str | None, what: str, variable: str) -> int:
     if text is None:
         raise MeetingUnknown(
-            f"{what} parameter missing: init_rpc was not given a {what}, and the environment variable {variable} is not set."
-            f" Pass {what}=... to init_rpc, or start the program with a launcher (python -m remora.launch, torchrun)."
+            f"{what} parameter missing: init_rpc was not given a {what} (environment variable {variable} expected, but not "
+            f"set). Pass {what}=... to init_rpc, or start the program with a launcher (python -m remora.launch, torchrun)."
         )
     try:
         return int(text)
