@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pytest
 
+from remora import rpc
+from remora.agent.calls import Call
+from remora.agent.sending import Sending
 from remora.clock import NEVER
+from remora.errors import CallNotSent, CallTimeout
 from remora.long_wait import LongWait, listed
+from remora.testing.world import World
+from tests.agent.alone import wait_until
 
 T = TypeVar("T")
 
@@ -87,3 +96,66 @@ def test_a_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
 def test_long_lists_are_cut() -> None:
     assert listed(["a", "b"]) == "a, b"
     assert listed([str(n) for n in range(10)], 3) == "0, 1, 2 and 7 more"
+
+
+# Where it is used. Real waits are short here, and are reported soon.
+
+gate = threading.Event()
+
+
+def pass_gate() -> None:
+    assert gate.wait(20.0)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.clear()
+    monkeypatch.setattr("remora.long_wait.FIRST", 0.2)
+
+
+def test_a_gathering_says_whom_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    with World(2, clock="auto") as world:
+        with pytest.raises(CallTimeout):
+            world.run(0, rpc._all_gather, None, timeout=35.0)
+        assert [each for each in said(caplog) if "_all_gather" in each] == [
+            "_all_gather waits for worker1, 10 s",
+            "_all_gather waits for worker1, 20 s",
+        ]
+
+
+def test_shutdown_says_whom_it_waits_for_and_what_that_one_runs(soon: None, caplog: pytest.LogCaptureFixture) -> None:
+    with World(2) as world, ThreadPoolExecutor(1) as pool:
+        future = world.run(0, rpc.rpc_async, "worker1", pass_gate)
+        ending = pool.submit(world.shutdown)
+        try:
+            wait_until(lambda: any("shutdown waits" in each for each in said(caplog)))
+        finally:
+            gate.set()
+        ending.result(20)
+        future.wait()
+    texts = [each for each in said(caplog) if "shutdown waits" in each]
+    running = r"shutdown waits for worker1, which runs tests\.agent\.test_long_wait\.pass_gate since \d+ s"
+    serving = "shutdown waits for 1 call of worker0 served here"
+    assert all(re.match(running, each) or each.startswith(serving) for each in texts), texts
+
+
+def test_a_call_that_waits_for_room_says_so(
+    soon: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with World(2) as world:
+        peer = world[0].peer("worker1")
+        call = Call(peer, "train")
+        call.limit(0.7, 0.7)
+        with monkeypatch.context() as patched:
+            patched.setattr(Sending, "full", True)
+            with pytest.raises(CallNotSent):
+                peer.outgoing.wait_for_room(call)
+    assert said(caplog)[0] == "call of train on worker1 waits until worker1 has taken what was sent before, 0 s"
+
+
+def test_waiting_for_a_connection_says_so(soon: None, caplog: pytest.LogCaptureFixture) -> None:
+    with World(2, reconnect_timeout=1.0) as world:
+        world[0].introduction.barred = lambda name: name == "worker1"
+        with pytest.raises(CallNotSent):
+            world.run(0, rpc.rpc_sync, "worker1", pass_gate)
+    assert said(caplog)[0] == "worker0 still waits for a connection with worker1 (1 call pending), 0 s"

@@ -120,7 +120,7 @@ class Dialling:
     def _still_waiting(self, peer: Peer) -> str:
         calls, me = len(peer.outgoing.pending), self._introduction.me.name
         again = "again " if peer.outgoing.ever_connected else ""
-        return f"{me} still waits for a connection with {peer.name} {again}({calls} calls wait, too)"
+        return f"{me} still waits for a connection with {peer.name} {again}({calls} call{'s' * (calls != 1)} pending)"
 
     def stop(self) -> None:
         """Dial no more; whoever is at it comes back at once."""
