@@ -263,7 +263,8 @@ class Table(Errands):
         end = clock.now() + timeout
         self._let_go()
         self.agent.peers.watch_all()
-        if not wait_until(self._all_settled, end, clock, LOOK_AGAIN):
+        report = LongWait(lambda: "shutdown waits for references that are on their way between workers", clock)
+        if not wait_until(self._all_settled, end, clock, LOOK_AGAIN, report):
             log.warning("%s: some references were not settled within %.0f s", self.agent.me, timeout)
         self.change(self._take_end)
         self.agent.peers.watch_all()
