@@ -17,6 +17,7 @@ from remora.agent.agent import Agent
 from remora.agent.futures import wait_until
 from remora.agent.peers import Peer
 from remora.errors import OwnerDied, RemoraError
+from remora.long_wait import LongWait
 from remora.rref.dropping import Dropping
 from remora.rref.errands import Errand, Errands
 from remora.rref.values import Value
