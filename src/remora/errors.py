@@ -4,6 +4,7 @@ RemoraError (RuntimeError)            programs written for torch.distributed.rpc
 ├── NotInitialized                    there is no worker in this process (init_rpc was not called, or shutdown was)
 ├── WorkerNotFound                    no worker of that name or id in the group
 ├── RendezvousError                   the group could not be formed: names, ids, addresses, the store
+│   └── MeetingUnknown (ValueError)   rank, world size or meeting place were not given, or cannot be
 ├── AuthenticationError               a peer does not know the group's secret, or there is none to prove
 ├── ProtocolError                     a peer broke the rules of the wire; its link is closed
 ├── SerializationError                a value could not be turned into bytes, or bytes into a value
@@ -42,6 +43,10 @@ class WorkerNotFound(RemoraError):
 
 class RendezvousError(RemoraError):
     """The group could not be formed."""
+
+
+class MeetingUnknown(RendezvousError, ValueError):
+    """Rank, world size or meeting place were not given, or cannot be. Nothing has been done."""
 
 
 class AuthenticationError(RemoraError):

@@ -4,7 +4,8 @@
     python -m remora.launch -n 4 --restart on-failure --restarts 10 -m package.module
 
 Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and REMORA_RESTARTS (which life
-this is). The store where they meet is hosted here and outlives them all, so that any of them may end and come again.
+this is). The store where they meet is hosted here and outlives them all, so that any of them may end and come again. What
+several processes print is passed on line by line, with the rank before each line.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from remora.supervision import Outcome, RestartPolicy, Supervisor
+from remora.supervision.output import Output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,12 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     store = TCPStore(options.host, options.port, None, True, timedelta(seconds=60), wait_for_workers=False)
     policy = RestartPolicy(options.restart, options.restarts, options.delay)
-    with Supervisor(policy, restart=options.scope, together=not options.apart, grace=options.grace) as supervisor:
-        for rank in range(options.n):
+    with ExitStack() as stack:
+        several = options.n > 1
+        outputs = [stack.enter_context(_output(rank)) if several else None for rank in range(options.n)]
+        supervisor = Supervisor(policy, restart=options.scope, together=not options.apart, grace=options.grace)
+        stack.enter_context(supervisor)
+        for rank, output in enumerate(outputs):
             env = _environment(rank, options.n, options.host, store.port)
-            supervisor.start(f"rank {rank}", _command(options), env=env)
+            supervisor.start(f"rank {rank}", _command(options), env=env, streams=None if output is None else output.streams)
         outcomes = supervisor.wait()
     return _exit_code(list(outcomes.values()))
+
+
+def _output(rank: int) -> Output:
+    return Output(f"[{rank}] ", sys.stdout.buffer, sys.stderr.buffer)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -83,4 +94,8 @@ def _exit_code(outcomes: list[Outcome]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # the processes have ended, and said so: ours is no news
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)

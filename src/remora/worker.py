@@ -19,6 +19,7 @@ from remora.agent.calls import current_deadline
 from remora.agent.collecting import teach_torch
 from remora.agent.crew import forget_thread
 from remora.agent.futures import going_down
+from remora.agent.greeting import SECRET, check_secrets, greet_neighbours
 from remora.agent.introduction import Introduction
 from remora.agent.membership import Membership
 from remora.agent.peers import Peer
@@ -28,6 +29,7 @@ from remora.autograd.engine import Engine
 from remora.autograd.roots import Roots
 from remora.devices.maps import DeviceMap, Wishes
 from remora.errors import RendezvousError, WorkerNotFound
+from remora.long_wait import listed
 from remora.options import Settings
 from remora.protocol.handshake import Home
 from remora.protocol.membership import Member
@@ -75,16 +77,19 @@ class Worker:
             StaticGroup(store, world_size, bringup, introduction.has_ended) if world_size else DynamicGroup(store, bringup)
         )
         try:
-            introduction.secret, bind_host = _protection(settings, _master_host(store))
+            introduction.secret, bind_host, kind = _protection(settings, _master_host(store))
             found = self.agent.door.listen(bind_host)
-            host, extra = addresses.host_identity(), {**credentials(), **self._places.credentials(), "first_id": first_id}
+            host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid(), SECRET: kind}
+            extra = {**credentials(), **self._places.credentials(), **about}
             extra[code.MAIN] = code.identity()
             self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
+            check_secrets(members)
             check_devices = self._places.check_group if world_size else self._places.check_alone
             check_devices(members)
             introduction.group = self.group.group_id
             introduction.home = Home(self.record.host, self.record.addresses)
+            log.info("%s joined %r: %s", name, self.group, listed([each.name for each in members]))
         except BaseException:
             self.agent.discard()
             raise
@@ -92,7 +97,8 @@ class Worker:
             self.agent.peers.add(record)
         self.agent.peers.me = self.agent.peers.add(self.record)
         self.static_names = [record.name for record in members] if world_size else []
-        self._greet = [record for record in members if record.name != name] if not world_size else []
+        self._bringup = bringup
+        self._members = members
         self.references = References(self.agent, first_id, not world_size)
         self.autograd = Engine(self.agent, first_id)
         Roots(self.autograd, self.references)
@@ -119,11 +125,14 @@ class Worker:
             self.group.remove(each)
         return len(dead) == len(rivals)
 
-    def start(self) -> None:
-        """Begin to serve, and in a dynamic group tell the others that we are here."""
+    def start(self, greet: bool = True) -> None:
+        """Begin to serve, and see that the others can be talked to."""
         teach_torch()
         self.agent.start()
-        self.membership.greet(self._greet)
+        if greet and self.is_static_group:
+            greet_neighbours(self.agent, self.record, self._bringup)
+        elif greet:
+            self.membership.greet([each for each in self._members if each.name != self._me.name])
 
     # Who is there.
 
@@ -213,15 +222,18 @@ class Worker:
         return f"<Worker {self._me.name} id={self._me.id} of {len(self.agent.peers.all())}>"
 
 
-def _protection(settings: Settings, master_host: str | None) -> tuple[bytes, str]:
-    """(the group's secret, the host to listen on). Refuses to be reached by strangers without a secret."""
+def _protection(settings: Settings, master_host: str | None) -> tuple[bytes, str, str]:
+    """(the group's secret, the host to listen on, what kind of secret it is). Refuses to be reached by strangers without a
+    secret."""
     given = find_secret(settings.secret, settings.secret_file)
     secured = given is not None or settings.insecure
     bind_host = addresses.choose_bind_host(settings.host, settings.interface, secured=secured, master_host=master_host)
     addresses.check_exposure(master_host, bind_host, given.value if given else None, settings.insecure)
     if given is not None:
-        return given.value, bind_host
-    return b"" if settings.insecure else loopback_secret(), bind_host
+        return given.value, bind_host, "a secret was given"
+    if settings.insecure:
+        return b"", bind_host, "no secret, and insecure"
+    return loopback_secret(), bind_host, "no secret was given, so that of this user on its host counts"
 
 
 def _master_host(store: Any) -> str | None:

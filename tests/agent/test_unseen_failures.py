@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from remora import rpc
+from remora.agent.futures import Forgotten, forgotten
 from tests.agent.alone import wait_until
 
 release = threading.Event()
@@ -33,6 +34,7 @@ def double(x: int) -> int:
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     gc.collect()
+    forgotten.report()
     return [record.getMessage() for record in caplog.records if "nobody looked" in record.getMessage()]
 
 
@@ -65,9 +67,36 @@ def test_a_future_dropped_before_its_call_failed_is_reported_too(me: str, caplog
 
 def test_each_of_several_is_reported(me: str, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(5):
-        rpc.rpc_async(me, fail, args=(f"number {i}",))
-    wait_until(lambda: len(reports(caplog)) == 5)
+        future = rpc.rpc_async(me, fail, args=(f"number {i}",))
+        wait_until(future.done)
+        del future
+        wait_until(lambda i=i: len(reports(caplog)) == i + 1)
     assert all(any(f"number {i}" in report for report in reports(caplog)) for i in range(5))
+
+
+def test_hundreds_that_are_dropped_together_are_one_line(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    futures = [rpc.rpc_async(me, fail, args=(f"number {i}",)) for i in range(200)]
+    wait_until(lambda: all(future.done() for future in futures))
+    futures.clear()
+    gc.collect()
+    wait_until(lambda: bool(caplog.records))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "number" in said
+    assert "(199 more calls failed and nobody looked; this was the first)" in said
+
+
+def test_what_was_forgotten_is_reported_before_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:
+    forgotten = Forgotten()
+    forgotten.reporters = 1
+    forgotten.add("call of f on w1", None, ValueError("first"))
+    forgotten.add("call of f on w1", None, ValueError("second"))
+    assert not caplog.records  # a destructor writes nothing where a worker will
+    forgotten.report()
+    forgotten.report()
+    assert len(caplog.records) == 1
+    forgotten.reporters = 0
+    forgotten.add("call of f on w1", None, ValueError("third"))
+    assert "third" in caplog.records[1].getMessage()
 
 
 def _wait(future: Any) -> None:

@@ -13,6 +13,7 @@ from tests.architecture.source import PACKAGE, Module, layer_of, read_source
 # Lowest first. A layer may import those of lower lines, and itself.
 LAYERS = [
     {"vocabulary", "errors", "clock"},
+    {"long_wait"},
     {"options"},
     {"protocol"},
     {"devices"},
@@ -61,6 +62,7 @@ EXCEPTIONS = {
     ("remora.optim.local", "threading.Lock"): "steps of several trainers on a parameter come one after the other",
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",
+    ("remora.supervision.output", "threading.Thread"): "reads what processes print, however the supervisor is busy",
     ("remora.rpc.gathering", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
 }
 

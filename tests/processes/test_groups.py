@@ -18,6 +18,7 @@ from remora import rpc
 from remora.errors import RendezvousError
 from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
+from remora.transport.addresses import host_identity
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -205,7 +206,7 @@ def test_no_group_is_formed_with_a_worker_that_was_killed_while_it_waited(tmp_pa
     board = Board(FileStore(f"{tmp_path}/rendezvous", -1))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
-        waiting = WorkerRecord("worker0", 0, "another life", "some host", (address,)).to_json().decode()
+        waiting = WorkerRecord("worker0", 0, "another life", host_identity(), (address,)).to_json().decode()
         board.swap("static/1/0/0", waiting)
         assert start("worker0", 0, 1, f"file://{tmp_path}/rendezvous", bringup_timeout=5.0) == ["worker0"]
         leave()

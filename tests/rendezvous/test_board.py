@@ -20,6 +20,7 @@ def board(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Board]:
     with meeting_place(request.param, tmp_path) as store:
         boards = [Board(store())]
         yield boards[0]
+        boards[0].close()
         boards[0]._store = boards[0]._kept = None
 
 

@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from remora.errors import RendezvousError
 from remora.rendezvous import store as stores
 from remora.rendezvous.group import DynamicGroup, StaticGroup
-from remora.rendezvous.store import open_store, release_stores
+from remora.rendezvous.store import open_store, rank_and_size, release_stores
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,11 @@ def refusal(url: str, rank: int = 0, world_size: int | None = 2, timeout: float 
     assert url in str(caught.value)
     assert f"rank {rank} of" in str(caught.value)
     return str(caught.value)
+
+
+def waiting_threads() -> list[str]:
+    """Threads left behind in native code. One that comes back while the interpreter ends aborts the process."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "remora-waits"]
 
 
 def check_shared(first: Store, second: Store) -> None:
@@ -129,7 +136,7 @@ def test_a_missing_rank(tmp_path: Path, environment: pytest.MonkeyPatch, world_s
     for url in (f"file://{tmp_path}/store", "tcp://127.0.0.1:23456"):
         with pytest.raises(ValueError, match="rank parameter missing"):
             open_store(url, -1, world_size, 20)
-    with pytest.raises(ValueError, match="environment variable RANK expected"):
+    with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
         open_store("env://", -1, world_size, 20)
 
 
@@ -213,14 +220,15 @@ def test_nobody_listens(port: int) -> None:
 def test_a_stranger_listens_where_the_store_should_be(taken: int) -> None:
     start = time.monotonic()
     text = refusal(f"tcp://127.0.0.1:{taken}", rank=1)
-    assert "did not answer within 0.3 s" in text
+    assert "is no c10d store: it says nothing (for 0.3 s). Another program uses that port" in text
+    assert not waiting_threads()
     assert time.monotonic() - start < 5
 
 
 def test_a_stranger_is_found_out_long_before_a_long_timeout(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.rendezvous.store._ANSWER_TIMEOUT", 0.5)
     start = time.monotonic()
-    with pytest.raises(RendezvousError, match=r"did not answer within 0\.5 s.*no c10d store"):
+    with pytest.raises(RendezvousError, match=r"no c10d store: it says nothing \(for 0\.5 s\)"):
         open_store(f"tcp://127.0.0.1:{taken}", 1, 2, timeout=300.0)
     assert time.monotonic() - start < 10
 
@@ -231,6 +239,7 @@ def test_a_port_in_use(taken: int) -> None:
     assert f"port {taken} is in use" in text
     assert "address already in use" in text
     assert time.monotonic() - start < 5
+    assert not waiting_threads()
 
 
 def test_a_port_in_use_by_the_store_of_somebody_else(port: int) -> None:
@@ -244,6 +253,90 @@ def test_a_port_in_use_by_the_process_group_of_this_process(port: int, monkeypat
     theirs = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=20))
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     check_shared(theirs, open_store(f"tcp://127.0.0.1:{port}", 0, 2, 20))
+
+
+@pytest.fixture
+def web_server() -> Iterator[int]:
+    """A program that answers, and is no store."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        yield server.server_address[1]
+        server.shutdown()
+        serving.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_program_that_answers_is_found_out_at_once(
+    web_server: int, rank: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = time.monotonic()
+    text = refusal(f"tcp://127.0.0.1:{web_server}", rank, timeout=60)
+    assert time.monotonic() - start < 5
+    assert "another program" in text.lower()
+    assert "it answers b" in text
+    assert not waiting_threads()
+    assert "c10d" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_that_does_not_resolve(
+    rank: int, environment: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment.setenv("MASTER_ADDR", "nowhere.invalid")
+    environment.setattr("remora.rendezvous.store.NAME_TIMEOUT", 0.2)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"no host named 'nowhere\.invalid' is known here.*MASTER_ADDR"):
+        open_store("env://", rank, 2, 60, name_timeout=0.2)
+    assert time.monotonic() - start < 5
+    assert "c10d" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-3, 2), (-3, None)])
+def test_a_rank_outside_the_world_is_told_before_anything_is_waited_for(
+    rank: int, size: int | None, port: int
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match=f"rank {rank} is outside the world"):
+        open_store(f"tcp://127.0.0.1:{port}", rank, size, 20)
+    assert time.monotonic() - start < 5
+
+
+def test_a_missing_setting_is_our_error_under_few_frames(environment: pytest.MonkeyPatch) -> None:
+    environment.delenv("MASTER_ADDR")
+    environment.delenv("MASTER_PORT")
+    with pytest.raises(RendezvousError, match=r"MASTER_ADDR and MASTER_PORT are not set.*remora\.launch") as caught:
+        open_store("env://", 1, 2, 20)
+    assert isinstance(caught.value, ValueError)  # as torch's own is
+    assert caught.value.__cause__ is None
+    assert len(caught.traceback) < 6
+
+
+@pytest.mark.parametrize(
+    ("given", "environment_says", "meant"),
+    [
+        ((-1, None), {"RANK": "1", "WORLD_SIZE": "3"}, (1, 3)),
+        ((-1, 2), {"RANK": "1", "WORLD_SIZE": "3"}, (1, 2)),
+        ((0, 2), {"RANK": "1", "WORLD_SIZE": "3"}, (0, 2)),
+        ((0, None), {"RANK": "1", "WORLD_SIZE": "3"}, (0, None)),  # this is how a program asks for a dynamic group
+        ((-1, 0), {"RANK": "1", "WORLD_SIZE": "3"}, (1, 0)),
+        ((-1, None), {"RANK": "1"}, (1, None)),
+    ],
+)
+def test_the_environment_says_what_the_program_does_not(
+    given: tuple[int, int | None], environment_says: dict[str, str], meant: tuple[int, int | None]
+) -> None:
+    assert rank_and_size(*given, environment_says) == meant
+
+
+def test_rank_and_size_from_the_environment_serve_any_meeting_place(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setenv("RANK", "1")
+    assert open_store(f"file://{tmp_path}/store", -1, 2, 20) is not None
+    environment.setenv("RANK", "one")
+    with pytest.raises(ValueError, match="RANK is no number: 'one'"):
+        open_store(f"file://{tmp_path}/store", -1, 2, 20)
 
 
 WAIT = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from remora.supervision.output import folded
 
 STATIC = """
 import os
@@ -50,16 +53,54 @@ def launch(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProc
 def test_a_static_group_is_restarted_as_a_whole(tmp_path: Path) -> None:
     done = launch(tmp_path, STATIC, "-n", "2", "--restart", "on-failure", "--scope", "all", "--delay", "0.1")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 life 1 found [0, 1]", "rank 1 life 1 found [0, 1]"]
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 life 1 found [0, 1]", "[1] rank 1 life 1 found [0, 1]"]
     assert "exit code 11" in done.stderr
 
 
 def test_a_worker_of_a_dynamic_group_is_restarted_alone(tmp_path: Path) -> None:
     done = launch(tmp_path, DYNAMIC, "-n", "2", "--restart", "on-failure", "--delay", "0.1")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 life 1 done", "rank 1 life 0 done"]
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0 life 1 done", "[1] rank 1 life 0 done"]
 
 
 def test_the_exit_code_is_that_of_the_process_that_failed(tmp_path: Path) -> None:
     text = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(5)\ntime.sleep(60)"
     assert launch(tmp_path, text, "-n", "2").returncode == 5
+
+
+INTERRUPTED = """
+import os, time
+from remora import rpc
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}")
+os.write(1, b"ready\\n")
+rpc.rpc_sync(f"worker{1 - rank}", time.sleep, args=(60,))
+"""
+
+
+def test_ctrl_c_is_one_line_per_worker(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "remora.launch", "-n", "2", str(program)]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    said = [line for line in errors.splitlines() if "is gone" not in line]  # one may end before the other is interrupted
+    assert sorted(said) == [f"[{rank}] KeyboardInterrupt in <module> ({program}, line 7)" for rank in range(2)]
+    assert process.returncode == -signal.SIGINT
+
+
+def test_only_tracebacks_of_an_interrupt_are_folded() -> None:
+    place = b'  File "train.py", line 3, in step\n    work()\n'
+    trace = [b"Traceback (most recent call last):\n", *place.splitlines(keepends=True)]
+    assert list(folded([b"a\n", *trace, b"KeyboardInterrupt\n", b"b\n"])) == [
+        b"a\n", b"KeyboardInterrupt in step (train.py, line 3)", b"b\n",
+    ]  # fmt: skip
+    assert list(folded([*trace, b"ValueError: x\n"])) == [*trace, b"ValueError: x\n"]
+    assert list(folded(trace)) == trace  # killed in the midst of it
+
+
+def test_one_process_prints_as_it_is(tmp_path: Path) -> None:
+    assert launch(tmp_path, "print('plain')", "-n", "1").stdout == "plain\n"

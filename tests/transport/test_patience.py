@@ -9,43 +9,28 @@ import time
 import pytest
 
 from remora.transport import patience
-from remora.transport.patience import in_time, until_listening
+from remora.transport.patience import in_time
 
 
 def soon(seconds: float = 10.0) -> float:
     return time.monotonic() + seconds
 
 
-def test_it_returns_when_somebody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        until_listening("127.0.0.1", server.getsockname()[1], soon())
+def refuse() -> None:
+    raise ConnectionRefusedError("nobody is listening")
 
 
-def test_it_waits_until_somebody_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        knocks = 0
-        real = patience._knock
-
-        def knock(host: str, port: int, timeout: float) -> None:
-            nonlocal knocks
-            knocks += 1
-            if knocks == 3:
-                server.listen()
-            real(host, port, timeout)
-
-        monkeypatch.setattr(patience, "_knock", knock)
-        until_listening("127.0.0.1", server.getsockname()[1], soon())
-        assert knocks == 3
+def test_it_tries_until_it_succeeds_and_looks_meanwhile() -> None:
+    outcomes, looks = iter([refuse, refuse, lambda: "there"]), []
+    assert patience.until(lambda: next(outcomes)(), soon(), lambda: looks.append("look")) == "there"
+    assert looks == ["look", "look"]
 
 
 def test_at_the_deadline_it_says_what_was_wrong() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        start = time.monotonic()
-        with pytest.raises(ConnectionRefusedError):
-            until_listening("127.0.0.1", server.getsockname()[1], start + 0.3)
-        assert time.monotonic() - start < 2
+    start = time.monotonic()
+    with pytest.raises(ConnectionRefusedError):
+        patience.until(refuse, start + 0.3)
+    assert time.monotonic() - start < 2
 
 
 def test_an_unknown_name_is_tried_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,25 +43,8 @@ def test_an_unknown_name_is_tried_until_the_deadline(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(socket.gaierror):
-        until_listening("not-yet-there", 1, soon(0.2))
+        patience.until_resolved("not-yet-there", soon(0.2))
     assert tries > 2
-
-
-def test_a_port_that_answers_itself_is_nobody() -> None:
-    """Binding to the port before connecting to it brings about what otherwise happens once in a while."""
-    with socket.socket() as itself:
-        itself.bind(("127.0.0.1", 0))
-        itself.connect(itself.getsockname())
-        assert itself.getsockname() == itself.getpeername()
-
-
-def test_a_connection_to_oneself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    itself = socket.socket()
-    itself.bind(("127.0.0.1", 0))
-    itself.connect(itself.getsockname())
-    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: itself)
-    with pytest.raises(ConnectionRefusedError):
-        patience._knock("127.0.0.1", 1, 1.0)
 
 
 def test_a_function_that_returns_in_time() -> None:

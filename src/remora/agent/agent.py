@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from remora.agent import injection
 from remora.agent.attendance import Attendance
-from remora.agent.calls import Call, next_call_id
+from remora.agent.calls import NEVER, Call, name_of, next_call_id
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.coroutines import Coroutines
@@ -17,7 +18,7 @@ from remora.agent.crew import Crew, here, leave_job, resume_job, waiting
 from remora.agent.dispatch import Dispatch
 from remora.agent.door import Door
 from remora.agent.execution import Execution
-from remora.agent.futures import Future, Origin, wait_until
+from remora.agent.futures import Future, Origin, forgotten, wait_until
 from remora.agent.introduction import Introduction
 from remora.agent.peers import Peer, Peers
 from remora.agent.places import Places
@@ -25,6 +26,7 @@ from remora.agent.retries import Retries
 from remora.agent.timers import Timers
 from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
 from remora.faults.injector import Injector
+from remora.long_wait import LongWait, listed
 from remora.options import Settings
 from remora.protocol.membership import REGULAR_TICK
 from remora.transport.poller import make_poller
@@ -39,6 +41,17 @@ TICK = REGULAR_TICK
 
 def _at_once(work: Callable[[], None]) -> None:
     work()
+
+
+def describe_wait(peer: Peer) -> str:
+    """A worker that is waited for, and what it does for us: "w1, which runs train since 40 s"."""
+    calls = list(peer.outgoing.pending.values())
+    if not calls:
+        return f"{peer.name} (suspected: {peer.doubt})" if peer.doubt else peer.name
+    oldest, more = calls[0], len(calls) - 1
+    # (A call that may take for ever does not know when it began.)
+    since = f" since {oldest.timeout - oldest.left():.0f} s" if oldest.deadline != NEVER else ""
+    return f"{peer.name}, which runs {name_of(oldest.target)}{since}{f' and {more} more' if more else ''}"
 
 
 def _refused(call: Call) -> CallNotSent:
@@ -82,6 +95,7 @@ class Agent:
     def start(self) -> None:
         """Begin to serve."""
         self.running = True
+        forgotten.reporters += 1
         self.timers.start()
         self.crew.start()
         self.door.open()
@@ -293,6 +307,8 @@ class Agent:
         self.crew.look_again()
         self.door.tick(now)
         self.dispatch.tell_progress(now, now + 2 * TICK)
+        if forgotten.due:
+            self.crew.serve(forgotten.report)  # not here: the text of an error is the program's code
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -334,10 +350,21 @@ class Agent:
         says. Whether it has been."""
         return wait_until(lambda: not self.dispatch.counts(), time.monotonic() + seconds)
 
-    def idle(self, deadline: float) -> bool:
-        """Wait until no call of ours is under way and none is being served. False at the deadline."""
+    def idle(self, deadline: float, purpose: str) -> bool:
+        """Wait until no call of ours is under way and none is being served. False at the deadline. `purpose` is the word for
+        it in reports of a long wait."""
         self.peers.watch_all()
-        return wait_until(lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline, self.clock)
+        report = LongWait(lambda: f"{purpose} waits for {self._under_way()}", self.clock)
+        return wait_until(
+            lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline, self.clock, report=report
+        )
+
+    def _under_way(self) -> str:
+        """Calls of ours, and what runs here for others, in words."""
+        asked = [describe_wait(peer) for peer in self.peers.all() if peer.outgoing.pending]
+        callers = Counter(request.caller.name for request in self.dispatch.serving.copy().values())
+        served = [f"{n} call{'s' if n > 1 else ''} of {name} served here" for name, n in callers.items()]
+        return listed(asked + served)
 
     def discard(self) -> None:
         """Undo the constructor: the worker never started."""
@@ -349,17 +376,23 @@ class Agent:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.running = False
         self.forked = True
+        forgotten.reporters = 0
         self.crew.abandon()
         for sock in (*self.door.descriptors(), *self.peers.descriptors()):
             sock.close()
         self.poller.abandon()
         self.peers.bulk.lender.abandon()
 
+    def _end(self) -> None:
+        self.running = False
+        forgotten.reporters -= 1
+        forgotten.report()
+
     def kill(self) -> None:
         """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
         if not self.running:
             return
-        self.running = False
+        self._end()
         self.door.close()
         self.peers.stop(self._stopped)
         injection.end(self)
@@ -373,7 +406,7 @@ class Agent:
         on their way arrive: if it is graceful, as long as those who wait for them take them."""
         if not self.running:
             return
-        self.running = False
+        self._end()
         self.peers.say_goodbye(graceful)
         self.door.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self._stopped)
@@ -382,5 +415,6 @@ class Agent:
         self.timers.stop()
         stuck = self.crew.stop(patience) - (here.crew is self.crew)  # one that ends its own worker is not left behind
         self.peers.bulk.lender.close()
+        log.info("%s left the group", self.me.name)
         if stuck:
             log.warning("%s stopped while %d of its functions are still running", self.me, stuck)

@@ -22,8 +22,9 @@ from functools import partial
 from typing import Protocol
 
 from remora.agent.introduction import GivenUp, Introduction, LocalTrouble, PeerRefused, PeerSilent
-from remora.agent.peer import Peer, State
+from remora.agent.peer import ENDED, Peer, State
 from remora.errors import AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError
+from remora.long_wait import LongWait
 from remora.options import Settings
 from remora.transport.stream import StreamLink
 
@@ -105,10 +106,21 @@ class Dialling:
         """Give a peer's outgoing channel a link, or find out why not. `make_room` is called if that takes long."""
         started = self._clock.now()
         pause = FIRST_PAUSE
-        while not self.stopping.is_set() and not peer.gone and not self._try(peer, started, make_room):
+        report = LongWait(lambda: self._still_waiting(peer), self._clock)
+
+        def takes_long() -> None:
             make_room()
+            report.look()
+
+        while not self.stopping.is_set() and not peer.gone and not self._try(peer, started, takes_long):
+            takes_long()
             self._clock.block(self.stopping.wait, self._clock.now() + pause)
             pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _still_waiting(self, peer: Peer) -> str:
+        calls, me = len(peer.outgoing.pending), self._introduction.me.name
+        again = "again " if peer.outgoing.ever_connected else ""
+        return f"{me} still waits for a connection with {peer.name} {again}({calls} call{'s' * (calls != 1)} pending)"
 
     def stop(self) -> None:
         """Dial no more; whoever is at it comes back at once."""
@@ -139,7 +151,9 @@ class Dialling:
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if peer.leaving:
                 self._judge.give_up(peer, LEFT, "left")
-            self._judge.give_up(peer, f"nobody listens at its address any more (Connection closed by peer: {error})")
+            log.debug("nobody listens for %s any more: %s", peer.name, error)
+            here = self._introduction.is_here(peer.record)
+            self._judge.give_up(peer, ENDED if here else "nobody listens at its addresses any more")
         except LocalTrouble as error:
             return self._lacks_something(peer, started, error)
         except PeerSilent as error:
@@ -173,6 +187,7 @@ class Dialling:
         except BaseException:
             link.close()
             raise
+        log.info("%s is connected with %s", self._introduction.me.name, link.where)
         self._judge.trust(peer)
 
     def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:

@@ -62,6 +62,7 @@ class Door:
             else:
                 sock, bound = dial.listen_tcp(bind_host, addresses.parse_ports(self.settings.port))
                 self._hang(found, sock, replace(bound, host=addresses.advertised_host(bind_host)))
+        log.info("%s listens at %s", self.introduction.me.name, ", ".join(found))
         return found
 
     def _hang(self, found: list[str], sock: socket.socket, address: addresses.Address) -> None:
@@ -208,6 +209,7 @@ class _Stranger:
             pass
         except (AuthenticationError, ProtocolError) as error:
             log.warning("%s refused a connection: %s", self.door.introduction.me, error)
+            self.door.introduction.refused = str(error)
             self._refuse()
             return
         except OSError:

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from types import CodeType
@@ -24,10 +25,13 @@ from remora.agent.turn import GIVEN_UP_AFTER, blocks_itself, explain_block
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams
 from remora.errors import CallCancelled, CallOutcomeUnknown, NotInitialized
+from remora.long_wait import LongWait
 from remora.options import check_timeout
 from remora.wire.failures import stack_of
 
 log = logging.getLogger("remora")
+
+TOGETHER = 0.5  # seconds in which forgotten failures are collected for one line of the log
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -48,6 +52,51 @@ class Cancellable(Protocol):
         """Give it up. False if it is settled."""
 
 
+class Forgotten:
+    """Failures at which no thread looked, collected for a moment: hundreds that are dropped together are one line of the
+    log.
+
+    Destructors add to it, on any thread and under any lock, so `add` is one `append`. A worker calls `report` when `due`,
+    on a thread of its crew; where no worker runs that would, `add` reports at once, as there is no better moment.
+    """
+
+    def __init__(self) -> None:
+        self._failures: deque[tuple[str, Origin | None, BaseException]] = deque()
+        self._since = NEVER  # when the oldest of them was added, in real time
+        self.reporters = 0  # workers that run (changed by their own threads alone, one at a time each)
+
+    def add(self, what: str, origin: Origin | None, error: BaseException) -> None:
+        """No thread will ever look at this one."""
+        if not self._failures:
+            self._since = time.monotonic()
+        self._failures.append((what, origin, error))
+        if not self.reporters:
+            self.report()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to report: those that came within a moment of the first are together."""
+        return bool(self._failures) and time.monotonic() - self._since >= TOGETHER
+
+    def report(self) -> None:
+        """Say in one line what has been collected. Two threads that report at once share what there is."""
+        count, first = 0, None
+        while self._failures:
+            try:
+                failure = self._failures.popleft()
+            except IndexError:
+                break  # another thread had the last one
+            count, first = count + 1, first or failure
+        if first is not None:
+            what, origin, error = first
+            where = "an unknown place" if origin is None else "{}:{}".format(*_place(origin))
+            others = f" ({count - 1} more calls failed and nobody looked; this was the first)" if count > 1 else ""
+            log.error("%s, started at %s, failed and nobody looked: %r%s", what, where, error, others)
+
+
+forgotten = Forgotten()
+
+
 class _Failure:
     """The error of a future, and whether anybody saw it. It ends with the future, and tells if nobody did. Apart from
     the future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to the
@@ -63,8 +112,7 @@ class _Failure:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self.seen and not is_finalizing():  # (then there may be no globals any more, and no log)
-            where = "an unknown place" if self.origin is None else "{}:{}".format(*_place(self.origin))
-            log.error("%s, started at %s, failed and nobody looked: %r", self.what or "a call", where, self.error)
+            forgotten.add(self.what or "a call", self.origin, self.error)
 
     def show(self, _value: object = None) -> Any:
         """Raise the error. A copy of it: what is raised gets a traceback, with the frames and all variables of whoever
@@ -469,8 +517,15 @@ def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
     return None
 
 
-def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM, pause: float = 0.005) -> bool:
-    """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving."""
+def wait_until(
+    ready: Callable[[], bool],
+    deadline: float,
+    clock: Clock = SYSTEM,
+    pause: float = 0.005,
+    report: LongWait | None = None,
+) -> bool:
+    """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving.
+    `report` says what is waited for, if that takes long."""
 
     def look(seconds: float | None) -> bool:
         end = time.monotonic() + (NEVER if seconds is None else seconds)
@@ -478,6 +533,8 @@ def wait_until(ready: Callable[[], bool], deadline: float, clock: Clock = SYSTEM
             if (left := end - time.monotonic()) <= 0:
                 return False
             time.sleep(min(pause, left))
+            if report is not None:
+                report.look()
         return True
 
     with waiting():

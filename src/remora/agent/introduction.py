@@ -15,7 +15,7 @@ from remora.protocol.handshake import Caller, Home, Identity, Why
 from remora.protocol.membership import OwnTime
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import dial, pulse
-from remora.transport.addresses import Address, host_identity
+from remora.transport.addresses import Address, host_identity, is_loopback
 from remora.transport.stream import StreamLink
 from remora.vocabulary.ids import WorkerInfo
 
@@ -73,6 +73,7 @@ class Introduction:
         self._host = host_identity()  # now: it is read from files, which needs descriptors
         self.group = ""  # known when the group is
         self.secret = b""
+        self.refused = ""  # why a caller was refused, the last time
         self.home = Home()  # where we listen, so that whoever we call can call back
         self.own_time = OwnTime()  # for how long this worker has been running
         self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
@@ -99,9 +100,13 @@ class Introduction:
         not answer; other OSErrors may pass. `takes_long` is called when the worker does not answer soon.
         """
         problems: list[OSError] = []
+        found = self._reachable(record)
+        if not found and record.addresses:
+            listens = ", ".join(record.addresses)
+            raise PeerRefused(f"no address of {record.name} works from here: it listens at {listens}, on another host")
         if self.barred is not None and self.barred(record.name):
             raise OSError(f"cannot connect to {record.name}: a fault plan cut the link")
-        for address in self._reachable(record):
+        for address in found:
             try:
                 return self._through(address, record, channel, until, takes_long)
             except PeerRefused:
@@ -120,7 +125,8 @@ class Introduction:
 
     def is_gone(self, record: WorkerRecord) -> bool:
         """Whether that worker is to be taken for dead: at none of its addresses a connection can be made in time."""
-        for address in self._reachable(record):
+        found = self._reachable(record)
+        for address in found:
             try:
                 dial.connect(address, self._settings.reconnect_timeout).close()
             except OSError as error:
@@ -129,7 +135,7 @@ class Introduction:
                 if address.kind == "tcp" or isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
                     continue
             return False
-        return True
+        return bool(found) or not record.addresses
 
     def has_ended(self, record: WorkerRecord) -> bool:
         """Whether that worker is dead for certain: nobody listens where it did. It is not if the network does not say
@@ -145,11 +151,16 @@ class Introduction:
             return False
         return bool(addresses)
 
+    def is_here(self, record: WorkerRecord) -> bool:
+        """Whether a worker is on this host."""
+        return record.host == self._host
+
     def _reachable(self, record: WorkerRecord) -> list[Address]:
         """The peer's addresses that may work from here, best first."""
-        same_host = record.host == self._host
+        same_host = self.is_here(record)
         found = [Address.parse(text) for text in record.addresses]
-        usable = [address for address in found if address.kind == "tcp" or same_host]
+        # Loopback of another host leads to our own, where another program may listen, or nobody.
+        usable = [each for each in found if same_host or (each.kind == "tcp" and not is_loopback(each.host))]
         wanted = self._settings.transports
         if wanted:
             usable = sorted((a for a in usable if a.kind in wanted), key=lambda a: wanted.index(a.kind))

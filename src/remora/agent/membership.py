@@ -20,9 +20,10 @@ from remora.agent.crew import waiting
 from remora.agent.dialling import LEFT
 from remora.agent.dispatch import Request
 from remora.agent.futures import Future
+from remora.agent.greeting import cannot_talk
 from remora.agent.peer import Peer, State
 from remora.clock import NEVER
-from remora.errors import RemoraError, RendezvousError
+from remora.errors import AuthenticationError, ProtocolError, RemoraError, RendezvousError
 from remora.rendezvous.group import Group
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerKey
@@ -57,6 +58,7 @@ class Membership:
         self._group = group
         self._record = record
         self._dynamic = dynamic
+        self._talks = False  # a member has answered, or there is none: before that, that one is gone may be our own trouble
         self.heard: Hearing | None = None  # (who, lost): a survivor confirms a loss that we asked about
         self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
         agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
@@ -68,44 +70,70 @@ class Membership:
     # Telling.
 
     def greet(self, records: Sequence[WorkerRecord]) -> None:
-        """We are here. Returns when the others know, or it was not to be."""
-        self._announce("joined", [self._peers.find(record.name) for record in records])
+        """We are here. Returns when the others know, or it was not to be. If none of them can be talked to, though they are
+        there as far as we can tell, we leave again, and the error says why."""
+        failed = self._announce("joined", [self._peers.find(record.name) for record in records])
+        if failed and len(failed) == len(records):
+            self._check_reachable(failed)
+        self._talks = True
+        for peer in failed:
+            self._strike_off(peer)
+
+    def _check_reachable(self, failed: dict[Peer, RemoraError]) -> None:
+        """A member may have ended, or be frozen: then it will be struck off, or come back. But none of them can be reached
+        from here, or they have another secret: that is our own trouble."""
+        for peer, error in failed.items():
+            unreachable = peer.state == "dead" and peer.unreachable_since is not None
+            if unreachable or isinstance(error, (AuthenticationError, ProtocolError)):
+                self._say_at_the_store(self._group.leave)
+                raise cannot_talk(self._record, peer, error)
 
     def leave(self, timeout: float) -> None:
         """Let calls under way end, then tell the others that we go."""
-        self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE))
+        self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE), "shutdown")
         self._peers.parting = True
         told = self._others()
         self._announce("left", told, self._peers.part_from)
-        try:
-            self._group.leave(self._record)
-            self.refresh()  # who joined before that has us on its list, whether we have heard of it or not
-        except RendezvousError as error:  # the others know; newcomers will find that nobody answers
-            log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
+        self._say_at_the_store(self._leave_and_look)
         self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.part_from)
         self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+
+    def _leave_and_look(self, record: WorkerRecord) -> None:
+        self._group.leave(record)
+        self.refresh()  # who joined before that has us on its list, whether we have heard of it or not
+
+    def _say_at_the_store(self, leave: Callable[[WorkerRecord], None]) -> None:
+        try:
+            leave(self._record)
+        except RendezvousError as error:  # the others know; newcomers will find that nobody answers
+            log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
 
     def _others(self) -> list[Peer]:
         return [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
 
-    def _announce(self, event: str, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more) -> None:
+    def _announce(
+        self, event: str, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more
+    ) -> dict[Peer, RemoraError]:
         """Tell others of ourselves, and call `then` for each that has answered; those that cannot be reached will find out
-        by themselves."""
+        by themselves. Those that could not be told, as far as we have waited, and why."""
         packed = pack((event, self._record))
-        futures: list[Future[Any]] = []
+        futures: dict[Peer, Future[Any]] = {}
+        failed: dict[Peer, RemoraError] = {}
         for peer in to:
             try:
                 future = self._agent.call_async(peer, MEMBERSHIP, packed, 0, PATIENCE, "membership")
-            except RemoraError:
+            except RemoraError as error:
+                failed[peer] = error
                 continue
             future.add_done_callback(partial(_for_peer, then, peer))
             if not peer.doubt:
-                futures.append(future)
-        for future in futures:
+                futures[peer] = future
+        for peer, future in futures.items():
             try:
                 future.wait()
-            except RemoraError:
-                pass
+            except RemoraError as error:
+                failed[peer] = error
+        return failed
 
     def _spread(self, lost: Peer, silent_for: float) -> None:
         """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
@@ -120,7 +148,7 @@ class Membership:
                     pass
 
     def _strike_off(self, peer: Peer) -> None:
-        if peer.state == "dead" and not peer.gave_us_up:
+        if peer.state == "dead" and not peer.gave_us_up and self._talks:
             self._agent.crew.serve(lambda: self._remove(peer))
 
     def _remove(self, peer: Peer) -> None:
@@ -150,6 +178,10 @@ class Membership:
 
     def _act_on(self, event: str, about: Any, request: Request) -> None:
         match event:
+            case "greeting":
+                request.reply(MEMBERSHIP_ACK, None)
+                request.caller.greeted = True  # last: when this is seen we may leave, and the answer is on its way
+                return
             case "joined":
                 self._peers.add(about)
             case "left":

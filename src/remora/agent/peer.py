@@ -24,6 +24,8 @@ from remora.wire.frames import Frame
 
 State = Literal["alive", "left", "dead"]
 
+ENDED = "its process ended"  # why a worker is dead: nobody listens on its host any more, which is ours
+
 
 class Keeper(Protocol):
     """Who is told what happens on a peer's channels (`agent.peers`)."""
@@ -58,6 +60,7 @@ class Peer:
         self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.gave_us_up = False  # it lives, but not for us
         self.leaving = False  # it said goodbye, on one of its two channels at least
+        self.greeted = False  # it called when it started, and was answered
         self.parted = False  # we said goodbye to it, behind our answers
         self.lock = threading.RLock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
@@ -84,6 +87,17 @@ class Peer:
     def gone(self) -> bool:
         """Whether it left or died."""
         return self.state != "alive"
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process on its host, if it has said so."""
+        pid = self.record.extra.get("pid")
+        return pid if isinstance(pid, int) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        return self.state == "dead" and self.reason == ENDED
 
     @property
     def resting(self) -> bool:

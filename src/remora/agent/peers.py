@@ -317,7 +317,10 @@ class Peers(Roll):
             peer.reason = reason
         self.bury(peer)
         if state == "dead":
-            log.warning("%s lost %s: %s", self.dispatch.me, peer.info, reason)
+            log.warning("%s%s is gone: %s", peer.name, f" (pid {peer.pid})" if peer.pid else "", reason)
+            log.debug("%s lost %s, which listened at %s", self.dispatch.me, peer.info, ", ".join(peer.record.addresses))
+        else:
+            log.info("%s left", peer.name)
         peer.outgoing.fail_pending(lambda call: self._epitaph(peer, call), answered_too=False)
         peer.outgoing.close()
         if peer.incoming is not None:

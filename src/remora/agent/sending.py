@@ -21,6 +21,7 @@ from remora.agent.calls import Call
 from remora.agent.pacing import Pacing
 from remora.agent.turn import Turn, Waiters
 from remora.errors import CallNotSent
+from remora.long_wait import LongWait
 from remora.protocol.session import Session
 from remora.transport.stream import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import MessageType
@@ -332,7 +333,8 @@ class Sending(ABC):
 
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
-        if not call.clock.block(self._await_room, call.deadline):
+        report = LongWait(lambda: f"{call.what} waits until {call.peer.name} has taken what was sent before", call.clock)
+        if not report.block(self._await_room, call.deadline):
             raise self._not_sent(call)
 
     def _await_room(self, seconds: float | None) -> bool:

@@ -2,7 +2,8 @@
 
 Everything lies below the prefix `remora`, so that the store can be shared with process groups. A store that failed once
 is not touched again: after a full disk a FileStore never returns from the next operation. One that does not answer, since
-its host is frozen or cut off, is not waited for long, and not asked again before it has answered.
+its host is frozen or cut off, is not waited for long, and not asked again before it has answered. One whose process has
+ended is not asked at all: torch would write C++ stack traces to the terminal.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
 from remora.transport.patience import Patience
+from remora.transport.store_probe import StoreProbe
 
 T = TypeVar("T")
+
+_probes: WeakKeyDictionary[Store, StoreProbe] = WeakKeyDictionary()
 
 PREFIX = "remora"
 KIND = "kind"
@@ -24,6 +29,10 @@ PATIENCE = 15.0  # seconds; a host that looks up names in vain is held up for 5 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _WHO_HOSTS_IT = "If another worker hosts it (rank 0 does for tcp:// and env://)"
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
+
+
+def _no_matter() -> None:
+    """Nothing is to be done while one waits."""
 
 
 class Board:
@@ -36,6 +45,7 @@ class Board:
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
         self._patience = Patience(patience)
         self._broken = ""
+        self._probe = _probes.pop(store, None)  # shows when the store's process ends, where that is another one
 
     def __repr__(self) -> str:
         return f"<Board at {self.where}{self._broken and ', broken'}>"
@@ -62,8 +72,12 @@ class Board:
             return [value.decode() for value in self._ask(lambda: self._store.multi_get(list(keys)))]
         return [value.decode() for value in self._ask(lambda: [self._store.get(key) for key in keys])]
 
-    def wait(self, key: str, deadline: float) -> bool:
-        """Wait until the key is written; False if it is not at the deadline.
+    def has_foreign(self, key: str) -> bool:
+        """Whether a key has been written that is not Remora's."""
+        return self._ask(lambda: self._kept.check([key]))
+
+    def wait(self, key: str, deadline: float, look: Callable[[], None] = _no_matter) -> bool:
+        """Wait until the key is written; False if it is not at the deadline. `look` is called now and then meanwhile.
 
         The store's own wait would do, but it hears no Ctrl-C, and one that ends in vain says so on standard error.
         """
@@ -73,7 +87,14 @@ class Board:
                 return False
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
+            look()
         return True
+
+    def close(self) -> None:
+        """It is needed no more, or rarely: give the second connection to the store back."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def agree_on_kind(self, kind: str) -> None:
         """Static and dynamic members cannot share a store: the first one decides."""
@@ -82,6 +103,9 @@ class Board:
 
     def _ask(self, operation: Callable[[], T]) -> T:
         """What the store answers, with our errors. Its own operations would wait for a frozen host for ever."""
+        if self._probe is not None and self._probe.ended:
+            self._broken = f"{self._store_of_the_group()} is gone: its process ended. {_WHO_HOSTS_IT}, that worker did."
+            self.close()
         if self._broken:
             raise RendezvousError(self._broken)
         try:
@@ -94,16 +118,26 @@ class Board:
         except RuntimeError as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             self._broken = f"{self._store_of_the_group()} failed: {reason}. {_WHO_HOSTS_IT}, that worker may have ended."
-            raise RendezvousError(self._broken) from error
+            raise RendezvousError(self._broken) from None  # torch's text goes on with a C++ stack trace
 
     def _store_of_the_group(self) -> str:
         return f"The store at {self.where}, where the workers of the group meet,"
 
 
-def describe(store: Store) -> str:
-    """Where a store is, for people: its address, its file, or what it is."""
+def watch_process(store: Store, probe: StoreProbe) -> None:
+    """Have the board of a store know when the store's process ends. Without that, torch's own client finds out."""
+    _probes[store] = probe
+
+
+def _innermost(store: Store) -> Store:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
+    return store
+
+
+def describe(store: Store) -> str:
+    """Where a store is, for people: its address, its file, or what it is."""
+    store = _innermost(store)
     if isinstance(store, TCPStore):
         return f"tcp://{store.host}:{store.port}"
     if isinstance(store, FileStore):

@@ -76,14 +76,17 @@ class StaticGroup:
         if not 0 <= record.id < self._size:
             raise RendezvousError(f"Worker {record} cannot be one of {self._size}: the last rank is {self._size - 1}.")
         deadline = time.monotonic() + self._timeout if self._timeout else math.inf
-        self._board.agree_on_kind("static")
-        while True:
-            roster = RollCall(self._board, self._size, record, self._has_ended).attend(deadline)
-            if roster.error:
-                raise RendezvousError(f"{roster.error} The group at {self._board.where} was not formed.")
-            if roster.has(record):
-                break
-            # That group was complete when we signed in, after we had seen that it was forming. The next one is ours.
+        try:
+            self._board.agree_on_kind("static")
+            while True:
+                roster = RollCall(self._board, self._size, record, self._has_ended).attend(deadline)
+                if roster.error:
+                    raise RendezvousError(f"{roster.error} The group at {self._board.where} was not formed.")
+                if roster.has(record):
+                    break
+                # That group was complete when we signed in, after we had seen that it was forming. The next one is ours.
+        finally:
+            self._board.close()
         self.group_id, self._members = roster.group, list(roster.workers)
         return self.members()
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from remora.errors import RendezvousError
+from remora.long_wait import LongWait
 from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
 
@@ -34,6 +35,8 @@ _GRACE = 2.0  # for a roster that has been decided on to be shown
 _LOOKING = 3.0  # seconds to find out who of those that came has died
 _MAX_SHOWN = 16
 _LAST = "static/last"
+_LOOK_AROUND = 0.5  # seconds between two looks at what keeps the others from coming
+_OF_TORCH = "rpc_prefix_0/0/{}"  # what torch.distributed.rpc writes for a rank, in its first group of a process
 _CLOSED = "closed"
 
 
@@ -82,8 +85,18 @@ class RollCall:
         self._board.put(_LAST, json.dumps([self._record.name, self._size]))
         if self._board.add(self._key("arrived"), 1) >= self._size:
             self._close()
+        report = LongWait(self._still_waiting)
+        look_again = self._started + _LOOK_AROUND
+
+        def look() -> None:
+            nonlocal look_again
+            if time.monotonic() >= look_again:
+                look_again = time.monotonic() + _LOOK_AROUND
+                self._look_around()
+                report.look()
+
         try:
-            complete = self._board.wait(self._key("roster"), deadline)
+            complete = self._board.wait(self._key("roster"), deadline, look)
         except KeyboardInterrupt:
             self._withdraw()
             raise
@@ -107,13 +120,46 @@ class RollCall:
         self._reopen()
         return True
 
+    # Who waits for long looks for what keeps the others from coming.
+
+    def _look_around(self) -> None:
+        name, size = self._last()
+        if size != self._size:
+            self._fail_both(
+                size,
+                f"Worker {name!r} came with world_size={size}, worker {self._record} with world_size={self._size}. Start "
+                "all workers of a group with the same world_size.",
+            )
+        foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._board.has_foreign(_OF_TORCH.format(number))]
+        if foreign:
+            self._close(
+                lambda: _failed(
+                    f"Rank {foreign[0]} came with torch.distributed.rpc, worker {self._record} with remora.rpc: they cannot "
+                    "talk. Import remora.rpc on every rank, or set REMORA_COMPAT=1 (see docs/migrating.md)."
+                )
+            )
+
+    def _fail_both(self, other_size: int, reason: str) -> None:
+        """Neither group can be formed: those who wait for either are told."""
+        for each in (self, RollCall(self._board, other_size, self._record)):
+            each._close(lambda: _failed(reason))
+
+    def _absent(self) -> list[int]:
+        keys = [self._key(number) for number in range(self._size)]
+        return [number for number, key in enumerate(keys) if not (self._board.has([key]) and self._board.take([key])[0])]
+
+    def _still_waiting(self) -> str:
+        absent = self._absent()
+        ranks = f"rank{'s' if len(absent) > 1 else ''} {_listed(list(map(str, absent)))}" if absent else "the last to come"
+        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._board.where}"
+
     # The last to come decides on the roster.
 
-    def _close(self) -> None:
+    def _close(self, decide: Callable[[], Roster | None] | None = None) -> None:
         mark = f"{_CLOSED} by {self._record.incarnation}"
         state = self._board.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
-            roster = self._gather()
+            roster = (decide or self._gather)()
             if roster is None:
                 return  # someone gave up: who comes in its place will be the last
             if (now := self._board.swap(self._key("state"), mark, old=state)) == mark:
@@ -200,12 +246,21 @@ class RollCall:
     def _there(self, names: Iterable[str | int]) -> list[str]:
         return self._board.take([key for name in names if self._board.has([key := self._key(name)])])
 
-    def _other_size(self) -> str:
+    def _last(self) -> tuple[str, int]:
+        """Who signed in last, in a group of which size."""
         name, size = json.loads(self._board.take([_LAST])[0])
+        return str(name), int(size)
+
+    def _other_size(self) -> str:
+        name, size = self._last()
         return "" if size == self._size else f"(Worker {name!r} came with world_size={size}.)"
 
     def _key(self, last: str | int) -> str:
         return f"static/{self._size}/{self._generation}/{last}"
+
+
+def _failed(reason: str) -> Roster:
+    return Roster("", (), reason)
 
 
 def _duplicate_name(workers: tuple[WorkerRecord, ...]) -> str:

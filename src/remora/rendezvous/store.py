@@ -12,8 +12,8 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlparse, urlunparse
@@ -21,13 +21,16 @@ from urllib.parse import parse_qsl, urlencode, urlparse, urlunparse
 import torch.distributed as c10d
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
-from remora.errors import RendezvousError
-from remora.rendezvous.board import KIND, PREFIX
+from remora.errors import MeetingUnknown, RendezvousError
+from remora.long_wait import LongWait
+from remora.rendezvous.board import KIND, PREFIX, watch_process
 from remora.transport.addresses import host_and_port
-from remora.transport.patience import in_time, until_listening
+from remora.transport.patience import in_time, until, until_resolved
+from remora.transport.store_probe import NoStore, StoreProbe
 
 _FOR_EVER = timedelta(days=365)
 _ANSWER_TIMEOUT = 10.0  # for a store that is there
+NAME_TIMEOUT = 10.0  # for the name of a host to become known; more, if the program says how long a group may take to form
 _FREE_BYTES_NEEDED = 256 * 1024
 
 T = TypeVar("T")
@@ -46,25 +49,60 @@ class _Meeting:
     world_size: int | None
     timeout: float
     deadline: float
+    name_timeout: float = NAME_TIMEOUT
 
     @property
     def scheme(self) -> str:
         return urlparse(self.url).scheme
 
-    def within(self, seconds: float) -> _Meeting:
-        """The same, with no more time than that."""
-        deadline = time.monotonic() + seconds
-        return self if self.deadline <= deadline else replace(self, timeout=seconds, deadline=deadline)
+    def left(self, most: float) -> float:
+        """How many seconds there are, and no more than that."""
+        return max(min(self.deadline - time.monotonic(), most), 0.001)
 
     def failed(self, reason: str) -> RendezvousError:
         who = f"rank {self.rank} of {self.world_size or 'a dynamic group'}"
         return RendezvousError(f"Cannot meet the other workers at {self.url} ({who}): {reason}")
 
 
-def open_store(init_method: str, rank: int, world_size: int | None, timeout: float) -> Store:
+def rank_and_size(
+    rank: int, world_size: int | None, env: Mapping[str, str] = os.environ, init_method: str = ""
+) -> tuple[int, int | None]:
+    """Rank and world size of this worker: as given, else as the launcher says (RANK, WORLD_SIZE).
+
+    WORLD_SIZE counts where the rank comes from the environment, too: `init_rpc(name, rank=2)` is how a program asks for a
+    dynamic group, also under a launcher. A world size of 0 asks for one in any case.
+    """
+    query = dict(parse_qsl(urlparse(init_method).query))
+    told = {"rank": query.get("rank") or env.get("RANK"), "world_size": query.get("world_size") or env.get("WORLD_SIZE")}
+    if rank == -1:
+        rank = _number(told["rank"], "rank", "RANK")
+        if world_size is None and told["world_size"] not in (None, "-1"):
+            world_size = _number(told["world_size"], "world_size", "WORLD_SIZE")
+    if rank < 0 or (world_size and rank >= world_size):
+        ranks = f"ranks are 0 to {world_size - 1}" if world_size else "ranks are 0 and up"
+        raise MeetingUnknown(f"rank {rank} is outside the world: world_size is {world_size or 'not given'}, so {ranks}.")
+    return rank, world_size
+
+
+def _number(text: str | None, what: str, variable: str) -> int:
+    if text is None:
+        raise MeetingUnknown(
+            f"{what} parameter missing: init_rpc was not given a {what} (environment variable {variable} expected, but not "
+            f"set). Pass {what}=... to init_rpc, or start the program with a launcher (python -m remora.launch, torchrun)."
+        )
+    try:
+        return int(text)
+    except ValueError:
+        raise MeetingUnknown(f"{variable} is no number: {text!r}. It says the {what} of this worker.") from None
+
+
+def open_store(
+    init_method: str, rank: int, world_size: int | None, timeout: float, name_timeout: float = NAME_TIMEOUT
+) -> Store:
     """The store named by `init_method`. Rank 0 hosts it, unless it is a file. A timeout of 0 means to wait for ever."""
     deadline = time.monotonic() + timeout if timeout else math.inf
-    meeting = _Meeting(init_method, rank, world_size or None, timeout, deadline)
+    rank, _ = rank_and_size(rank, world_size or 0, init_method=init_method)
+    meeting = _Meeting(init_method, rank, world_size or None, timeout, deadline, name_timeout or math.inf)
     url = _with_query(meeting)
     if meeting.scheme == "file":
         store = _open_file(meeting, url)
@@ -82,11 +120,10 @@ def release_stores() -> None:
 
 
 def _with_query(meeting: _Meeting) -> str:
-    """The URL with rank and world size, as PyTorch's handlers want them. If the rank is unknown, they say so."""
+    """The URL with rank and world size, as PyTorch's handlers want them."""
     parts = urlparse(meeting.url)
     query = dict(parse_qsl(parts.query))
-    if meeting.rank != -1:
-        query["rank"] = str(meeting.rank)
+    query["rank"] = str(meeting.rank)
     # Over TCP the store would wait for all to connect. The group does that itself, and can tell who is missing.
     size = None if meeting.scheme in ("tcp", "env") else meeting.world_size
     query["world_size"] = str(size or -1)
@@ -106,12 +143,10 @@ def _translated(meeting: _Meeting, function: Callable[[], T]) -> T:
     try:
         return in_time(function, meeting.deadline)
     except TimeoutError:
-        raise meeting.failed(
-            f"something is there, but it did not answer within {meeting.timeout:g} s. It is probably no c10d store; "
-            "choose another port."
-        ) from None
+        raise meeting.failed(f"the store did not answer within {meeting.timeout:g} s.") from None
     except RuntimeError as error:
-        raise meeting.failed(str(error).partition("\n")[0]) from error
+        # Without its cause: torch's text goes on with a C++ stack trace.
+        raise meeting.failed(str(error).partition("\n")[0]) from None
 
 
 def _left(meeting: _Meeting) -> timedelta:
@@ -155,14 +190,13 @@ def _check_file(meeting: _Meeting, path: str) -> None:
 
 
 def _open_tcp(meeting: _Meeting, url: str) -> Store:
-    place = _place(url)
-    if place is None:
-        return _rendezvous(meeting, url)  # something is missing or wrong, and PyTorch says what
-    host, port, hosts = place
-    if not hosts:
-        _await_host(meeting, host, port)
-        # Somebody listens there. A store answers at once, or when it has looked up our name in vain.
-        return _rendezvous(meeting.within(_ANSWER_TIMEOUT), url)
+    host, port = _place(meeting)
+    _await_name(meeting, host)
+    if meeting.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # its launcher hosts the store
+        probe = _await_host(meeting, host, port)
+        store = _rendezvous(meeting, url)
+        watch_process(store, probe)
+        return store
     try:
         store = _rendezvous(meeting, url)
     except RendezvousError as error:
@@ -173,47 +207,82 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
     return store
 
 
-def _place(url: str) -> tuple[str, int, bool] | None:
-    """Host and port of the store, and whether this process is to host it; None if any of that is missing or wrong."""
-    parts = urlparse(url)
-    query = dict(parse_qsl(parts.query))
-    if parts.scheme == "env":
-        rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-    else:
-        rank, host, port = "", parts.hostname or "", str(parts.port or "")
-    rank = query.get("rank", rank)
-    if not (rank.isdigit() and host and port.isdigit() and int(port) < 2**16):
-        return None
-    launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return host, int(port), rank == "0" and not launcher_hosts
-
-
-def _await_host(meeting: _Meeting, host: str, port: int) -> None:
+def _place(meeting: _Meeting) -> tuple[str, int]:
+    """Host and port of the store."""
+    parts = urlparse(meeting.url)
     try:
-        until_listening(host, port, meeting.deadline)
+        given = parts.port
+    except ValueError as error:
+        raise MeetingUnknown(f"{meeting.url}: {error}.") from None
+    if parts.scheme == "tcp":
+        if not parts.hostname or not given:
+            raise MeetingUnknown(f"{meeting.url}: port number missing, or no host. Give tcp://host:port, those of rank 0.")
+        return parts.hostname, given
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    missing = [name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if not value]
+    if missing:
+        raise MeetingUnknown(
+            f"env:// says that the environment tells where to meet, but {' and '.join(missing)} "
+            f"{'are' if len(missing) > 1 else 'is'} not set. Set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a "
+            "free port of it, name the place with init_method (tcp://host:port, file:///path), or start the program with a "
+            "launcher (python -m remora.launch, torchrun)."
+        )
+    if not port.isdigit() or not 0 < int(port) < 2**16:
+        raise MeetingUnknown(f"MASTER_PORT is no port: {port!r}. Give a number from 1 to 65535.")
+    return host, int(port)
+
+
+def _await_name(meeting: _Meeting, host: str) -> None:
+    """The name may come with the worker that has it, as in a cluster that starts; but a wrong one never comes."""
+    wait = LongWait(lambda: f"init_rpc: still waiting for the name of a host, {host!r}, to become known")
+    allowed = meeting.left(meeting.name_timeout)
+    try:
+        until_resolved(host, time.monotonic() + allowed, wait.look)
     except OSError as error:
         raise meeting.failed(
-            f"nobody listened at {host_and_port(host, port)} within {meeting.timeout:g} s ({error}). Rank 0 hosts the "
+            f"no host named {host!r} is known here ({error}; tried for {allowed:.0f} s). MASTER_ADDR, or the host in "
+            "init_method, must be a name or an address of rank 0's host that resolves on every host. If the name becomes "
+            "known later, set bringup_timeout in the options: the name may take that long."
+        ) from None
+
+
+def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe:
+    """A store answers as soon as it is there, or when it has looked up our name in vain."""
+    place = host_and_port(host, port)
+    wait = LongWait(lambda: f"init_rpc: still waiting for rank 0, which hosts the store, to listen at {place}")
+    try:
+        return until(lambda: StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT)), meeting.deadline, wait.look)
+    except NoStore as error:
+        raise meeting.failed(
+            f"what listens at {place} is no c10d store: {error}. Another program uses that port: choose "
+            "another one (MASTER_PORT, or the port in init_method)."
+        ) from None
+    except OSError as error:
+        raise meeting.failed(
+            f"nobody listened at {place} within {meeting.timeout:g} s ({error}). Rank 0 hosts the "
             "store there: is it running, and is this its address?"
-        ) from error
+        ) from None
 
 
 def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     """The port is taken: fine if by a store where groups of ours met before, hosted by the rank 0 of then."""
-
-    deadline = min(meeting.deadline, time.monotonic() + _ANSWER_TIMEOUT)
+    taken = f"port {port} is in use by another program (address already in use{{}}). Choose another port, or end that one."
+    try:
+        probe = StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT))
+    except (NoStore, OSError) as error:
+        raise meeting.failed(taken.format(f"; {error}")) from None
+    deadline = time.monotonic() + meeting.left(_ANSWER_TIMEOUT)
 
     def connect() -> Store | None:
         store = TCPStore(host, port, None, False, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))
         return store if c10d.is_initialized() or store.check([f"{PREFIX}/{KIND}"]) else None
 
-    taken = meeting.failed(
-        f"port {port} is in use by another program (address already in use). Choose another port, or end that program."
-    )
     try:
         store = in_time(connect, deadline)
-    except (RuntimeError, TimeoutError) as error:
-        raise taken from error
+    except (RuntimeError, TimeoutError):
+        store = None
     if store is None:
-        raise taken
+        probe.close()
+        raise meeting.failed(taken.format("; a c10d store, and no group of Remora's meets there"))
+    watch_process(store, probe)
     return store

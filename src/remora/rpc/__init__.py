@@ -9,7 +9,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from remora import autograd as dist_autograd
 from remora.agent.futures import Future
-from remora.rendezvous.store import open_store
+from remora.rendezvous.store import NAME_TIMEOUT, open_store, rank_and_size
 from remora.rpc import api, backend_registry, constants, functions, internal, membership, options, rref_proxy
 from remora.rpc.api import (
     _all_gather,
@@ -71,18 +71,26 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """Start this process's worker and wait until all `world_size` workers are there.
+    """Start this process's worker and wait until all `world_size` workers are there, and one of them has answered.
 
     Without `world_size` the group is dynamic: workers join and leave at any time. `name` must be unique in the group, and
-    `rank` too. Workers find each other at `rpc_backend_options.init_method` (`env://`, `tcp://host:port`, `file:///path`).
+    `rank` too. Where neither is given, RANK and WORLD_SIZE say them. Workers find each other at
+    `rpc_backend_options.init_method` (`env://`, `tcp://host:port`, `file:///path`).
     """
     backend, settings = _backend_and_options(backend, rpc_backend_options)
     check_worker_name(name)
     if api._is_current_rpc_agent_set():
         raise RuntimeError(f"RPC is already initialized in this process, as {api._get_current_rpc_agent()}")
-    store = open_store(settings.init_method, rank, world_size, settings.bringup_timeout)
+    rank, world_size = rank_and_size(rank, world_size, init_method=settings.init_method)
+    store = open_store(settings.init_method, rank, world_size, settings.bringup_timeout, _name_timeout(settings))
     dist_autograd._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, settings)
+
+
+def _name_timeout(options: RpcBackendOptions) -> float:
+    """How long the name of the host where the group meets may be unknown: as long as the program says, if it does."""
+    given = options.settings.bringup_timeout if isinstance(options, TensorPipeRpcBackendOptions) else None
+    return NAME_TIMEOUT if given is None else given
 
 
 def _backend_and_options(

@@ -323,19 +323,15 @@ def _all_gather(
 def _barrier(worker_names: set[str] | list[str]) -> None:
     """Block until all the named workers are here; without a name, everybody."""
     try:
-        _all_gather(None, set(worker_names))
-    except RuntimeError:
-        log.exception("failed to complete the barrier")
+        gathering.all_gather(sys.modules[__name__], _worker(), None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
+    except RuntimeError as error:
+        log.error("failed to complete the barrier: %s", error)
 
 
 @_require_initialized
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Block until all workers are here, serving calls meanwhile."""
-    try:
-        _all_gather(None, timeout=timeout)
-    except RuntimeError as error:
-        log.error("failed to respond to 'Shutdown Proceed' in time, got error %s", error)
-        raise
+    gathering.all_gather(sys.modules[__name__], _worker(), None, None, timeout, "shutdown")
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:

@@ -10,20 +10,24 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from remora.agent.agent import describe_wait
 from remora.agent.crew import acting_worker, waiting
-from remora.agent.futures import Future
+from remora.agent.futures import Future, wait_until
 from remora.agent.peers import Peer
 from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
+from remora.long_wait import LongWait, listed
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.outgoing import pack_call
 from remora.worker import Worker
 
 LOOK_AGAIN = 1.0  # seconds
+FIND_CULPRIT = 1.0  # seconds
 
 
 class AllGatherStates:
@@ -122,8 +126,11 @@ def conclude(sequence_id: str, outcome: object) -> None:
     _of(acting_worker()).conclude(sequence_id, outcome)
 
 
-def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float) -> dict[str, Any]:
-    """See the head of this file. `api` is the module whose functions are called: programs may replace them there."""
+def all_gather(
+    api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float, purpose: str = "_all_gather"
+) -> dict[str, Any]:
+    """See the head of this file. `api` is the module whose functions are called: programs may replace them there. `purpose`
+    is the word for it in reports of a long wait."""
     names = set(names) if names else _everybody(worker)
     me = worker.get_worker_info().name
     assert me in names, f"{me} is not part of this gathering: {sorted(names)}"
@@ -146,8 +153,10 @@ def all_gather(api: Any, worker: Worker, obj: object, names: set[str] | None, ti
         if me == leader:
             gatherings.report(sequence_id, me, obj)
             gatherings.expect(state, names)
-            return _lead(api, worker, state, sequence_id, names, timeout)
-        return _follow(api, worker, state, sequence_id, obj, leader, timeout)
+            return _lead(api, worker, state, sequence_id, names, timeout, purpose)
+        return _follow(api, worker, state, sequence_id, obj, leader, timeout, purpose)
+    except WorkerLost as error:
+        raise _culprit(worker, peers, leader) or error from None
     finally:
         worker.agent.peers.obituaries.remove(mourn)
         gatherings.end(sequence_id)
@@ -168,12 +177,35 @@ def _identity(peers: dict[str, Peer]) -> str:
     return f"{''.join(sorted(peers))}/{hashlib.blake2b(lives.encode(), digest_size=8).hexdigest()}"
 
 
-def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float) -> bool:
+def _culprit(worker: Worker, peers: dict[str, Peer], leader: str) -> WorkerLost | None:
+    """The leader has left in the midst of a gathering. That is what it does when a participant has died: that one is to
+    blame, and we find out about it soon, if we have not yet."""
+    if peers[leader].state != "left":
+        return None
+
+    def died() -> Peer | None:
+        return next((peer for peer in peers.values() if peer.state == "dead"), None)
+
+    worker.agent.peers.probe(peers)
+    wait_until(lambda: died() is not None, time.monotonic() + FIND_CULPRIT)
+    found, me = died(), worker.get_worker_info().name
+    return None if found is None else WorkerLost(f"{found.info} was lost while {me} waited for it: {found.reason}")
+
+
+def _still_waiting(worker: Worker, names: set[str], state: AllGatherStates, purpose: str) -> str:
+    """Who has not come yet, and what we have asked them to do: that may be what keeps them."""
+    missing = [describe_wait(worker.peer(name)) for name in sorted(names - set(state.gathered_objects))]
+    return f"{purpose} waits for {listed(missing)}"
+
+
+def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float, purpose: str) -> bool:
     """Wait for the end of a gathering. Whoever we have no link with is looked for, so that nobody waits for the dead."""
     clock = worker.clock
     end = float("inf") if timeout in (0, UNSET_RPC_TIMEOUT) else clock.now() + timeout
+    report = LongWait(lambda: _still_waiting(worker, names, state, purpose), clock)
     with waiting():
         while not clock.block(state.proceed_signal.wait, min(clock.now() + LOOK_AGAIN, end)):
+            report.look()
             if clock.now() >= end:
                 return False
             if not worker.agent.running:  # another thread has ended it: nobody will tell us anything any more
@@ -190,10 +222,10 @@ def _ask(worker: Worker, name: str, func: Any, args: tuple[Any, ...], timeout: f
 
 
 def _lead(
-    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, names: set[str], timeout: float
+    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, names: set[str], timeout: float, purpose: str
 ) -> dict[str, Any]:
     me = worker.get_worker_info().name
-    in_time = _await(state, worker, names - {me}, timeout)
+    in_time = _await(state, worker, names - {me}, timeout, purpose)
     failure = state.failure
     if not in_time:
         missing = sorted(names - set(state.gathered_objects))
@@ -206,6 +238,9 @@ def _lead(
     errors = _tell(api, worker, sorted(here - {me}), (sequence_id, outcome), timeout)
     if failure is not None:
         raise failure
+    dead = [peer for name in errors if (peer := worker.peer(name)).state == "dead"]
+    if dead:
+        raise WorkerLost(f"{dead[0].info} was lost before {me} could tell it how the gathering ended: {dead[0].reason}")
     if errors:
         seconds = api.get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
         name, first = next(iter(errors.items()))
@@ -236,7 +271,14 @@ def _tell(api: Any, worker: Worker, names: list[str], news: tuple[Any, ...], tim
 
 
 def _follow(
-    api: Any, worker: Worker, state: AllGatherStates, sequence_id: str, obj: object, leader: str, timeout: float
+    api: Any,
+    worker: Worker,
+    state: AllGatherStates,
+    sequence_id: str,
+    obj: object,
+    leader: str,
+    timeout: float,
+    purpose: str,
 ) -> dict[str, Any]:
     me = worker.get_worker_info().name
     try:
@@ -244,7 +286,7 @@ def _follow(
     except RuntimeError:
         if not state.proceed_signal.is_set():  # else the leader has told us the end, and its answer does not matter
             raise
-    in_time = _await(state, worker, {leader}, timeout)
+    in_time = _await(state, worker, {leader}, timeout, purpose)
     if state.failure is not None:
         raise state.failure
     if not in_time:
@@ -270,13 +312,13 @@ def settle(api: Any, worker: Worker, timeout: float) -> None:
     end = worker.clock.now() + timeout if timeout else float("inf")
     before = -1
     while True:
-        if not worker.agent.idle(end):
+        if not worker.agent.idle(end, "shutdown"):
             raise CallTimeout(
                 f"{worker.get_worker_info()} still has calls under way after {timeout:.2f} seconds in shutdown"
             )
         worker.leaks = worker.references.table.leaks()  # while everybody is still here
         left = max(end - worker.clock.now(), 0.001) if timeout else 0
-        made = sum(api._all_gather(worker.calls_made, timeout=left).values())
+        made = sum(all_gather(api, worker, worker.calls_made, None, left, "shutdown").values())
         if made == before:
             return
         before = made

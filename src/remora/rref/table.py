@@ -17,6 +17,7 @@ from remora.agent.agent import Agent
 from remora.agent.futures import wait_until
 from remora.agent.peers import Peer
 from remora.errors import NotInitialized, OwnerDied, RemoraError
+from remora.long_wait import LongWait
 from remora.rref.dropping import Dropping
 from remora.rref.errands import Errand, Errands
 from remora.rref.values import Value
@@ -266,7 +267,8 @@ class Table(Errands):
         end = clock.now() + timeout
         self._let_go()
         self.agent.peers.watch_all()
-        if not wait_until(self._all_settled, end, clock, LOOK_AGAIN):
+        report = LongWait(lambda: "shutdown waits for references that are on their way between workers", clock)
+        if not wait_until(self._all_settled, end, clock, LOOK_AGAIN, report):
             log.warning("%s: some references were not settled within %.0f s", self.agent.me, timeout)
         self.change(self._take_end)
         self.agent.peers.watch_all()

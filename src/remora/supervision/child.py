@@ -27,18 +27,21 @@ _PR_SET_PDEATHSIG = 1
 LEFTOVERS = 1.0  # seconds; where nobody buries orphans they stay in the list of processes, dead as they are
 
 Target = Callable[..., Any] | Sequence[str]
+Streams = tuple[int, int]  # descriptors for what a process prints, and for its errors
 
 
 class Child:
     """A running process."""
 
-    def __init__(self, target: Target, args: tuple[Any, ...], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, target: Target, args: tuple[Any, ...], env: Mapping[str, str], streams: Streams | None = None
+    ) -> None:
         _check_not_loading()
         self.started = time.monotonic()
         if callable(target):
-            self._process = _start_function(target, args, env)
+            self._process = _start_function(target, args, env, streams)
         else:
-            self._process = _start([*target, *map(str, args)], env)
+            self._process = _start([*target, *map(str, args)], env, streams)
         self.pid = self._process.pid
         self._watch = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None  # type: ignore[attr-defined,unused-ignore]
 
@@ -86,9 +89,18 @@ class Child:
             time.sleep(0.002)
 
 
-def _start(command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], env: Mapping[str, str], streams: Streams | None, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    out, err = streams or (None, None)
     return subprocess.Popen(
-        command, env=dict(env), pass_fds=pass_fds, start_new_session=True, preexec_fn=_tie_to_parent()
+        command,
+        env=dict(env),
+        stdout=out,
+        stderr=err,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        preexec_fn=_tie_to_parent(),
     )
 
 
@@ -110,7 +122,7 @@ def _tie_to_parent() -> Callable[[], None] | None:
 
 
 def _start_function(
-    target: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str]
+    target: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str], streams: Streams | None
 ) -> subprocess.Popen[bytes]:
     """In a new interpreter: a fork of this one would inherit locks that are held and a worker that is not its own."""
     with tempfile.TemporaryFile() as luggage:
@@ -118,7 +130,7 @@ def _start_function(
         pickle.dump((_main_module(), *_by_name_and_by_value((target, args))), luggage)
         luggage.seek(0)
         number = luggage.fileno()
-        return _start([sys.executable, "-c", _UNPACK, str(number)], env, [number])
+        return _start([sys.executable, "-c", _UNPACK, str(number)], env, streams, [number])
 
 
 def _main_module() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from remora.options import check_timeout
-from remora.supervision.child import LEFTOVERS, Child, Target
+from remora.supervision.child import LEFTOVERS, Child, Streams, Target
 from remora.supervision.policy import RestartPolicy, Restarts
 
 log = logging.getLogger("remora")
@@ -50,6 +50,7 @@ class _Charge:
     args: tuple[Any, ...]
     env: Mapping[str, str]
     restarts: Restarts
+    streams: Streams | None = None
     running: deque[Child] = field(default_factory=deque)  # one at most; the thread that takes it out records its end
     starter: int | None = None  # the thread that is starting it
     due: float | None = None  # when it is to be started (again)
@@ -71,7 +72,7 @@ class _Charge:
         try:
             if not self.stopped:
                 environment = {**os.environ, **self.env, "REMORA_RESTARTS": str(self.restarts.made)}
-                self.running.append(Child(self.target, self.args, environment))
+                self.running.append(Child(self.target, self.args, environment, self.streams))
         finally:
             self.starter = None
 
@@ -150,14 +151,22 @@ class Supervisor:
         self._bells: list[_Bell] = []  # of the threads in `wait`
         self._signal: int | None = None  # that asked us to end
 
-    def start(self, name: str, target: Target, *args: Any, env: Mapping[str, str] | None = None) -> None:
+    def start(
+        self,
+        name: str,
+        target: Target,
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        streams: Streams | None = None,
+    ) -> None:
         """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has.
+        `streams` are descriptors in the place of our own standard output and standard error, also for its later lives.
         The name of one that has ended for good may be used again."""
         known = self._charges.get(name)
         if known is not None and known.outcome is None:
             raise ValueError(f"there is a process {name!r} already")
         restarts = self._shared if self._restart_all else Restarts(self._policy)
-        charge = _Charge(name, target, args, env or {}, restarts)
+        charge = _Charge(name, target, args, env or {}, restarts, streams)
         charge.start()
         self._charges[name] = charge
         self._ring()

@@ -84,7 +84,7 @@ class World:
         if parsed is not None:
             self._stage = self._make_stage(self.workers)  # from the first link on
         for worker in self.workers:
-            worker.start()
+            worker.start(greet=False)  # they start one after the other
         if parsed is not None:
             self.set_faults(parsed)
 

@@ -16,28 +16,37 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.25
-_LONGEST_TRY = 5.0
 
 
-def until_listening(host: str, port: int, deadline: float) -> None:
-    """Return as soon as somebody accepts connections there; at the deadline, raise the last OSError."""
+def _no_matter() -> None:
+    """Nothing is to be done while one waits."""
+
+
+def until(attempt: Callable[[], T], deadline: float, look: Callable[[], None] = _no_matter) -> T:
+    """What `attempt` returns, as soon as it raises no OSError; at the deadline, raise the last one. `look` is called now and
+    then meanwhile."""
     pause = _FIRST_PAUSE
     while True:
         try:
-            return _knock(host, port, min(max(deadline - time.monotonic(), 0.001), _LONGEST_TRY))
+            return attempt()
         except OSError:
-            # Also when the name is unknown: it may come with the worker that has it.
             if time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
+        look()
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _knock(host: str, port: int, timeout: float) -> None:
-    with socket.create_connection((host, port), timeout) as connection:
-        # A port that nobody listens on, if it is the one the kernel picked for our own end, answers itself.
-        if connection.getsockname() == connection.getpeername():
-            raise ConnectionRefusedError("nobody is listening")
+def until_resolved(host: str, deadline: float, look: Callable[[], None] = _no_matter) -> None:
+    """Return as soon as the name of a host is known here; at the deadline, raise the last OSError."""
+    until(lambda: _resolve(host), deadline, look)
+
+
+def _resolve(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a name that cannot be one
+        raise OSError(str(error)) from None
 
 
 def in_time(function: Callable[[], T], deadline: float) -> T:

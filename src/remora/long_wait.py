@@ -1,0 +1,53 @@
+"""Says in the log what a thread still waits for: after 10 seconds, then after 20, 40, 80 and so on.
+
+A thread that waits makes one `LongWait` and calls `look` whenever it happens to be awake, or waits by `block`. Nothing is
+said, and nothing is described, before the first 10 seconds have passed. It has no thread and no lock: each wait is one
+thread's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from remora.clock import SYSTEM, Clock
+
+log = logging.getLogger("remora")
+
+T = TypeVar("T")
+
+FIRST = 10.0  # seconds before the first report; each later one comes after twice the time
+
+
+class LongWait:
+    """One wait. `describe` says what is waited for, and for whom; it is called when there is something to report."""
+
+    def __init__(self, describe: Callable[[], str], clock: Clock = SYSTEM) -> None:
+        self._describe = describe
+        self._clock = clock
+        self._began = clock.now()
+        self._after = FIRST  # seconds from the beginning to the next report
+
+    def look(self) -> None:
+        """Report, if it is time to."""
+        waited = self._clock.now() - self._began
+        if waited < self._after:
+            return
+        while self._after <= waited:
+            self._after *= 2
+        log.warning("%s, %.0f s", self._describe(), waited)
+
+    def block(self, wait: Callable[[float | None], T], deadline: float) -> T:
+        """`Clock.block`, with reports meanwhile."""
+        while True:
+            found = self._clock.block(wait, min(deadline, self._began + self._after))
+            if found or self._clock.now() >= deadline:
+                return found
+            self.look()
+
+
+def listed(names: list[str], shown: int = 8) -> str:
+    """The first few of a list, and how many more there are."""
+    rest = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

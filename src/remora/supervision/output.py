@@ -1,0 +1,85 @@
+"""Passes on what processes print: line by line, each with the name of its process before it.
+
+A traceback that ends in KeyboardInterrupt becomes one line: after Ctrl-C every process prints one, and says nothing by it.
+One thread for each stream reads a pipe; it ends when the launcher and all processes have closed the other end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import BinaryIO
+
+TRACEBACK = b"Traceback (most recent call last):"
+INTERRUPT = b"KeyboardInterrupt"
+LAST_WORDS = 2.0  # seconds for what has been printed to be passed on
+_LIBRARIES = (b"site-packages", b"<frozen", os.path.dirname(os.path.dirname(__file__)).encode())
+_PLACE = re.compile(rb'  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
+
+
+class Output:
+    """Where the processes of one name print. `streams` are the descriptors to give them, for as long as this is open."""
+
+    def __init__(self, prefix: str, out: BinaryIO, err: BinaryIO) -> None:
+        self._readers: list[threading.Thread] = []
+        self.streams = (self._open(prefix, out), self._open(prefix, err))
+
+    def _open(self, prefix: str, target: BinaryIO) -> int:
+        ours, theirs = os.pipe()
+        reader = threading.Thread(target=_pass_on, args=(ours, prefix.encode(), target), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+        return theirs
+
+    def close(self) -> None:
+        """No process will be started with it any more; what was printed is passed on."""
+        for descriptor in self.streams:
+            os.close(descriptor)
+        for reader in self._readers:
+            reader.join(LAST_WORDS)
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pass_on(descriptor: int, prefix: bytes, target: BinaryIO) -> None:
+    with open(descriptor, "rb") as pipe:
+        for line in folded(pipe):
+            try:
+                target.write(prefix + line.rstrip(b"\r\n") + b"\n")  # in one go: other processes print there, too
+                target.flush()
+            except (OSError, ValueError):
+                pass  # nobody reads any more: the processes must not block for that
+
+
+def folded(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines, but for tracebacks of KeyboardInterrupt: one line that says where it came."""
+    held: list[bytes] = []
+    for line in lines:
+        if held and not line.startswith(b" "):
+            yield from [_fold(held, line)] if line.startswith(INTERRUPT) else [*held, line]
+            held = []
+        elif held or line.startswith(TRACEBACK):
+            held.append(line)
+        else:
+            yield line
+    yield from held
+
+
+def _fold(traceback: list[bytes], last: bytes) -> bytes:
+    places = [match for match in map(_PLACE.match, traceback) if match]
+    if not places:
+        return last
+    place = places[0]  # where the program was; what it called there may be anything
+    for each in places:
+        if not any(part in each["file"] for part in _LIBRARIES):
+            place = each
+    return b"%s in %s (%s, line %s)" % (last.rstrip(), place["function"] or b"?", place["file"], place["line"])

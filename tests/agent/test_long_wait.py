@@ -1,0 +1,161 @@
+"""What still waits says so: after 10 s, and then after twice the time, by whatever clock it waits."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from remora import rpc
+from remora.agent.calls import Call
+from remora.agent.sending import Sending
+from remora.clock import NEVER
+from remora.errors import CallNotSent, CallTimeout
+from remora.long_wait import LongWait, listed
+from remora.testing.world import World
+from tests.agent.alone import wait_until
+
+T = TypeVar("T")
+
+
+class FakeClock:
+    """Time passes when a thread waits for it, and only then."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.ready_at = NEVER  # when what is waited for comes
+
+    def now(self) -> float:
+        return self.time
+
+    def soon(self, seconds: float) -> float:
+        return self.time + seconds
+
+    def block(self, wait: Callable[[float | None], T], deadline: float, wake: Callable[[], None] | None = None) -> T:
+        self.time = min(deadline, self.ready_at)
+        return wait(0.0)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_reports_come_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    wait = LongWait(lambda: "init_rpc: still waiting for rank 2 of 3", clock)
+    for second in range(1, 100):
+        clock.time = 1000.0 + second
+        wait.look()
+    assert said(caplog) == [f"init_rpc: still waiting for rank 2 of 3, {n} s" for n in (10, 20, 40, 80)]
+
+
+def test_a_look_that_comes_late_reports_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    wait = LongWait(lambda: "it", clock)
+    clock.time += 50
+    wait.look()
+    wait.look()
+    assert said(caplog) == ["it, 50 s"]
+    clock.time += 29
+    wait.look()
+    assert len(said(caplog)) == 1
+    clock.time += 1
+    wait.look()
+    assert said(caplog)[1:] == ["it, 80 s"]
+
+
+def test_nothing_is_described_that_does_not_take_long(caplog: pytest.LogCaptureFixture) -> None:
+    def describe() -> str:
+        raise AssertionError("described too early")
+
+    clock = FakeClock()
+    clock.ready_at = 1009.0
+    assert LongWait(describe, clock).block(lambda _: clock.time >= 1009.0, NEVER)
+    assert said(caplog) == []
+
+
+def test_a_thread_that_blocks_reports_meanwhile_and_is_back_when_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    clock.ready_at = 1045.0
+    assert LongWait(lambda: "it", clock).block(lambda _: clock.time >= 1045.0, NEVER)
+    assert clock.time == 1045.0
+    assert said(caplog) == ["it, 10 s", "it, 20 s", "it, 40 s"]
+
+
+def test_a_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    assert not LongWait(lambda: "it", clock).block(lambda _: False, 1025.0)
+    assert clock.time == 1025.0
+    assert said(caplog) == ["it, 10 s", "it, 20 s"]
+
+
+def test_long_lists_are_cut() -> None:
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([str(n) for n in range(10)], 3) == "0, 1, 2 and 7 more"
+
+
+# Where it is used. Real waits are short here, and are reported soon.
+
+gate = threading.Event()
+
+
+def pass_gate() -> None:
+    assert gate.wait(20.0)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.clear()
+    monkeypatch.setattr("remora.long_wait.FIRST", 0.2)
+
+
+def test_a_gathering_says_whom_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    with World(2, clock="auto") as world:
+        with pytest.raises(CallTimeout):
+            world.run(0, rpc._all_gather, None, timeout=35.0)
+        assert [each for each in said(caplog) if "_all_gather" in each] == [
+            "_all_gather waits for worker1, 10 s",
+            "_all_gather waits for worker1, 20 s",
+        ]
+
+
+def test_shutdown_says_whom_it_waits_for_and_what_that_one_runs(soon: None, caplog: pytest.LogCaptureFixture) -> None:
+    with World(2) as world, ThreadPoolExecutor(1) as pool:
+        future = world.run(0, rpc.rpc_async, "worker1", pass_gate)
+        ending = pool.submit(world.shutdown)
+        try:
+            wait_until(lambda: any("shutdown waits" in each for each in said(caplog)))
+        finally:
+            gate.set()
+        ending.result(20)
+        future.wait()
+    texts = [each for each in said(caplog) if "shutdown waits" in each]
+    running = r"shutdown waits for worker1, which runs tests\.agent\.test_long_wait\.pass_gate since \d+ s"
+    serving = "shutdown waits for 1 call of worker0 served here"
+    assert all(re.match(running, each) or each.startswith(serving) for each in texts), texts
+
+
+def test_a_call_that_waits_for_room_says_so(
+    soon: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with World(2) as world:
+        peer = world[0].peer("worker1")
+        call = Call(peer, "train")
+        call.limit(0.7, 0.7)
+        with monkeypatch.context() as patched:
+            patched.setattr(Sending, "full", True)
+            with pytest.raises(CallNotSent):
+                peer.outgoing.wait_for_room(call)
+    assert said(caplog)[0] == "call of train on worker1 waits until worker1 has taken what was sent before, 0 s"
+
+
+def test_waiting_for_a_connection_says_so(soon: None, caplog: pytest.LogCaptureFixture) -> None:
+    with World(2, reconnect_timeout=1.0) as world:
+        world[0].introduction.barred = lambda name: name == "worker1"
+        with pytest.raises(CallNotSent):
+            world.run(0, rpc.rpc_sync, "worker1", pass_gate)
+    assert said(caplog)[0] == "worker0 still waits for a connection with worker1 (1 call pending), 0 s"
