@@ -217,7 +217,7 @@ class Joined:
 
     __slots__ = ("leaves", "outputs", "received")
 
-    taps = exits = run_received = native = Reach.taps
+    taps, exits, native, run_received = Reach.taps, Reach.exits, Reach.native, Reach.run_received
 
     def __init__(self, segments: Sequence[Segment | Reach]) -> None:
         places: dict[Node, Place] = {}  # by the accumulator: a leaf that was given another type between two calls has two

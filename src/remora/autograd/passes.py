@@ -193,7 +193,8 @@ class Pass:
             _, first, _ = taken = ready.pop()
             if not can_be_joined(first) or (first.received and pace is not Pace.QUICK):
                 return [taken]
-            batch, others = [taken], []
+            batch: Ready = [taken]
+            others: Ready = []
             for each in ready:
                 joins = can_be_joined(each[1]) and (pace is Pace.QUICK or not each[1].received)
                 (batch if joins else others).append(each)
