@@ -110,6 +110,8 @@ BARS: list[Bar] = [
     Beats("backward through 16 calls, memory", "micro-batches", "16 calls, callee's memory", 1),
     Beats("backward through 64 calls", "micro-batches", "64 calls", 1),
     Beats("backward through 64 calls, memory", "micro-batches", "64 calls, callee's memory", 1),
+    Beats("backward through 16 calls and back", "micro-batches-back", "16 calls", 1),
+    Beats("backward through 64 calls and back", "micro-batches-back", "64 calls", 1),
     Beats("8 callers on one callee", "callers", "8", 5),
     StaysBelow("memory by echoes after the first 50", "memory", "by the rest", 4e6),
     StaysBelow("idle, connected to 50", "idle-50", "CPU", 0.005),

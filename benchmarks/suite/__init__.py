@@ -41,6 +41,7 @@ SUITE = [
     Benchmark("references", "100,000 references", reference.many, rounds=2, fresh=True),
     Benchmark("training", "one training step", training.measure, bouts=2),
     Benchmark("micro-batches", "backward through many calls", micro_batches.measure, rounds=3, fresh=True),
+    Benchmark("micro-batches-back", "the same, and back", micro_batches.measure_back, rounds=3, fresh=True),
     Benchmark("startup", "start-up", startup.measure, workers=0),
     Benchmark("memory", "memory held by echoes", memory.measure, rounds=2, fresh=True),
     Benchmark("idle", "a worker at rest", idle.measure, rounds=2),

@@ -1,7 +1,8 @@
 """A pipeline's step: a remote module is called once for each micro-batch, and one backward pass goes through all calls.
 
 Every call reaches the same parameters, so their gradients can be added as they come, or kept until all are there: that is
-what the callee's memory tells.
+what the callee's memory tells. In a pipeline's middle the micro-batches themselves want a gradient, which has to go back to
+where they came from ("and back").
 """
 
 from __future__ import annotations
@@ -55,15 +56,27 @@ def measure(setting: Setting) -> Iterator[Reading]:
         yield Reading(f"{calls} calls, callee's memory", rpc.rpc_sync(peer, peak) - before, Unit.BYTES)
 
 
-def _step(setting: Setting, network: Any, calls: int) -> float:
-    """The seconds of its backward pass."""
+def measure_back(setting: Setting) -> Iterator[Reading]:
+    rpc, (peer, *_) = setting.rpc, setting.peers
+    network = rpc.remote(peer, Network)
+    _step(setting, network, 1, back=True)
+    for calls in setting.effort(CALLS, CALLS[:1]):
+        seconds = [_step(setting, network, calls, back=True) for _ in range(setting.effort(STEPS, 2))]
+        yield Reading(f"{calls} calls", statistics.median(seconds), Unit.SECONDS)
+
+
+def _step(setting: Setting, network: Any, calls: int, back: bool = False) -> float:
+    """The seconds of its backward pass. `back`: the micro-batches want a gradient."""
     rpc, (peer, *_) = setting.rpc, setting.peers
     name = setting.module.replace("rpc", "autograd")
-    autograd, batch = importlib.import_module(name), torch.randn(BATCH, WIDTH)
+    autograd = importlib.import_module(name)
+    batches = [torch.randn(BATCH, WIDTH, requires_grad=back) for _ in range(calls)]
     with autograd.context() as context_id:
-        loss = torch.stack([rpc.rpc_sync(peer, forward, args=(network, batch)).sum() for _ in range(calls)]).sum()
+        loss = torch.stack([rpc.rpc_sync(peer, forward, args=(network, batch)).sum() for batch in batches]).sum()
         seconds = time_all(lambda: autograd.backward(context_id, [loss]))
         gradient = rpc.rpc_sync(peer, last_gradient, args=(name, context_id, network))
+        if back and len(autograd.get_gradients(context_id)) != calls:
+            raise AssertionError(f"not all of {calls} micro-batches have a gradient")
     if not torch.equal(gradient, torch.full((WIDTH,), float(calls * BATCH))):  # every output counts once in the loss
         raise AssertionError(f"a gradient after {calls} calls is {gradient[0]:g}, not {calls * BATCH}")
     return seconds

@@ -13,12 +13,29 @@ from remora.testing.world import World
 
 T = TypeVar("T")
 
+STARTING = 120.0  # seconds for worker processes to start, and for what each does first; torch with CUDA takes long to import
+
 _owned: dict[tuple[str, str], Any] = {}  # a process may be several workers
 
 
 def forget_all() -> None:
     """The end of a test."""
     _owned.clear()
+
+
+class _Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def run_a_first_pass() -> None:
+    """A process alone. Its first pass may import much more of torch: not when a call has a deadline that would pass."""
+    _Same.apply(torch.ones(1, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def own(name: str, make: Callable[[], T]) -> T:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
 import weakref
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch
 from torch import Tensor
 
 from remora import autograd, rpc
+from remora.autograd import passes, segments
 from remora.testing.world import World
 from tests.gradients.belongings import gradient, leaf, my_weight, own, weight_of
 
 CALLS = 12
+PATIENCE = 20.0
 
 
 class Watched(torch.autograd.Function):
@@ -101,3 +105,126 @@ def test_a_leaf_that_gets_another_type_between_two_calls(world: World) -> None:
         second = rpc.rpc_sync("worker1", scaled_part, args=(3.0,))
         autograd.backward(context_id, [first + second])
         assert (gradient(world, 1, context_id, changed) == 5).all()
+
+
+class Meeting(torch.autograd.Function):
+    """The backward of the first call waits for nothing, each other one for another thread that does the same."""
+
+    barrier = threading.Barrier(2)
+    turns = itertools.count()
+    threads: set[int] = set()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        if next(Meeting.turns):
+            Meeting.threads.add(threading.get_ident())
+            Meeting.barrier.wait(PATIENCE)
+        return grad * 2
+
+
+def meet(x: Tensor) -> Tensor:
+    result: Tensor = Meeting.apply(x) * my_weight()
+    return result
+
+
+def test_threads_share_calls_that_take_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "LONG", 0.0)
+    monkeypatch.setattr(passes, "PROCESSORS", 2)
+    Meeting.barrier, Meeting.turns, Meeting.threads = threading.Barrier(2), itertools.count(), set()
+    x = leaf(0)
+    with autograd.context() as context_id:
+        results = [rpc.rpc_sync("worker1", meet, args=(x,)) for _ in range(5)]
+        autograd.backward(context_id, [torch.stack(results).sum()])
+        weight = weight_of(world, 1)
+        assert torch.equal(gradient(world, 0, context_id, x), 10 * weight.detach())
+        assert torch.equal(gradient(world, 1, context_id, weight), 10 * x.detach())
+    assert len(Meeting.threads) == 2
+
+
+def fail_in_third(x: Tensor, number: int) -> Tensor:
+    result: Tensor = Failing.apply(x, number) * my_weight()
+    return result
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: int) -> Tensor:
+        ctx.number = number
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        if ctx.number == 3:
+            raise ValueError("the third one")
+        return grad * 2, None
+
+
+def test_an_error_in_a_call_that_another_thread_runs_ends_the_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "LONG", 0.0)
+    monkeypatch.setattr(passes, "PROCESSORS", 4)
+    x = leaf(0)
+    with autograd.context() as context_id:
+        results = [rpc.rpc_sync("worker1", fail_in_third, args=(x, number)) for number in range(8)]
+        with pytest.raises(ValueError, match="the third one"):
+            autograd.backward(context_id, [torch.stack(results).sum()])
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("hooked", [(), (0,), (1, 2)])
+def test_large_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch, quick: bool, wants: bool, hooked: tuple[int, ...]
+) -> None:
+    """Taken before they come to the accumulator, gradients are those that would have come there, with a leaf that a call
+    uses twice, ones that are broadcast, and ones with a hook."""
+    monkeypatch.setattr(segments, "LARGE", 1)
+    monkeypatch.setattr(passes, "LONG", 60.0 if quick else 0.0)
+    monkeypatch.setattr(passes, "PROCESSORS", 3)
+    seen: list[Tensor] = []
+    leaves = world.run(1, parts)
+    for number in hooked:
+        leaves[number].register_hook(lambda gradient: seen.append(gradient.clone()))
+    xs = [torch.full((2, 3), 2.0 + i, dtype=torch.float64).requires_grad_(wants) for i in range(7)]
+    with autograd.context() as context_id:
+        for turn in (1, 2):
+            outputs = [rpc.rpc_sync("worker1", layer, args=(x,)) for x in xs]
+            autograd.backward(context_id, [torch.stack(outputs).sum()])
+            monkeypatch.undo() if turn == 2 else None
+            found = [gradient(world, 1, context_id, each).clone() for each in leaves]
+            expected = torch.autograd.grad(sum(network(x, leaves).sum() for x in xs), [*leaves, *(xs if wants else [])])
+            for ours, wanted in zip(found, expected, strict=False):
+                assert torch.equal(ours, turn * wanted)
+            for x, wanted in zip(xs if wants else [], expected[3:], strict=True):
+                assert torch.equal(gradient(world, 0, context_id, x), turn * wanted)
+            assert all(each.grad is None for each in leaves)
+    assert len(seen) == 4 * len(hooked)  # ours, and those that `grad` runs
+
+
+def layer(x: Tensor) -> Tensor:
+    return network(x, parts())
+
+
+def network(x: Tensor, leaves: list[Tensor]) -> Tensor:
+    first, second, third = leaves
+    return torch.addcmul(second, x * first, first) + third.expand(2, 3)
+
+
+def scale_by_own(x: Tensor, number: int) -> Tensor:
+    return x * parts()[number]
+
+
+def test_a_large_leaf_of_one_call_with_a_hook(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other call uses it, so it waits for nothing; its hook has to see its gradient, and may change it."""
+    monkeypatch.setattr(segments, "LARGE", 1)
+    leaves = world.run(1, parts)
+    leaves[0].register_hook(lambda gradient: gradient * 10)
+    x = torch.full((3,), 2.0, dtype=torch.float64).requires_grad_()
+    with autograd.context() as context_id:
+        results = [rpc.rpc_sync("worker1", scale_by_own, args=(x, number)) for number in range(2)]
+        autograd.backward(context_id, [torch.stack(results).sum()])
+        assert (gradient(world, 1, context_id, leaves[0]) == 20).all()
+        assert (gradient(world, 1, context_id, leaves[1]) == 2).all()

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from remora import autograd, rpc
-from tests.gradients.belongings import leaf, my_weight
+from tests.gradients.belongings import STARTING, leaf, my_weight, run_a_first_pass
 from tests.workers import Workers
 
-SOON = 5.0
+SOON = 20.0  # seconds: much less than the timeout of a call, which is what a pass without an end would take
 armed = True
 
 
@@ -48,7 +48,7 @@ def weigh_and_go_on(x: Tensor, to: str) -> Tensor:
 
 
 def warm_up() -> None:
-    """The first pass of a process takes a second or two: torch imports more of itself for it."""
+    """A pass that goes to all of them: each has met the others, and knows the functions."""
     with autograd.context() as context_id:
         results = [rpc.rpc_sync(to, weigh, args=(leaf(0),)) for to in ("worker1", "worker2")]
         autograd.backward(context_id, [torch.stack(results).sum()])
@@ -85,7 +85,8 @@ def wait_until_clean(workers: Workers, ranks: list[int]) -> None:
 
 @pytest.mark.parametrize("mode", ["smart"])
 def test_a_worker_is_killed_in_the_middle_of_a_pass(mode: str) -> None:
-    with Workers(3) as workers:
+    with Workers(3, timeout=STARTING) as workers:
+        workers.run_all(run_a_first_pass)
         workers.run(0, warm_up)
         seconds, kind, words, total = workers.run(0, run_into_death, mode)
         assert seconds < SOON
@@ -103,7 +104,8 @@ def open_a_context_and_die() -> None:
 
 
 def test_the_contexts_of_a_killed_worker_are_released() -> None:
-    with Workers(3) as workers:
+    with Workers(3, timeout=STARTING) as workers:
+        workers.run_all(run_a_first_pass)
         workers.run(2, open_a_context_and_die)
         assert [workers.run(rank, debug_info)["num_autograd_contexts"] for rank in (0, 1, 2)] == [1, 1, 1]
         workers.kill(2)

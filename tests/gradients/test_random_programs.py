@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from remora import autograd
 from remora.testing.world import World
+from tests.gradients.belongings import STARTING, run_a_first_pass
 from tests.gradients.corpus import CORPUS
 from tests.gradients.language import Program, refuses
 from tests.gradients.many_workers import Mode, conduct, conduct_once, settle_all
@@ -25,6 +26,7 @@ from tests.workers import Workers
 LONG = bool(os.environ.get("REMORA_LONG"))
 SHRINK = LONG or bool(os.environ.get("REMORA_SHRINK"))
 TIMEOUT = 10.0
+PATIENCE = 60.0  # of calls to processes of their own, which have more to do the first time
 
 
 def examples(number: int) -> settings:
@@ -115,7 +117,8 @@ def test_programs_that_found_bugs(name: str) -> None:
 
 @pytest.mark.timeout(7200 if LONG else 600)
 def test_so_do_workers_in_processes_of_their_own() -> None:
-    with Workers(4, options={"rpc_timeout": TIMEOUT}) as workers:
+    with Workers(4, options={"rpc_timeout": PATIENCE}, timeout=STARTING) as workers:
+        workers.run_all(run_a_first_pass)
 
         @examples(15)
         @given(programs())

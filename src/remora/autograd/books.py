@@ -82,21 +82,8 @@ class Divided:
             self._waiting.setdefault(self._division.label_of(start, label), []).append((start, gradient))
 
     def _handed_out(self, labels: list[int]) -> Ready:
-        """Segments that end at captured leaves alone are one for the engine: it adds up the gradients of a leaf itself, and
-        never has those of several calls at once. The others stay apart, so that what they give to others goes out early."""
         segments = self._division.segments
-        ready: list[int] = []
-        first: int | None = None
-        for label in labels:
-            segment = segments[label]
-            if first is None or not segment.ends_at_leaves or not segment.ends_like(segments[first]):
-                first = label if first is None and segment.ends_at_leaves else first
-                ready.append(label)
-                continue
-            segments[first].leaves.update(segment.leaves)
-            self._waiting.setdefault(first, []).extend(self._waiting.pop(label, []))
-            self._ledger.ran(label)  # nothing comes after it
-        return [(label, segments[label], self._waiting.pop(label, [])) for label in ready]
+        return [(label, segments[label], self._waiting.pop(label, [])) for label in labels]
 
     @property
     def arrived(self) -> int:

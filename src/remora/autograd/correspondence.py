@@ -92,6 +92,11 @@ class Correspondence:
     def deliver(self, this: Pass, errand: Errand[Blame], peer: Peer, parcel: Parcel) -> None:
         self._call(this, errand, peer, GRADIENTS, (this.key, None, parcel))
 
+    def share(self, errand: Errand[Blame], work: Callable[[], None]) -> None:
+        """Have another thread do some of the work of an errand."""
+        errand.begin()
+        self.agent.crew.submit(partial(self._act, errand, work))
+
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: Parcel) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found everybody who takes part, all have been found."""
@@ -163,13 +168,14 @@ class Correspondence:
         if moment is not None:
             moment.join(parcel)
         deliver = partial(self.deliver, this, errand)
+        share = partial(self.share, errand) if this.desk is None else None
         if torch._C._autograd._profiler_enabled():
             with ExitStack() as stack:
                 for _ in parcel:
                     stack.enter_context(record_function(SEND_NAME))
-                this.feed(parcel, deliver)
+                this.feed(parcel, deliver, share)
         else:
-            this.feed(parcel, deliver)
+            this.feed(parcel, deliver, share)
 
     def _search_first(self, this: Pass, part: Part, errand: Errand[Blame], job: Callable[[], None]) -> None:
         """The first round before the second: see `deliver_with_part`."""

@@ -211,25 +211,34 @@ class Segment:
         self.run_received: list[Node] = []  # those of them that are run
         self.outputs: dict[Edge, None] = {}  # of received tensors: those that were reached
 
-    @property
-    def ends_at_leaves(self) -> bool:
-        """Whether all that comes of it are captured gradients of leaves."""
-        return not (self.taps or self.native or self.received)
 
-    def ends_like(self, other: Segment) -> bool:
-        """Whether it comes to the same accumulators as another one, for each leaf of both. A leaf that was given another
-        type between two calls has two."""
+class Joined:
+    """Several segments that end at what can be captured, to be run in one go."""
+
+    __slots__ = ("leaves", "outputs", "received")
+
+    taps, exits, native, run_received = Reach.taps, Reach.exits, Reach.native, Reach.run_received
+
+    def __init__(self, segments: Sequence[Segment | Reach]) -> None:
+        places: dict[Node, Place] = {}  # by the accumulator: a leaf that was given another type between two calls has two
         with looking:
-            return all(
-                node is None or node.next_functions[number][0] is _accumulator(other.leaves[key])
-                for key, (_, node, number) in self.leaves.items()
-                if key in other.leaves
-            )
+            for segment in segments:
+                for place in segment.leaves.values():
+                    places[_accumulator(place)] = place
+            self.leaves = dict(enumerate(places.values()))
+            places.clear()
+        self.received = [node for segment in segments for node in segment.received]
+        self.outputs = {edge: None for segment in segments for edge in segment.outputs}
+
+
+def can_be_joined(segment: Segment | Reach | Joined) -> bool:
+    """Whether all its ends can be captured."""
+    return not (segment.taps or segment.native or segment.run_received)
 
 
 def _accumulator(place: Place) -> Node:
     leaf, node, number = place
-    return in_front_of(leaf).grad_fn.next_functions[0][0] if node is None else node.next_functions[number][0]  # type: ignore[union-attr]
+    return (in_front_of(leaf).grad_fn if node is None else node).next_functions[0 if node is None else number][0]  # type: ignore[union-attr]
 
 
 class Division:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 
@@ -25,14 +26,16 @@ ByLeaf = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
     """The gradients of a context (see `ByLeaf`)."""
 
-    __slots__ = ("_lock", "_touched")
+    __slots__ = ("_locks", "_order", "_touched")
 
     def __init__(self) -> None:
         super().__init__()
-        # Several threads run parts of a pass at once, and a sum is read, changed and written. Without the lock two of them
-        # that bring the first gradients of a leaf would lose one. It is reentrant: the collector may run a destructor of
-        # the program while it is held, and a thread must not wait for itself.
-        self._lock = threading.RLock()
+        # Several threads run parts of a pass at once, and a sum is read, changed and written. Without a lock two of them
+        # that bring the first gradients of a leaf would lose one. One for each leaf: to add a large gradient takes long,
+        # and other threads add to other leaves meanwhile. They are reentrant: the collector may run a destructor of the
+        # program while one is held, and a thread must not wait for itself. A thread holds one of them at a time.
+        self._locks: dict[int, threading.RLock] = {}  # by the id of the leaf, like the sums
+        self._order = threading.RLock()  # of the streams of threads that add, on devices; taken before that of a leaf
         self._touched: dict[object, streams.Moment] = {}  # when the sums are there, on devices: by the streams that add
 
     def add(self, leaves: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
@@ -40,20 +43,21 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         could not be taken over, and would not be freed before all are added. One for several leaves is copied for each."""
         seen: set[int] = set()
         shared = [each for each in gradients if id(each) in seen or seen.add(id(each))]  # type: ignore[func-returns-value]
-        with self._lock:
+        with self._order if streams.watched else nullcontext():
             if streams.watched:
                 self._join([gradient for _, gradient in self.values()])
             while leaves:
                 leaf, gradient = leaves.pop(), gradients.pop()
                 if gradient is None:
                     continue
-                known = self.get(id(leaf))
-                if known is not None:
-                    self._add_to(leaf, known[1], gradient)
-                    continue
-                # What the engine gives us is often a view of something that nothing else has: that goes with the view.
-                gradient = gradient.detach()
-                self[id(leaf)] = leaf, gradient if _may_be_taken(gradient, leaf) else _copy(gradient, leaf)
+                with self._locks.setdefault(id(leaf), threading.RLock()):
+                    known = self.get(id(leaf))
+                    if known is not None:
+                        self._add_to(leaf, known[1], gradient)
+                        continue
+                    # What the engine gives us is often a view of something that nothing else has: that goes with the view.
+                    gradient = gradient.detach()
+                    self[id(leaf)] = leaf, gradient if _may_be_taken(gradient, leaf) else _copy(gradient, leaf)
             if streams.watched:
                 self.touch()
         del shared  # until here, so that none of those was taken

@@ -6,8 +6,12 @@ given; it knows no messages.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -15,7 +19,7 @@ import torch
 
 from remora.autograd import segments
 from remora.autograd.books import Divided, Ready, Whole
-from remora.autograd.graph import Edge, Reach
+from remora.autograd.graph import Edge, Joined, Reach, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 
 if TYPE_CHECKING:
@@ -28,6 +32,19 @@ Part = dict[int, list[int]]  # of what was sent: by message, the tensors whose g
 Owed = dict[int, tuple[int, list[str]]]  # by worker: how many gradients had come to it, and what it waited for then
 Desk = SimpleQueue[Callable[[], None] | None]  # work for a thread
 Parcel = dict[int, Gradients]  # gradients for what was sent: by message
+Deliver = Callable[["Peer", Parcel], None]
+Share = Callable[[Callable[[], None]], None]  # have another thread do some work, too
+
+LONG = 0.001  # seconds: a segment that takes longer is worth another thread
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Pace(Enum):
+    """How long the segments of a pass take, as far as is known."""
+
+    UNKNOWN = 0
+    QUICK = 1
+    SLOW = 2
 
 
 class Pass:
@@ -98,16 +115,16 @@ class Pass:
 
     # Gradients come.
 
-    def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Callable[[Peer, Parcel], None]) -> None:
+    def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Deliver, share: Share | None = None) -> None:
         """The gradients of the roots: where every pass begins."""
         with self._lock:
             book = self._book or self._begin()
             ready = book.arrive({ROOTS: list(zip(self._roots, gradients, strict=True))})
-        self._run(book, ready, deliver)
+        self._run(book, ready, deliver, share, Pace.UNKNOWN)
 
-    def feed(self, parcel: Parcel, deliver: Callable[[Peer, Parcel], None]) -> None:
+    def feed(self, parcel: Parcel, deliver: Deliver, share: Share | None = None) -> None:
         """Gradients for what was sent. Runs what can be run with them, and has the gradients of what was received
-        delivered."""
+        delivered. What takes long is shared with other threads."""
         with self._lock:
             if self.failure is not None or self.context.released:
                 self._refuse()
@@ -122,7 +139,7 @@ class Pass:
                     raise RuntimeError(f"{self!r}: gradients came for message {message}, which takes no part in it")
                 came[message] = send.incoming(gradients, part)
             ready = book.arrive(came)
-        self._run(book, ready, deliver)
+        self._run(book, ready, deliver, share, Pace.UNKNOWN)
 
     def _begin(self) -> Whole | Divided:
         """Gradients flow only when it is known who takes part: from here on nothing of it changes."""
@@ -150,24 +167,58 @@ class Pass:
             raise self._not_sent(name)
         return [send.starts[number] for number in sorted(self._part[name])]
 
-    def _run(self, book: Whole | Divided, ready: Ready, deliver: Callable[[Peer, Parcel], None]) -> None:
-        while ready:
-            label, segment, incoming = ready.pop()
-            with self._lock:
-                if self.failure is not None or self.context.released:
-                    self._refuse()
-                self._running += 1
-            try:
-                leaving, received = segments.run(
-                    segment, incoming, self.context.gradients, self.retain_graph, book.lent
-                )
-            finally:
-                self._rest()
-            parcels = self._parcels(received) if received else {}
-            with self._lock:
-                ready += book.ran(label, leaving)
+    def _run(self, book: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None, pace: Pace) -> None:
+        """Run what is ready, and what becomes ready because of it.
+
+        Segments that give nothing to other workers are run in one go: the engine adds up the gradients of a leaf itself, and
+        never has those of several calls at once. Of the others, the first is run alone. If that was quick, the rest is run
+        in one go. If not, other threads help, and what each segment gives goes out when that has been run.
+        """
+        while batch := self._taken(ready, pace):
+            begun = time.perf_counter()
+            parcels = self._run_batch(book, batch, ready)
             for peer, parcel in parcels.items():
                 deliver(peer, parcel)
+            if pace is Pace.UNKNOWN and ready:
+                pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
+                if pace is Pace.SLOW and share is not None:
+                    for _ in range(min(len(ready), PROCESSORS) - 1):
+                        share(partial(self._run, book, ready, deliver, None, pace))
+
+    def _taken(self, ready: Ready, pace: Pace) -> Ready:
+        """Take from the list what is to be run next. Other threads may do so with the same list."""
+        with self._lock:
+            if not ready:
+                return []
+            _, first, _ = taken = ready.pop()
+            if not can_be_joined(first) or (first.received and pace is not Pace.QUICK):
+                return [taken]
+            batch: Ready = [taken]
+            others: Ready = []
+            for each in ready:
+                joins = can_be_joined(each[1]) and (pace is Pace.QUICK or not each[1].received)
+                (batch if joins else others).append(each)
+            ready[:] = others
+            return batch
+
+    def _run_batch(self, book: Whole | Divided, batch: Ready, ready: Ready) -> dict[Peer, Parcel]:
+        """Run segments, and add to `ready` what can be run after them; the gradients that leave this worker."""
+        with self._lock:
+            if self.failure is not None or self.context.released:
+                self._refuse()
+            self._running += 1
+        try:
+            labels = [label for label, _, _ in batch]
+            segment = batch[0][1] if len(batch) == 1 else Joined([each for _, each, _ in batch])
+            incoming = [each for _, _, some in batch for each in some]
+            batch.clear()  # what it had, too, would not be freed while the segments are run
+            leaving, received = segments.run(segment, incoming, self.context.gradients, self.retain_graph, book.lent)
+        finally:
+            self._rest()
+        with self._lock:
+            for label in labels:
+                ready += book.ran(label, leaving)
+        return self._parcels(received) if received else {}
 
     def _parcels(self, received: segments.Received) -> dict[Peer, Parcel]:
         parcels: dict[Peer, Parcel] = {}

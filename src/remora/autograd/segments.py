@@ -10,24 +10,27 @@ at those. The engine computes no gradient for a node that it will not come to; a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from remora.autograd.claims import Claim, Lent, set_up_gate
-from remora.autograd.graph import Capturing, Ends, LeafNode, Node, Reach, Segment, looking
+from remora.autograd.graph import Capturing, Ends, Joined, LeafNode, Node, Place, Reach, Segment, looking
 from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, in_front_of
 from remora.devices import streams
 
 Received = list[tuple[Recv, Gradients]]
+Runnable = Segment | Reach | Joined
+
+LARGE = 1 << 18  # elements: a gradient of which to add it takes much longer than to run a hook
 
 
 def run(
-    segment: Segment | Reach,
+    segment: Runnable,
     incoming: Incoming,
     gathered: Gathered,
     retain_graph: bool,
@@ -55,7 +58,7 @@ def run(
     return leaving, [(node.recv, gradients) for node, gradients in received.items()]
 
 
-def _parted(incoming: Incoming, segment: Segment | Reach) -> tuple[Incoming, Incoming]:
+def _parted(incoming: Incoming, segment: Runnable) -> tuple[Incoming, Incoming]:
     """Those that come in at ends of the segment, and the others."""
     ends: Incoming = []
     others: Incoming = []
@@ -69,7 +72,7 @@ def _parted(incoming: Incoming, segment: Segment | Reach) -> tuple[Incoming, Inc
     return ends, others
 
 
-def _is_native(start: Start, segment: Segment | Reach) -> bool:
+def _is_native(start: Start, segment: Runnable) -> bool:
     if isinstance(start, torch.Tensor):
         return id(start) in segment.native
     return start.node in segment.run_received
@@ -79,7 +82,7 @@ def _is_native(start: Start, segment: Segment | Reach) -> bool:
 
 
 def _capture(
-    segment: Segment | Reach, incoming: Incoming, gathered: Gathered, retain_graph: bool, received: dict[Node, Gradients]
+    segment: Runnable, incoming: Incoming, gathered: Gathered, retain_graph: bool, received: dict[Node, Gradients]
 ) -> None:
     """Run the segment up to its ends, and take the gradients that come there."""
     leaves: list[torch.Tensor] = []
@@ -94,7 +97,9 @@ def _capture(
                     ends.append(leaf if node is None else GradientEdge(*node.next_functions[number]))
         ends += (GradientEdge(*edge) for edge in outputs)
         starts, gradients = _unzipped(incoming)
-        captured = _run_capturing(ends, starts, gradients, retain_graph) if starts and ends else []
+        early = isinstance(segment, Segment) and any(leaf.numel() >= LARGE for leaf in leaves)
+        with _taking_early(segment.leaves.values(), gathered) if early else nullcontext():
+            captured = _run_capturing(ends, starts, gradients, retain_graph) if starts and ends else []
     if not captured:
         return
     for node, number in reversed(outputs):
@@ -120,6 +125,53 @@ def _unzipped(incoming: Incoming) -> tuple[tuple[Start, ...], tuple[torch.Tensor
     return tuple(start for start, _ in pairs), tuple(gradient for _, gradient in pairs)
 
 
+# Where a leaf is large, gradients are added where they leave the last node before their leaf, the small ones beside it, too.
+# Captured ones would all be there at the end of the run, and their memory, given back and taken anew in each run, would cost
+# more time than to add them.
+
+
+@contextmanager
+def _taking_early(places: Iterable[Place], gathered: Gathered) -> Iterator[None]:
+    """What nodes give for leaves is added at once, and the engine gets nothing for those. A leaf that has other edges gets
+    the rest at the end. Claimed, because torch does not let a thread hang a hook on a node that another one runs."""
+    before: dict[Node, dict[int, torch.Tensor]] = {}
+    for leaf, node, number in places:
+        if node is not None and leaf.requires_grad and _may_be_taken_early(leaf):
+            before.setdefault(node, {})[number] = leaf
+    with Claim(before), ExitStack() as stack:
+        for node, leaves in before.items():
+            stack.callback(node.register_hook(_Taker(leaves, gathered)).remove)
+        yield
+
+
+def _may_be_taken_early(leaf: torch.Tensor) -> bool:
+    """A hook of the leaf would have to see its gradient; on devices the order of streams is kept for a whole run; and to
+    look for a NaN the engine needs what a node gives."""
+    return not leaf._backward_hooks and leaf.device.type == "cpu" and not torch.is_anomaly_enabled()
+
+
+class _Taker:
+    """A hook behind a node. It leaves alone what other threads run: a local pass may come through the node, too."""
+
+    __slots__ = ("_gathered", "_leaves", "_thread")
+
+    def __init__(self, leaves: dict[int, torch.Tensor], gathered: Gathered) -> None:
+        self._leaves = leaves
+        self._gathered = gathered
+        self._thread = threading.get_ident()
+
+    def __call__(self, computed: tuple[Any, ...], came_in: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != self._thread:
+            return None
+        rest = list(computed)
+        for number, leaf in self._leaves.items():
+            gradient = computed[number]
+            if type(gradient) is torch.Tensor and gradient.layout is torch.strided and gradient.dtype is leaf.dtype:
+                self._gathered.add([leaf], [_as_for(leaf, gradient)])
+                rest[number] = None
+        return tuple(rest)
+
+
 # Running.
 
 
@@ -131,7 +183,7 @@ def _run_up_to(exits: Sequence[Node], incoming: Incoming, retain_graph: bool) ->
 
 
 def _run_native(
-    segment: Segment | Reach,
+    segment: Runnable,
     incoming: Incoming,
     gathered: Gathered,
     lent: Sequence[torch.Tensor] | None,
@@ -153,7 +205,7 @@ def _run_native(
 
 
 @contextmanager
-def _collecting(segment: Segment | Reach, received: dict[Node, Gradients]) -> Iterator[None]:
+def _collecting(segment: Runnable, received: dict[Node, Gradients]) -> Iterator[None]:
     for node in segment.run_received:
         node.recv.collecting = threading.get_ident(), received[node]
     try:
@@ -163,7 +215,7 @@ def _collecting(segment: Segment | Reach, received: dict[Node, Gradients]) -> It
             node.recv.collecting = None
 
 
-def _run_tapped(segment: Segment | Reach, incoming: Incoming, retain_graph: bool) -> Incoming:
+def _run_tapped(segment: Runnable, incoming: Incoming, retain_graph: bool) -> Incoming:
     """Run the segment without its ends; the gradients that leave it, for its ends and for others."""
     outgoing: Incoming = []
     moments: list[streams.Moment | None] = []  # when they are there, on devices
@@ -243,7 +295,11 @@ def _fitted(gradient: torch.Tensor | None, node: Node, number: int) -> torch.Ten
     if gradient is None:
         return None
     start = _start_behind(node, number)
-    wanted: Any = start if isinstance(start, torch.Tensor) else start.node._input_metadata[start.output_nr]
+    return _as_for(start if isinstance(start, torch.Tensor) else start.node._input_metadata[start.output_nr], gradient)
+
+
+def _as_for(wanted: Any, gradient: torch.Tensor) -> torch.Tensor:
+    """Of the shape and the type that are wanted."""
     if gradient.layout is torch.strided and gradient.shape != wanted.shape:
         gradient = gradient.sum_to_size(wanted.shape)
     return gradient.to(wanted.dtype) if gradient.dtype != wanted.dtype else gradient
