@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from remora.errors import AuthenticationError
 from remora.protocol.handshake import Caller, Identity
 from tests.processes import targets
 from tests.workers import Workers
@@ -210,7 +211,6 @@ def test_a_worker_without_a_secret_does_not_listen_where_others_can_reach_it() -
 
 def try_to_listen_everywhere(init_method: str) -> None:
     from remora import rpc
-from remora.errors import AuthenticationError
 
     options = rpc.RemoraRpcBackendOptions(init_method=init_method, host="0.0.0.0")
     rpc.init_rpc("worker0", rank=0, world_size=1, rpc_backend_options=options)
