@@ -307,7 +307,8 @@ def call_one_by_one(to: str, n: int) -> list[Any]:
 
 
 def test_a_real_worker_freezes_itself_and_wakes_up() -> None:
-    with Workers(2, options={"faults": "freeze worker1 after 4 for 600ms"}) as workers:
+    # (The greetings of the two when they start are four messages.)
+    with Workers(2, options={"faults": "freeze worker1 after 8 for 600ms"}) as workers:
         started = time.monotonic()
         assert workers.run(0, call_one_by_one, "worker1", 5) == list(range(5))
         assert time.monotonic() - started > 0.5

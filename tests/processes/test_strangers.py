@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from remora.errors import AuthenticationError
 from remora.protocol.handshake import Caller, Identity
 from tests.processes import targets
 from tests.workers import Workers
@@ -172,31 +173,28 @@ def test_a_worker_that_comes_late_gets_through_a_flood() -> None:
         assert seconds < 3.0
 
 
-def test_workers_with_different_secrets_get_an_error_and_live_on() -> None:
-    def options(rank: int) -> dict[str, object]:
-        return {**OPTIONS, "secret": f"the secret of worker {rank // 2}, long enough"}
+def test_a_worker_with_another_secret_gets_an_error_and_the_others_live_on() -> None:
+    def secret(rank: int) -> str:
+        return f"the secret of worker {rank // 2}, long enough"
 
-    with Workers(3, options=options) as workers:
-        seconds, kind, words = workers.run(0, targets.timed_call, "worker2", targets.double, 2)
-        assert kind == "AuthenticationError"
-        assert "worker2" in words
-        assert "secret" in words
-        assert seconds < 3.0
+    with Workers(3, join=False) as workers:
+        for rank in (0, 1):
+            workers.run(rank, targets.join_dynamic, f"worker{rank}", rank, workers.init_method, secret=secret(rank))
+        with pytest.raises(AuthenticationError, match=r"worker2 cannot talk to worker0 .*same secret"):
+            workers.run(2, targets.join_dynamic, "worker2", 2, workers.init_method, secret=secret(2))
         assert workers.run(0, targets.call, "worker1", targets.double, 2) == 4
-        assert workers.run(2, targets.timed_call, "worker1", targets.double, 2)[1] == "AuthenticationError"
-        workers.stop(2)  # they cannot leave together
+        workers.run(1, targets.leave)
+        workers.run(0, targets.leave)
 
 
 def test_a_worker_with_a_secret_does_not_talk_to_one_without() -> None:
     def options(rank: int) -> dict[str, object]:
         return OPTIONS if rank else {"transports": ["tcp"], "host": "127.0.0.1", "insecure": True}
 
-    with Workers(2, options=options) as workers:
-        for rank in (0, 1):
-            _, kind, words = workers.run(rank, targets.timed_call, f"worker{1 - rank}", targets.double, 2)
-            assert kind == "AuthenticationError"
-            assert "insecure" in words
-        workers.stop(1)
+    with Workers(2, join=False, options=options) as workers:
+        for pending in [workers.join(rank) for rank in range(2)]:
+            with pytest.raises(AuthenticationError, match=r"no secret, and insecure: 'worker0' \(rank 0\)"):
+                pending.result(20)
 
 
 def test_insecure_workers_talk_if_all_of_them_say_so() -> None:

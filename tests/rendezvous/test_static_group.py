@@ -275,7 +275,7 @@ def test_ctrl_c_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     group = StaticGroup(store, 2, 20)
 
-    def interrupted(key: str, deadline: float) -> bool:
+    def interrupted(key: str, deadline: float, look: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(group._board, "wait", interrupted)

@@ -331,6 +331,7 @@ def _barrier(worker_names: set[str] | list[str]) -> None:
 @_require_initialized
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Block until all workers are here, serving calls meanwhile."""
+    timeout = check_timeout(timeout, "the timeout of _wait_all_workers")
     gathering.all_gather(sys.modules[__name__], _worker(), None, None, timeout, "shutdown")
 
 
