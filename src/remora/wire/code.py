@@ -15,6 +15,7 @@ the class was defined it would put copies in the place of its methods, with glob
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import os
 import secrets
@@ -46,7 +47,7 @@ def identity() -> str:
 
 def _hash_of_main() -> str:
     path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if path is None or hasattr(sys, "ps1") or sys.flags.inspect:
+    if path is None or hasattr(sys, "ps1") or sys.flags.inspect or hasattr(builtins, "__IPYTHON__"):
         return ""
     try:
         with open(path, "rb") as file:
