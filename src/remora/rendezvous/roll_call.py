@@ -123,6 +123,8 @@ class RollCall:
     # Who waits for long looks for what keeps the others from coming.
 
     def _look_around(self) -> None:
+        if self._board.has([self._key("roster")]):
+            return  # it was formed meanwhile: what is at the store now may be of another group
         name, size = self._last()
         if size != self._size:
             self._fail_both(
@@ -130,6 +132,8 @@ class RollCall:
                 f"Worker {name!r} came with world_size={size}, worker {self._record} with world_size={self._size}. Start "
                 "all workers of a group with the same world_size.",
             )
+        if self._board.has_foreign(_OF_TORCH.format(self._record.id)):
+            return  # we used it ourselves before: what the others wrote is from then
         foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._board.has_foreign(_OF_TORCH.format(number))]
         if foreign:
             self._close(

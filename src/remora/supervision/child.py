@@ -127,17 +127,22 @@ def _start_function(
     """In a new interpreter: a fork of this one would inherit locks that are held and a worker that is not its own."""
     with tempfile.TemporaryFile() as luggage:
         pickle.dump(sys.path, luggage)
-        pickle.dump((_main_module(), *_by_name_and_by_value((target, args))), luggage)
+        main = _main_module()
+        parcels = _by_name_and_by_value((target, args)) if main else (None, cloudpickle.dumps((target, args)))
+        pickle.dump((main, *parcels), luggage)
         luggage.seek(0)
         number = luggage.fileno()
         return _start([sys.executable, "-c", _UNPACK, str(number)], env, streams, [number])
 
 
 def _main_module() -> dict[str, Any]:
-    """What multiprocessing needs to load our main module in the child, under the name `__mp_main__`."""
+    """What multiprocessing needs to load our main module in the child, under the name `__mp_main__`. Nothing if it
+    would not: then names of `__main__` mean nothing there."""
     main: Any = sys.modules["__main__"]
     name, path = getattr(getattr(main, "__spec__", None), "name", None), getattr(main, "__file__", None)
     if hasattr(sys, "ps1") or path is None or not os.path.isfile(path):  # what is there was typed in
+        return {}
+    if name is not None and name.rpartition(".")[2] == "__main__":  # `python -m package`, which multiprocessing leaves out
         return {}
     found = {"init_main_from_path": os.path.abspath(path)} if name is None else {"init_main_from_name": name}
     return {**found, "sys_argv": sys.argv}

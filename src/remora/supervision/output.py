@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from types import TracebackType
 from typing import BinaryIO
 
 TRACEBACK = b"Traceback (most recent call last):"
 INTERRUPT = b"KeyboardInterrupt"
 LAST_WORDS = 2.0  # seconds for what has been printed to be passed on
+PAUSE = 0.2  # seconds that the rest of a line may take
+_LINE_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!$)")  # (behind a last carriage return, a line feed may follow)
 _LIBRARIES = (b"site-packages", b"<frozen", os.path.dirname(os.path.dirname(__file__)).encode())
 _PLACE = re.compile(rb'  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
 
@@ -51,13 +55,33 @@ class Output:
 
 
 def _pass_on(descriptor: int, prefix: bytes, target: BinaryIO) -> None:
-    with open(descriptor, "rb") as pipe:
-        for line in folded(pipe):
+    at_start = True
+    with open(descriptor, "rb", buffering=0) as pipe:
+        for line in folded(pieces(pipe)):
+            text = prefix + line if at_start else line
+            at_start = line.endswith((b"\n", b"\r"))
             try:
-                target.write(prefix + line.rstrip(b"\r\n") + b"\n")  # in one go: other processes print there, too
+                target.write(text)  # in one go: other processes print there, too
                 target.flush()
             except (OSError, ValueError):
                 pass  # nobody reads any more: the processes must not block for that
+
+
+def pieces(pipe: FileIO) -> Iterator[bytes]:
+    """Lines, with their ends: a line feed, or the carriage return of a progress bar. What has no end after a moment (a
+    prompt, for example) is passed on without; after the last piece the line is ended."""
+    rest = b""
+    while True:
+        if rest and not select.select([pipe], [], [], PAUSE)[0]:
+            yield rest
+            rest = b""
+        data = pipe.read(1 << 16)
+        if not data:
+            break
+        *lines, rest = _LINE_ENDS.split((rest + data).replace(b"\r\n", b"\n"))
+        yield from lines
+    if rest:
+        yield rest.rstrip(b"\r") + b"\n"
 
 
 def folded(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -82,4 +106,4 @@ def _fold(traceback: list[bytes], last: bytes) -> bytes:
     for each in places:
         if not any(part in each["file"] for part in _LIBRARIES):
             place = each
-    return b"%s in %s (%s, line %s)" % (last.rstrip(), place["function"] or b"?", place["file"], place["line"])
+    return b"%s in %s (%s, line %s)\n" % (last.rstrip(), place["function"] or b"?", place["file"], place["line"])

@@ -16,16 +16,19 @@ the class was defined it would put copies in the place of its methods, with glob
 from __future__ import annotations
 
 import builtins
+import functools
 import hashlib
 import os
 import secrets
 import sys
 import weakref
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+CACHED = functools._lru_cache_wrapper
 MAIN = "main"  # where a worker's record says what it runs
 MAIN_NAMES = ("__main__", "__mp_main__")  # the second one: in processes that multiprocessing, or a Supervisor, started
 _IN_BOTH = b"_main__"
@@ -90,14 +93,27 @@ def reduce_named(pickler: Any, code: FunctionType | type) -> tuple[Any, ...]:
     return reduced
 
 
+def reduce_cached(cached: Any) -> tuple[Any, ...]:
+    """A function under `functools.lru_cache`, which pickle knows by its name alone. Its receiver has a cache of its own."""
+    return _cached_again, (cached.__wrapped__, cached.cache_parameters())
+
+
 def keep_home(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What cloudpickle made of a class, such that it is left alone where it was defined."""
+    """What cloudpickle made of a class, such that it is left alone where it was defined. cloudpickle makes a class with
+    `__slots__` anew without them; then its instances would have a `__dict__`, and could not come back."""
     if cls not in _made_here:
         _defined_here.add(cls)
-    return (*reduced[:5], _set_class_state)
+    make, args = reduced[:2]
+    if "__slots__" in vars(cls) and make is cloudpickle.cloudpickle._make_skeleton_class:
+        args = (*args[:3], {**args[3], "__slots__": vars(cls)["__slots__"]}, *args[4:])
+    return (make, args, *reduced[2:5], _set_class_state)
 
 
 # What follows runs on the receiver. Its name is on the wire.
+
+
+def _cached_again(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
 def _set_class_state(cls: type, state: Any) -> type:

@@ -37,8 +37,9 @@ _MISSING_CODE = (
 )
 _SEND_MODULE = " Or have its code sent along: cloudpickle.register_pickle_by_value(module), where it is sent from."
 _MOVE_TO_TOP = (
-    " Both workers run the same main program, so its code goes by name; but this name is not defined there (yet). Define it"
-    ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`.'
+    " If both workers run the same main program, its code goes by name, and this name is not defined there (yet): define it"
+    ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`. Else this is an object that pickle'
+    " knows by its name alone: define it in a module that both workers have."
 )
 
 Reduce = Callable[[Any, PackScope], Reduced]
@@ -303,6 +304,8 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type):
+            if isinstance(obj, code.CACHED) and code.goes_by_value(obj.__module__, self.shares_main):
+                return code.reduce_cached(obj)
             return super().reducer_override(obj)
         by_value = code.goes_by_value(obj.__module__, self.shares_main)
         if not by_value and code.has_name(obj):
