@@ -65,9 +65,30 @@ def test_one_that_fails_does_not_stop_the_rest(steps: Steps, caplog: pytest.LogC
         steps.post(taken.append, 1)
         raise ValueError("on purpose")
 
-    steps.post(outer)
+    thread = threading.Thread(target=steps.post, args=(outer,))
+    thread.start()
+    thread.join()
     assert taken == [1]
     assert "on purpose" in caplog.text
+
+
+def test_on_the_main_thread_an_error_may_be_a_signal_handlers(steps: Steps, later: list[Callable[[], None]]) -> None:
+    """It is raised, and another thread takes the step again."""
+    taken: list[int] = []
+
+    def struck_once() -> None:
+        taken.append(1)
+        if len(taken) == 1:
+            raise TimeoutError("of an alarm")
+
+    with pytest.raises(TimeoutError):
+        steps.post(struck_once)
+    [go_on] = later
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    thread.join()
+    assert taken == [1, 1]
+    assert not steps
 
 
 def test_many_threads_take_all_steps_in_order(steps: Steps) -> None:

@@ -87,6 +87,7 @@ class Agent:
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests
         self.running = False
+        self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.forked = False  # this is a copy, in a child of the process that it runs in
         self.gil_profiling = False
         if settings.faults:
@@ -305,6 +306,8 @@ class Agent:
         for peer in self.peers.all():
             peer.outgoing.look_after_reader()
         self.crew.look_again()
+        for look in self.ticks:
+            look()
         self.door.tick(now)
         self.dispatch.tell_progress(now, now + 2 * TICK)
         if forgotten.due:

@@ -36,10 +36,12 @@ class Attendance:
         if monotonic() - channel.visited > MEMORY:
             channel.watch()
             return
-        channel.attended = True
         self._attended.add(channel)
         if self._timer is None or not self._timer.pending:
             self._timer = self._timers.soon(ROUND, self._look)
+        channel.attended = True  # last: from here on, calls rely on the timer
+        if channel not in self._attended:
+            channel.desert()  # the timer looked in between, and gave it up
 
     def _look(self) -> None:
         for channel in list(self._attended):

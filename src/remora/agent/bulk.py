@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from remora.agent.handover import DEVICE, Handover
+from remora.agent.turn import may_be_struck
 from remora.transport import loans, shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
@@ -128,6 +129,8 @@ class Sharing:
         try:
             storages, filling = self._borrower.take(view[start:end], self.now(), frame.loans)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is None and may_be_struck():
+                raise  # a signal handler's TimeoutError: another thread does it again
             frame.buffers = None
             self._borrower.unused.extend(shm.loans_in(view[start:end]))
             if isinstance(error, OSError) and error.errno in _SHORTAGE:

@@ -354,7 +354,26 @@ class Future(torch.futures.Future[T]):
             else:
                 result._succeed(value)
 
-        self.add_done_callback(run)
+        follow = partial(run_clean, recorded(run))
+
+        to_be_run = {0: follow}  # the thread that takes it out runs it
+
+        def settle(_: object) -> None:
+            try:
+                taken = to_be_run.pop(0, None)
+                if taken is not None:
+                    taken(self)
+            except BaseException as error:  # of a signal handler: `run` raises nothing itself
+                if not result._settled:
+                    result._fail(_as_runtime_error(error))
+                raise
+
+        if not self._settled or not _Base.done(self):
+            self.followed = True
+            self.heed()
+            super().add_done_callback(settle)
+        if _Base.done(self):
+            settle(self)  # not by torch, which swallows the exception of a signal handler
         return result
 
     def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:

@@ -28,6 +28,7 @@ from remora.agent.peer import Peer, State
 from remora.agent.places import Places
 from remora.agent.roll import Roll
 from remora.agent.timers import Timers
+from remora.agent.turn import may_be_struck
 from remora.agent.vigil import HostSilent, Vigil
 from remora.devices import streams
 from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
@@ -230,6 +231,12 @@ class Peers(Roll):
 
     def connect(self, peer: Peer) -> None:
         """Give the channel to a peer a link, soon."""
+        if may_be_struck():
+            self._crew.see_to(partial(self._connect, peer))  # else a strike between the steps could leave it undialled
+        else:
+            self._connect(peer)
+
+    def _connect(self, peer: Peer) -> None:
         if self.parting and not peer.gone and not peer.outgoing.pending:
             return  # it has answered our farewell: that its link is gone is no reason to wonder whether it lives
         with peer.lock:

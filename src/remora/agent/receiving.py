@@ -167,18 +167,18 @@ class Receiving(SendingLarge):
         try:
             self._inbox.extend(read())
         except BaseException as error:
-            self._cannot_read(port, error)
+            if not self._cannot_read(port, error):
+                raise
         else:
             self._sort(port)
 
-    def _cannot_read(self, port: Port, error: BaseException) -> None:
-        """How much was read is not known, or it makes no sense: a new link begins afresh. Raises what is not of the
-        link."""
+    def _cannot_read(self, port: Port, error: BaseException) -> bool:
+        """How much was read is not known, or it makes no sense: a new link begins afresh. Whether the error is one of
+        the link."""
         if isinstance(error, Damaged):
             self._salvage(error.frames)
         self._broken(port, self._damage(error) if isinstance(error, ProtocolError) else error)
-        if not (is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))):
-            raise error
+        return is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))
 
     def _salvage(self, frames: list[Frame]) -> None:
         """What came before the damage counts: else a link that is damaged often would never get anywhere."""
@@ -251,6 +251,8 @@ class Receiving(SendingLarge):
                 inbox.popleft()
         except BaseException as error:
             if call is not None and call.id not in pending:
+                self.unhurried.discard(call.id)
+                self.expected.discard(call.id)
                 if call.asynchronous:
                     self._answered.append(call)
                 else:
@@ -433,8 +435,9 @@ class Receiving(SendingLarge):
 
     def _check_block(self, call: Call) -> None:
         """Nothing came for a second. Raise if this very thread keeps the answer from coming."""
-        if blocks_itself():
-            self.forget(call)
+        if not call.settled and call.deadline > call.peer.now() and blocks_itself():
+            if not call.asynchronous:  # (else the program has a future of it, which goes on)
+                self.forget(call)
             raise CallOutcomeUnknown(explain_block(call.what))
 
     def check_reentry(self, call: Call) -> None:
@@ -442,7 +445,8 @@ class Receiving(SendingLarge):
         had before it goes on. Happens to signal handlers and destructors, within a few microseconds."""
         incoming = call.peer.incoming
         if self.in_midst() or (incoming is not None and incoming.takes_in()):
-            self.forget(call)
+            if not call.asynchronous:  # (else the program has a future of it, which goes on)
+                self.forget(call)
             raise CallOutcomeUnknown(
                 f"{call.what}: a signal handler or destructor called while Remora was in the midst of a message to or from "
                 f"{self.peer} on the same thread, so the answer cannot be waited for there. The call is sent when it "
@@ -469,6 +473,8 @@ class Receiving(SendingLarge):
             self.flush()  # an exception may have struck the thread that was to do it
         if self._answered:
             self.pass_answered()  # likewise
+        if self._inbox and not self._sorting.locked():
+            self._crew.see_to(self.go_on)  # likewise
         holder = self._reading.holder.get(0) if self.pending else None
         if holder is not None and holder is self._reader_seen and holder is not self._stalled:
             self._stalled = holder

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from remora.agent.turn import Turn
+from remora.agent.turn import Turn, may_be_struck
 
 log = logging.getLogger("remora")
 
@@ -60,6 +60,8 @@ class Steps:
                             if result:
                                 self._then(result)
                         except Exception:
+                            if may_be_struck():
+                                raise  # of a signal handler, perhaps: else it fails again on another thread
                             log.exception("a step failed: %s", step)
                         queue.popleft()  # now: had the step been interrupted, it would be taken again
                 finally:

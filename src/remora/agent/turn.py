@@ -76,7 +76,7 @@ def explain_block(what: str) -> str:
     """The text of the error for a wait that `blocks_itself`."""
     return (
         f"{what}: a signal handler or destructor waits for it in the midst of a step of Remora on the same thread, which "
-        f"cannot go on before, and the answer may need that step. It was given up after {GIVEN_UP_AFTER:g} s. Use "
+        f"cannot go on before, and the answer may need that step. The wait was given up after {GIVEN_UP_AFTER:g} s. Use "
         f"rpc_async there, or leave the call to another thread."
     )
 

@@ -62,6 +62,18 @@ class Dropping:
                 batch.append(self._dropped.popleft())
         except IndexError:
             return batch
+        except BaseException:  # of a signal handler
+            self.put_back(batch)
+            raise
+
+    def put_back(self, batch: list[ForkId]) -> None:
+        """They are still to be let go."""
+        self._dropped.extend(batch)
+
+    def look_after(self) -> None:
+        """Called at each tick: an exception may have struck a destructor before it asked a thread to look."""
+        if self._dropped:
+            self._agent.crew.serve_quickly(self._look)
 
     def _look(self) -> None:
         """While there is something each time we look, we come back soon, so that goodbyes in quick succession share a

@@ -14,8 +14,8 @@ from typing import assert_never
 
 from remora.agent.agent import Agent
 from remora.agent.steps import Steps
-from remora.errors import OwnerDied
-from remora.rref.machines import Machines
+from remora.errors import NotInitialized, OwnerDied
+from remora.rref.machines import ControlMessage, Machines
 from remora.vocabulary.effects import (
     AskOwner,
     AskSurvivors,
@@ -73,6 +73,8 @@ class Errands(Machines, ABC):
                 assert isinstance(each, Free)
                 value = self.values.pop(each.rref, None)
                 if value is not None:
+                    if not value.ready and not self.agent.running:  # it will not be made, and a thread may wait for it
+                        yield partial(self.agent.crew.see_to, partial(value.fail, ended_error(self.agent, each.rref)))
                     yield partial(self.agent.crew.serve, [value].clear)  # no destructor of the program's runs here
             elif each.__class__ is NeverMade:
                 assert isinstance(each, NeverMade)
@@ -142,7 +144,7 @@ class Errands(Machines, ABC):
     ) -> None:
         """Send a control message. If the worker is gone, that is the answer."""
         peer = self.agent.peers.by_key(to)
-        message = object()
+        message = ControlMessage()
         self._in_flight.add(message)
         finish = partial(self._finish, message, done)
         if peer is None:
@@ -152,7 +154,7 @@ class Errands(Machines, ABC):
             self.agent.retries.send(peer, int(kind), packed, kind.name, finish, urgent=kind in URGENT)
 
     def _finish(
-        self, message: object, done: Callable[[BaseException | None], None] | None, failure: BaseException | None
+        self, message: ControlMessage, done: Callable[[BaseException | None], None] | None, failure: BaseException | None
     ) -> None:
         self._in_flight.discard(message)
         if done is not None:
@@ -174,3 +176,8 @@ class Errands(Machines, ABC):
         """The owner will never be asked to make this value; whoever waits for it there must know."""
         body = _NEVER_MADE + pack_ids(rref, fork)
         self.change(lambda: [partial(self._tell, owner, MessageType.RREF_USER_DELETE, body)])
+
+
+def ended_error(agent: Agent, rref: RRefId) -> NotInitialized:
+    """For a value that is still to be made when the worker ends."""
+    return NotInitialized(f"the value of {rref} will not be made: RPC is no longer running on this node ({agent.me})")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from weakref import WeakSet
 
 from remora.agent.agent import Agent
 from remora.protocol.holder import Held, Holder
@@ -19,6 +20,12 @@ from remora.vocabulary.effects import ForkId, RRefId, Worker
 from remora.vocabulary.ids import GloballyUniqueId
 
 _serial = itertools.count()  # numbers of values and forks made by this process; never reset
+
+
+class ControlMessage:
+    """Stands for a message that was sent and is not answered."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Machines:
@@ -33,7 +40,9 @@ class Machines:
         self._first_id = first_id
         self._my_id = agent.me.id
         self._held_since: dict[ForkId, float] = {}
-        self._in_flight: set[object] = set()  # control messages that are not answered
+        # Control messages that are not answered. Each is kept by what waits for its answer, so one that a strike kept from
+        # being sent is gone from here.
+        self._in_flight: WeakSet[ControlMessage] = WeakSet()
 
     def new_id(self) -> GloballyUniqueId:
         """A number that no other value or fork has."""

@@ -16,10 +16,10 @@ from functools import partial
 from remora.agent.agent import Agent
 from remora.agent.futures import wait_until
 from remora.agent.peers import Peer
-from remora.errors import NotInitialized, OwnerDied, RemoraError
+from remora.errors import OwnerDied, RemoraError
 from remora.long_wait import LongWait
 from remora.rref.dropping import Dropping
-from remora.rref.errands import Errand, Errands
+from remora.rref.errands import Errand, Errands, ended_error
 from remora.rref.values import Value
 from remora.vocabulary.effects import Effect, ForkId, RRefId, TellParent, Worker
 from remora.vocabulary.ids import GloballyUniqueId
@@ -41,6 +41,7 @@ class Table(Errands):
         self.drop_soon = self._dropping.soon  # for destructors: sends nothing
         self.relieve = self._dropping.relieve  # for threads that make references
         agent.peers.obituaries.append(self.lost)
+        agent.ticks.append(self._dropping.look_after)
 
     # Values owned here.
 
@@ -62,7 +63,7 @@ class Table(Errands):
             known.script = known.script or value.script
             known.join(value)
         if self._ended:  # looked at after it is entered: `end` sees the value, or we see that it has ended
-            value.fail(self._ended_error(rref))
+            value.fail(ended_error(self.agent, rref))
 
     def come_home(self, rref: RRefId, sender: Worker) -> Value:
         """A reference to a value of ours arrived: the value, which may have to be made yet."""
@@ -233,7 +234,11 @@ class Table(Errands):
     def _let_go(self) -> None:
         """Let go of what destructors put on the list."""
         for batch in self._dropping.batches():
-            self.change(self._take_drops, batch)
+            try:
+                self.change(self._take_drops, batch)
+            except BaseException:  # of a signal handler: to drop one twice does no harm
+                self._dropping.put_back(batch)
+                raise
 
     def _take_drops(self, forks: Iterable[ForkId]) -> Iterator[Effect]:
         for fork in forks:
@@ -289,16 +294,11 @@ class Table(Errands):
     def end(self) -> None:
         """The worker has stopped. What is still to be made never will be, and threads that wait for it are told so."""
         self._ended = True
-        values, self.values = self.values, {}
-        for rref, value in list(values.items()):
+        for rref, value in list(self.values.items()):
             if not value.ready:
-                value.fail(self._ended_error(rref))
+                value.fail(ended_error(self.agent, rref))
+        values, self.values = self.values, {}
         del values  # their destructors may come back here
-
-    def _ended_error(self, rref: RRefId) -> NotInitialized:
-        return NotInitialized(
-            f"the value of {rref} will not be made: RPC is no longer running on this node ({self.agent.me})"
-        )
 
 
 def deleted_error(rref: RRefId, fork: ForkId) -> RemoraError:
