@@ -18,6 +18,7 @@ from remora.agent import watch as watching
 from remora.agent.crew import Crew, waiting
 from remora.agent.watch import NOBODY, STREAK, Watch
 from remora.transport.eagerness import MOST_RESTS
+from remora.transport.gate import Gate
 from remora.transport.poller import EpollPoller, Event, Seen, SelectPoller
 from tests.agent.alone import wait_until
 
@@ -174,23 +175,30 @@ def test_long_functions_that_pile_up_are_run_by_several(brisk: None, crew: Crew,
     assert len(set(peer.ran_by)) > 1
 
 
-def test_and_so_they_are_if_they_have_not_been_read(brisk: None, crew: Crew, peer: Peer) -> None:
+def test_and_so_they_are_if_they_have_not_been_read(
+    brisk: None, crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two callers, each of which waits for its answer: there is never anything in the backlog."""
+    monkeypatch.setattr(processor, "waited", lambda thread: 0.0)  # nothing keeps the leader from its processor
+    monkeypatch.setattr(patrol, "LONG", 3600.0)  # and it is never found stuck: it is helped since it is behind
     del peer.ran_by[:]
     other = Peer(crew)
     other.work = peer.work
 
-    def call_on() -> None:
-        for _ in range(40):
-            other.call(1)
+    def helped() -> bool:
+        return len(set(peer.ran_by + other.ran_by)) > 1
 
-    caller = threading.Thread(target=call_on)
+    def call_on(by: Peer) -> None:
+        end = time.monotonic() + 10.0
+        while not helped() and time.monotonic() < end:
+            by.call(1)
+
+    caller = threading.Thread(target=call_on, args=(other,))
     caller.start()
-    for _ in range(40):
-        peer.call(1)
-    caller.join(10.0)
+    call_on(peer)
+    caller.join()
     other.close()
-    assert len(set(peer.ran_by + other.ran_by)) > 1
+    assert helped()
 
 
 @pytest.mark.parametrize(
@@ -623,9 +631,22 @@ def test_nor_after_it_was_found_stuck(
 
 
 def test_an_idle_crew_sets_no_alarm(crew: Crew, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LONG", "WRAP_UP"):
+        monkeypatch.setattr(patrol, name, 3600.0)  # no thread helps the leader: that sets alarms too
+    watch, looking, alarms = crew._watch, [0], list[float]()
+    look = watch._patrol
+
+    def look_after(gate: Gate) -> bool:
+        looking[0] += 1
+        try:
+            return look(gate)
+        finally:
+            looking[0] -= 1
+
+    monkeypatch.setattr(watch, "_patrol", look_after)
     led(crew, peer)
-    wait_until(lambda: not crew._watch._set)
-    alarms: list[float] = []
+    # A look that began before the leader was back may set the alarm again: it is over when none is set after it.
+    wait_until(lambda: not watch._set and not looking[0] and not watch._set)
     gate = crew._poller.gate
     assert gate is not None
     monkeypatch.setattr(gate, "alarm", alarms.append)

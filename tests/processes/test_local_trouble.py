@@ -67,11 +67,12 @@ def processor_seconds() -> float:
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_who_cannot_accept_a_connection_lets_it_wait(transport: str) -> None:
-    with Workers(3, options={"transports": [transport], "watch": 0}) as workers:
-        workers.run(0, witness.listen)
+    """Worker 3 is no neighbour of worker 1: they have no connection from the start."""
+    with Workers(4, options={"transports": [transport], "watch": 0}) as workers:
+        workers.run(3, witness.listen)
         assert workers.run(1, targets.call, "worker2", targets.double, 2) == 4
         workers.run(1, use_up_descriptors)
-        calling = workers.start(0, targets.timed_call, "worker1", targets.double, 2, timeout=20.0)
+        calling = workers.start(3, targets.timed_call, "worker1", targets.double, 2, timeout=20.0)
         targets.wait_until(lambda: "cannot accept connections" in workers.output(1))
         before = workers.run(1, processor_seconds)
         time.sleep(1.0)
@@ -81,7 +82,7 @@ def test_who_cannot_accept_a_connection_lets_it_wait(transport: str) -> None:
         workers.run(1, give_descriptors_back)
         assert calling.result(10.0)[1:] == ("", "4")
         assert workers.output(1).count("cannot accept connections") == 1
-        assert "Died" not in workers.run(0, witness.kinds, "worker1")
+        assert "Died" not in workers.run(3, witness.kinds, "worker1")
 
 
 def is_gone_without_descriptors(name: str) -> bool:

@@ -109,16 +109,19 @@ def descriptors() -> int:
 
 
 def test_workers_that_never_talk_open_no_connections() -> None:
-    with Workers(4) as workers:
-        workers.run(0, targets.call, "worker1", targets.double, 1)
-        assert workers.run(2, connections) == 0
-        assert workers.run(0, connections) == 1
+    """But for those of a static group that are next to each other in the ring of ids, which greet when they start."""
+    with Workers(5) as workers:
+        assert workers.run_all(connections) == [sorted([(rank + 1) % 5, (rank - 1) % 5]) for rank in range(5)]
+        workers.run(0, targets.call, "worker2", targets.double, 1)
+        workers.run(0, targets.call, "worker1", targets.double, 1)  # over the one that there is
+        assert workers.run_all(connections) == [[1, 2, 4], [0, 2], [0, 1, 3], [2, 4], [0, 3]]
 
 
-def connections() -> int:
+def connections() -> list[int]:
+    """The ids of the workers at the other ends: one that has two is here twice."""
     peers = rpc._get_current_rpc_agent().agent.peers.all()
-    channels = [channel for peer in peers for channel in (peer.outgoing, peer.incoming)]
-    return sum(channel is not None and channel.link is not None for channel in channels)
+    channels = [(peer.id, channel) for peer in peers for channel in (peer.outgoing, peer.incoming)]
+    return sorted(id for id, channel in channels if channel is not None and channel.link is not None)
 
 
 def test_gathering_and_barriers() -> None:

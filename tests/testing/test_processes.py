@@ -77,7 +77,8 @@ def complain_to(path: str) -> None:
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
 
 
-def test_who_answers_when_the_block_has_ended_does_so_in_silence(tmp_path: Path) -> None:
+def test_who_is_busy_when_the_block_ends_is_ended_in_silence(tmp_path: Path) -> None:
+    """It says neither that it cannot answer nor that the others are gone."""
     with Processes(2) as workers:
         for rank in range(2):
             workers.run(rank, complain_to, str(tmp_path / f"{rank}"))

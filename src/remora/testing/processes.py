@@ -105,9 +105,14 @@ class _Process:
         if self.process.is_alive() and self.process.pid is not None:
             os.kill(self.process.pid, number)
 
+    def freeze(self) -> None:
+        self.signal(signal.SIGSTOP)
+        end = time.monotonic() + _PATIENCE
+        while self.process.is_alive() and not _stands_still(self.process.pid) and time.monotonic() < end:
+            time.sleep(0.001)
+
     def close(self) -> None:
-        self._pipe.close()  # it ends when it sees this
-        self.process.join(1.0)
+        self._pipe.close()
         self.signal(signal.SIGKILL)
         self.process.join(_PATIENCE)
         self.process.close()
@@ -192,10 +197,7 @@ class Processes:
 
     def freeze(self, rank: int) -> None:
         """SIGSTOP: alive, and silent. Returns when all its threads stand still (where that can be seen)."""
-        self._processes[rank].signal(signal.SIGSTOP)
-        end = time.monotonic() + _PATIENCE
-        while not _stands_still(self.pid(rank)) and time.monotonic() < end:
-            time.sleep(0.001)
+        self._processes[rank].freeze()
 
     def thaw(self, rank: int) -> None:
         """SIGCONT."""
@@ -208,7 +210,8 @@ class Processes:
     def close(self) -> None:
         """End all processes."""
         for process in self._processes:
-            process.signal(signal.SIGCONT)
+            process.freeze()  # all of them first: one that still ran would say that the others are gone
+        for process in self._processes:
             process.close()
         self._processes.clear()
         self._folder.cleanup()
@@ -246,7 +249,7 @@ def _serve(pipe: Connection) -> None:
             number, pickled = pipe.recv()
             pipe.send((number, _run(pickled)))
         except (EOFError, ConnectionError):
-            os._exit(0)  # the test is over: nobody waits for anything here
+            os._exit(0)  # the process of the test has ended
 
 
 def _run(pickled: bytes) -> bytes:
