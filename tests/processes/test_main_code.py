@@ -189,12 +189,16 @@ finally:
 
 
 def test_a_function_under_a_cache_is_that_of_the_caller(workers: Workers) -> None:
-    """pickle knows it by its name, which means another function there."""
-    workers.run(1, cell, "import functools\n@functools.lru_cache\ndef cached(x): return 'theirs'")
+    """pickle knows it by its name, which means another function there. Its own calls to itself go through its cache."""
+    theirs = "import functools\n@functools.lru_cache\ndef {}(x): return 'theirs'"
+    for name in ("cached", "fibonacci"):
+        workers.run(1, cell, theirs.format(name))
     found = workers.run(0, cell, """
 import functools
 @functools.lru_cache(maxsize=3, typed=True)
 def cached(x): return x + 1
+@functools.lru_cache
+def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 @functools.cache
 def only_here(x): return x * 2
 class Series:
@@ -205,11 +209,11 @@ class Given:
 out = (
     rpc.rpc_sync("worker1", cached, (1,)), rpc.rpc_sync("worker1", lambda: cached(2)),
     rpc.rpc_sync("worker1", only_here, (4,)), rpc.rpc_sync("worker1", lambda given: given.f(3), (Given(cached),)),
-    rpc.rpc_sync("worker1", lambda s: s.at(1), (Series(),)),
+    rpc.rpc_sync("worker1", lambda s: s.at(1), (Series(),)), rpc.rpc_sync("worker1", fibonacci, (50,)),
     rpc.rpc_sync("worker1", lambda: cached.cache_parameters()), cached.cache_info().currsize,
 )
 """)
-    assert found == (2, 3, 8, 4, 0, {"maxsize": 3, "typed": True}, 0)
+    assert found == (2, 3, 8, 4, 0, 12586269025, {"maxsize": 3, "typed": True}, 0)
 
 
 def test_instances_with_slots_in_both_directions(workers: Workers) -> None:
