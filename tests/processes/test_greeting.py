@@ -7,12 +7,16 @@ import os
 import signal
 import socket
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from remora import rpc
-from remora.errors import AuthenticationError, RendezvousError, WorkerLost
+from remora import rpc, worker
+from remora.agent.greeting import cannot_talk
+from remora.agent.peer import ENDED
+from remora.errors import AuthenticationError, RemoraError, RendezvousError, WorkerLost
+from remora.rendezvous.record import WorkerRecord
 from remora.worker import Worker
 from tests import hosts
 from tests.hosts import Hosts
@@ -21,6 +25,7 @@ from tests.workers import Pending, Workers
 
 needs_hosts = pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not() or "there are hosts")
 ONE, OTHER = "1" * 32, "2" * 32
+GONE = "its process ended, or gave up init_rpc"
 
 
 def join(rank: int, size: int | None, method: str, namespace: str = "", **settings: Any) -> None:
@@ -174,8 +179,40 @@ def test_a_neighbour_that_dies_meanwhile_is_named() -> None:
         method = workers.init_method
         workers.start(1, start_and_die, 1, 2, method)
         text = str(error_of(workers.start(0, join, 0, 2, method)))
-        assert "cannot talk to worker1 of its group: its process ended while the group was being formed" in text
+        assert f"cannot talk to worker1 of its group: {GONE}, while the group was being formed" in text
         workers.kill(1)
+
+
+def start_and_give_up(rank: int, size: int, method: str) -> None:
+    def give_up(*_: object) -> None:
+        raise RendezvousError("given up")
+
+    worker.greet_neighbours = give_up
+    join(rank, size, method)
+
+
+def test_a_neighbour_whose_own_init_rpc_failed_is_not_said_to_have_ended() -> None:
+    with Workers(2, join=False) as workers:
+        method = workers.init_method
+        given_up = workers.start(1, start_and_give_up, 1, 2, method)
+        text = str(error_of(workers.start(0, join, 0, 2, method)))
+        assert str(error_of(given_up)) == "given up"
+        assert f"cannot talk to worker1 of its group: {GONE}, while the group was being formed" in text
+        assert "is lost, too" not in text
+        assert workers.run(1, targets.double, 2) == 4  # its process lives
+
+
+def test_the_dead_because_of_whom_a_neighbour_may_have_given_up_are_named() -> None:
+    def member(name: str, state: str, reason: str = "") -> Any:
+        place = WorkerRecord(name, 0, "incarnation", "host", ("tcp://127.0.0.1:1",))
+        return SimpleNamespace(name=name, state=state, reason=reason, has_ended=reason == ENDED, record=place)
+
+    members = [member("a", "alive"), member("b", "dead", ENDED), member("c", "dead", ENDED), member("d", "left", "it left")]
+    members.append(member("e", "dead", "it cannot be reached"))
+    text = str(cannot_talk(members[0].record, members[1], RemoraError("lost"), members))
+    assert f"a cannot talk to b of its group: {GONE}, while the group was being formed. See what it printed. " in text
+    assert f" c is lost, too: {GONE}. e is lost, too: it cannot be reached. Tried " in text
+    assert text.count("is lost, too") == 2
 
 
 # What the log says.

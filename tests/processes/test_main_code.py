@@ -188,6 +188,74 @@ finally:
     assert "register_pickle_by_value" in found[3]
 
 
+def test_a_function_under_a_cache_is_that_of_the_caller(workers: Workers) -> None:
+    """pickle knows it by its name, which means another function there. Its own calls to itself go through its cache."""
+    theirs = "import functools\n@functools.lru_cache\ndef {}(x): return 'theirs'"
+    for name in ("cached", "fibonacci"):
+        workers.run(1, cell, theirs.format(name))
+    found = workers.run(0, cell, """
+import functools
+@functools.lru_cache(maxsize=3, typed=True)
+def cached(x): return x + 1
+@functools.lru_cache
+def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+@functools.cache
+def only_here(x): return x * 2
+class Series:
+    @functools.lru_cache
+    def at(self, n): return n - 1
+class Given:
+    def __init__(self, f): self.f = f
+out = (
+    rpc.rpc_sync("worker1", cached, (1,)), rpc.rpc_sync("worker1", lambda: cached(2)),
+    rpc.rpc_sync("worker1", only_here, (4,)), rpc.rpc_sync("worker1", lambda given: given.f(3), (Given(cached),)),
+    rpc.rpc_sync("worker1", lambda s: s.at(1), (Series(),)), rpc.rpc_sync("worker1", fibonacci, (50,)),
+    rpc.rpc_sync("worker1", lambda: cached.cache_parameters()), cached.cache_info().currsize,
+)
+""")
+    assert found == (2, 3, 8, 4, 0, 12586269025, {"maxsize": 3, "typed": True}, 0)
+
+
+def test_instances_with_slots_in_both_directions(workers: Workers) -> None:
+    """cloudpickle makes such a class anew without its slots: what came back had a `__dict__`, which has no place."""
+    found = workers.run(0, cell, """
+import dataclasses
+class Boxed:
+    __slots__ = ("x",)
+    def __init__(self, x=1): self.x = x
+class Sub(Boxed):
+    pass
+class More(Boxed):
+    __slots__ = "y"
+    def __init__(self, x, y): super().__init__(x); self.y = y
+class Hidden:
+    __slots__ = ("__secret", "__weakref__")
+    def __init__(self, n): self.__secret = n
+    def get(self): return self.__secret
+@dataclasses.dataclass(slots=True)
+class Point:
+    x: int
+    y: int = 0
+same = lambda value: value
+def refused(box):
+    try:
+        box.unknown = 1
+    except AttributeError:
+        return not hasattr(box, "__dict__")
+sub = Sub(3)
+sub.z = 4
+boxed, sub, more, point = (rpc.rpc_sync("worker1", same, (v,)) for v in (Boxed(2), sub, More(5, 6), Point(7)))
+out = (
+    type(boxed) is Boxed and boxed.x, type(sub) is Sub and (sub.x, sub.z), type(more) is More and (more.x, more.y),
+    type(point) is Point and point == Point(7),
+    rpc.rpc_sync("worker1", Boxed).x, rpc.rpc_sync("worker1", lambda b: b.x, (Boxed(8),)),
+    rpc.rpc_sync("worker1", refused, (Boxed(),)), rpc.rpc_sync("worker1", lambda h: h.get(), (Hidden(9),)),
+    rpc.rpc_sync("worker1", same, (Hidden(10),)).get(),
+)
+""")
+    assert found == (2, (3, 4), (5, 6), True, 1, 8, True, 9, 10)
+
+
 def run_script(path: Path, *args: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(path), *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -230,6 +230,42 @@ def test_a_rank_that_came_with_torchs_own_rpc_is_pointed_out() -> None:
     assert time.monotonic() - start < 20
 
 
+def test_what_torchs_own_rpc_left_in_the_store_is_no_obstacle_to_its_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one store for several groups, as torchrun has it: first one of torch.distributed.rpc, then one of ours."""
+    monkeypatch.setattr(roll_call, "_LOOK_AROUND", 0.02)
+    store, looked = HashStore(), threading.Event()
+    for rank in (0, 1):  # our own one, too
+        store.set(f"rpc_prefix_0/0/{rank}", "what torch's rank wrote")
+    look_around = RollCall._look_around
+
+    def look(self: RollCall) -> None:
+        try:
+            look_around(self)
+        finally:
+            looked.set()
+
+    def come_late() -> list[WorkerRecord]:
+        assert looked.wait(20)
+        return StaticGroup(store, 2, 20).join(record("b", 1))
+
+    monkeypatch.setattr(RollCall, "_look_around", look)
+    joined = at_once(lambda: StaticGroup(store, 2, 20).join(record("a", 0)), come_late)
+    assert [each.name for each in joined[0].result()] == ["a", "b"]
+    assert joined[1].result() == joined[0].result()
+
+
+def test_who_looks_around_when_the_group_is_formed_sees_nothing_of_the_next() -> None:
+    """A group of another size may sign in meanwhile: those who are in the roster fail neither."""
+    store = HashStore()
+    call = RollCall(StaticGroup(store, 1, 20)._board, 1, record("a", 0))
+    assert len(call.attend(time.monotonic() + 20).workers) == 1
+    next_one = RollCall(call._board, 2, record("b", 1))
+    next_one._sign_in()
+    next_one._board.put(roll_call._LAST, '["b", 2]')
+    call._look_around()
+    assert not next_one._board.has([next_one._key("roster")])
+
+
 def test_a_long_wait_says_for_whom(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.long_wait.FIRST", 0.6)
     failures(lambda: HashStore(), 3, record("a", 1), timeout=2.0)

@@ -96,7 +96,7 @@ def test_only_tracebacks_of_an_interrupt_are_folded() -> None:
     place = b'  File "train.py", line 3, in step\n    work()\n'
     trace = [b"Traceback (most recent call last):\n", *place.splitlines(keepends=True)]
     assert list(folded([b"a\n", *trace, b"KeyboardInterrupt\n", b"b\n"])) == [
-        b"a\n", b"KeyboardInterrupt in step (train.py, line 3)", b"b\n",
+        b"a\n", b"KeyboardInterrupt in step (train.py, line 3)\n", b"b\n",
     ]  # fmt: skip
     assert list(folded([*trace, b"ValueError: x\n"])) == [*trace, b"ValueError: x\n"]
     assert list(folded(trace)) == trace  # killed in the midst of it

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import remora
 from remora.supervision import Outcome, RestartPolicy, Supervisor
+from remora.supervision.child import Child
 
 QUICK = RestartPolicy(limit=3, delay=0.02)
 NEVER = RestartPolicy("never")
@@ -317,3 +319,62 @@ def test_a_signal_that_is_not_for_it_does_not_keep_it_awake() -> None:
             assert time.thread_time() - began < 0.1
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_name_is_taken_while_its_process_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a second thread got the same name, and one of the two processes was in no table."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowChild(Child):
+        def __init__(self, *args: Any) -> None:
+            if not begun.is_set():
+                begun.set()
+                assert go_on.wait(20.0)
+            super().__init__(*args)
+
+    monkeypatch.setattr("remora.supervision.supervisor.Child", SlowChild)
+    with Supervisor(NEVER) as supervisor:
+        first = threading.Thread(target=supervisor.start, args=("a", python("import sys; sys.exit(5)")))
+        first.start()
+        try:
+            assert begun.wait(20.0)
+            with pytest.raises(ValueError, match="'a' already"):
+                supervisor.start("a", python(""))
+            supervisor.start("b", python(""))  # another name does not wait for it
+        finally:
+            go_on.set()
+            first.join(20.0)
+        assert {name: outcome.code for name, outcome in supervisor.wait(timeout=20.0).items()} == {"a": 5, "b": 0}
+
+
+def test_the_name_of_one_that_cannot_be_started_is_free(tmp_path: Path) -> None:
+    with Supervisor(NEVER) as supervisor:
+        with pytest.raises(FileNotFoundError):
+            supervisor.start("a", [str(tmp_path / "missing")])
+        supervisor.start("a", python(""))
+        assert supervisor.wait(timeout=20.0) == {"a": Outcome(0, 0)}
+
+
+# Its name is that of a function of the module that the child starts in.
+RUN = """
+from remora.supervision import RestartPolicy, Supervisor
+
+def run(x):
+    print("ran with", x, flush=True)
+
+if __name__ == "__main__":
+    with Supervisor(RestartPolicy("never")) as supervisor:
+        supervisor.start("a", run, 5)
+        print(supervisor.wait(timeout=20)["a"].code)
+"""
+
+
+@pytest.mark.parametrize("how", ["-c", "-m"])
+def test_a_function_of_a_main_program_that_the_child_cannot_load(how: str, tmp_path: Path) -> None:
+    """The child of `python -c` and of `python -m package` has a `__main__` of its own, in which names mean other things."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "__main__.py").write_text(RUN)
+    command = [sys.executable, how, RUN if how == "-c" else "package"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.stdout == "ran with 5\n0\n", done.stderr

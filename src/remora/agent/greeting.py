@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Iterable
 
 from remora.agent.agent import Agent
 from remora.agent.futures import wait_until
-from remora.agent.peer import Peer
+from remora.agent.peer import ENDED, Peer
 from remora.errors import AuthenticationError, CallTimeout, ProtocolError, RemoraError, RendezvousError
 from remora.long_wait import LongWait
 from remora.rendezvous.record import WorkerRecord
@@ -25,6 +26,7 @@ from remora.wire.pickling import pack
 MEMBERSHIP = int(MessageType.MEMBERSHIP)
 LOOK_AGAIN = 1.0  # seconds that the previous worker may take before we see whether it lives
 PAUSE = 0.002
+MAX_SHOWN = 8  # names in a message
 SECRET = "secret"  # where a record says what kind of secret a worker has
 
 
@@ -49,7 +51,7 @@ def _call(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
     try:
         agent.call_async(peer, MEMBERSHIP, pack(("greeting", None)), 0, timeout, "greeting").wait()
     except RemoraError as error:
-        raise cannot_talk(me, peer, error) from None
+        raise cannot_talk(me, peer, error, agent.peers.all()) from None
 
 
 def _await_call_of(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
@@ -67,11 +69,12 @@ def _await_call_of(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -
                 f"{_what_to_set(me, peer.name)}"
             )
     if not peer.greeted:
-        raise cannot_talk(me, peer, RemoraError(peer.reason))
+        raise cannot_talk(me, peer, RemoraError(peer.reason), agent.peers.all())
 
 
-def cannot_talk(me: WorkerRecord, peer: Peer, error: RemoraError) -> RemoraError:
-    """The error of `init_rpc` for a worker that does not answer: which address was tried, from where, and what to set."""
+def cannot_talk(me: WorkerRecord, peer: Peer, error: RemoraError, members: Iterable[Peer] = ()) -> RemoraError:
+    """The error of `init_rpc` for a worker that does not answer: which address was tried, from where, and what to set.
+    Among `members`, the dead are named: the worker may have given up because of one of them."""
     what = f"init_rpc: {me.name} cannot talk to {peer.name} of its group"
     place = f"Tried {', '.join(peer.record.addresses) or 'no address'} from {socket.gethostname()}"
     if isinstance(error, AuthenticationError | ProtocolError):
@@ -79,8 +82,17 @@ def cannot_talk(me: WorkerRecord, peer: Peer, error: RemoraError) -> RemoraError
     if isinstance(error, CallTimeout):
         return RendezvousError(f"{what}: it did not answer in time. {place}. {_what_to_set(peer.record, me.name)}")
     if peer.state == "left" or peer.has_ended:
-        return RendezvousError(f"{what}: {peer.reason} while the group was being formed. See what it printed. {place}.")
+        dead = [each for each in members if each.state == "dead" and each is not peer][:MAX_SHOWN]
+        others = "".join(f" {each.name} is lost, too: {_end_of(each)}." for each in dead)
+        return RendezvousError(
+            f"{what}: {_end_of(peer)}, while the group was being formed. See what it printed.{others} {place}."
+        )
     return RendezvousError(f"{what}: {peer.reason or error}. {place}. {_what_to_set(peer.record, me.name)}")
+
+
+def _end_of(peer: Peer) -> str:
+    """Nothing listens at its addresses any more. That is so after its process ended, and after its init_rpc failed."""
+    return f"{ENDED}, or gave up init_rpc" if peer.has_ended else peer.reason
 
 
 def _reason(error: RemoraError) -> str:
@@ -104,7 +116,7 @@ def check_secrets(members: list[WorkerRecord]) -> None:
         if kind is not None:  # (one that is known by its call alone has proven itself)
             kinds.setdefault(kind, []).append(str(member))
     if len(kinds) > 1:
-        shown = "; ".join(f"{kind}: {', '.join(names[:8])}" for kind, names in kinds.items())
+        shown = "; ".join(f"{kind}: {', '.join(names[:MAX_SHOWN])}" for kind, names in kinds.items())
         raise AuthenticationError(
             f"The workers of this group do not have the same secret. {shown}. Give all of them the same one (REMORA_SECRET, "
             "REMORA_SECRET_FILE or the options), or none of them."

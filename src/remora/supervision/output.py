@@ -70,17 +70,21 @@ def _pass_on(descriptor: int, prefix: bytes, target: BinaryIO) -> None:
 def pieces(pipe: FileIO) -> Iterator[bytes]:
     """Lines, with their ends: a line feed, or the carriage return of a progress bar. What has no end after a moment (a
     prompt, for example) is passed on without; after the last piece the line is ended."""
+    poll = select.poll()  # (`select.select` knows descriptors below 1024 only)
+    poll.register(pipe, select.POLLIN)
     rest = b""
+    unended = False  # what was passed on last has no end
     while True:
-        if rest and not select.select([pipe], [], [], PAUSE)[0]:
+        if rest and not poll.poll(PAUSE * 1000):
             yield rest
-            rest = b""
+            rest, unended = b"", not rest.endswith(b"\r")
         data = pipe.read(1 << 16)
         if not data:
             break
         *lines, rest = _LINE_ENDS.split((rest + data).replace(b"\r\n", b"\n"))
+        unended = unended and not lines
         yield from lines
-    if rest:
+    if rest or unended:
         yield rest.rstrip(b"\r") + b"\n"
 
 

@@ -1,8 +1,9 @@
 """Keeps a set of processes running by their policies, passes signals on, and leaves none behind.
 
 There are no threads of its own: processes are restarted by the thread that calls `wait`. Other threads may call `start` and
-`stop` meanwhile. No lock: a process is taken out of a queue by the thread that records its end, and `stop` marks what it
-ends before it looks at what runs, so that a thread that is just starting one sees the mark, or is seen. Unix only.
+`stop` meanwhile. No lock: a name is reserved by one `dict.setdefault` before its process is started, a process is taken out
+of a queue by the thread that records its end, and `stop` marks what it ends before it looks at what runs, so that a thread
+that is just restarting one sees the mark, or is seen. Unix only.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ class Supervisor:
         self._together = together
         self._grace = check_timeout(grace, "grace")
         self._charges: dict[str, _Charge] = {}
+        # Names that are taken, but not to be seen by `wait` and `stop` before there is a process.
+        self._starting: dict[str, _Charge] = {}
         self._bells: list[_Bell] = []  # of the threads in `wait`
         self._signal: int | None = None  # that asked us to end
 
@@ -162,13 +165,18 @@ class Supervisor:
         """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has.
         `streams` are descriptors in the place of our own standard output and standard error, also for its later lives.
         The name of one that has ended for good may be used again."""
-        known = self._charges.get(name)
-        if known is not None and known.outcome is None:
-            raise ValueError(f"there is a process {name!r} already")
         restarts = self._shared if self._restart_all else Restarts(self._policy)
         charge = _Charge(name, target, args, env or {}, restarts, streams)
-        charge.start()
-        self._charges[name] = charge
+        if self._starting.setdefault(name, charge) is not charge:  # in one step: of two threads, one gets the name
+            raise ValueError(f"there is a process {name!r} already: another thread is starting it")
+        try:
+            known = self._charges.get(name)
+            if known is not None and known.outcome is None:
+                raise ValueError(f"there is a process {name!r} already")
+            charge.start()
+            self._charges[name] = charge
+        finally:
+            del self._starting[name]
         self._ring()
 
     def pids(self) -> dict[str, int]:

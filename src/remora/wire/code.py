@@ -24,7 +24,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -104,7 +104,8 @@ def keep_home(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     if cls not in _made_here:
         _defined_here.add(cls)
     make, args = reduced[:2]
-    if "__slots__" in vars(cls) and make is cloudpickle.cloudpickle._make_skeleton_class:
+    slotted = "__slots__" in vars(cls) and make is cloudpickle.cloudpickle._make_skeleton_class
+    if slotted and NamedTuple not in args[2]:  # (one of its bases; it gives its classes slots itself, and allows no others)
         args = (*args[:3], {**args[3], "__slots__": vars(cls)["__slots__"]}, *args[4:])
     return (make, args, *reduced[2:5], _set_class_state)
 

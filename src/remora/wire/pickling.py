@@ -38,8 +38,8 @@ _MISSING_CODE = (
 _SEND_MODULE = " Or have its code sent along: cloudpickle.register_pickle_by_value(module), where it is sent from."
 _MOVE_TO_TOP = (
     " If both workers run the same main program, its code goes by name, and this name is not defined there (yet): define it"
-    ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`. Else this is an object that pickle'
-    " knows by its name alone: define it in a module that both workers have."
+    ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`. Else this is an object that'
+    " pickle knows by its name alone: define it in a module that both workers have."
 )
 
 Reduce = Callable[[Any, PackScope], Reduced]
