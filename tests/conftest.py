@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     """Where there is a GPU, torch opens its devices at the first backward pass, for good: no test is to blame."""
     if torch.cuda.is_available():
-        torch.ones(1, requires_grad=True).sum().backward()
+        torch.ones(1, device="cuda", requires_grad=True).sum().backward()
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ class Attending(Receiving):
         asynchronous, and need not be woken. Returns when it is over, or if somebody else reads, or there is no link. Then
         `thread` is among those that are sleeping, until it is taken out again: somebody else may have read the reply."""
         self.flush()
-        incoming = next((call.peer.incoming for call in calls), None)  # all calls are to the same peer
+        incoming = next(iter(calls)).peer.incoming  # all calls are to the same peer
         if self._writing.holder or self._sorting.holder or (incoming is not None and incoming.is_busy()):
             for call in calls:
                 self.check_reentry(call)

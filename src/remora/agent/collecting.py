@@ -138,7 +138,8 @@ class _Collection:
 def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
     """A future of all of them; it fails as soon as one of them does."""
     collection = _Collection(list(futures))
-    if not any(isinstance(future, Future) for future in collection.futures):
+    if not any([isinstance(future, Future) for future in collection.futures]):  # noqa: C419 (a generator that is given up
+        # is closed by a destructor, in which an exception of a signal handler is lost)
         return cast("torch.futures.Future[Any]", _collect_all(cast("list[Any]", collection.futures)))
     watcher = collection.one_is_done
     for future in collection.futures:
