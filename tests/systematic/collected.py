@@ -32,7 +32,8 @@ from remora.transport import stream
 from tests.systematic.tracing import MAKING, AtEachPlace, Place
 
 STUCK = 25.0  # seconds after which a process is
-LONGEST = 1.2 if os.environ.get("REMORA_THOROUGH") != "1" else 15.0  # seconds for which places are looked for
+THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
+LONGEST = 15.0 if THOROUGH else 1.2  # seconds for which places are looked for
 WAIT = 10.0  # seconds for a wait of a destructor, which ends at once or
 SOON = 0.05  # after so many seconds, if its own thread keeps the answer from coming
 AT_ONCE = 2  # processes
@@ -229,7 +230,7 @@ def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:
             work()
         destructor.armed = None
         assert not destructor.errors, f"{len(destructor.errors)} errors:\n" + "\n".join(destructor.errors)
-        assert destructor.count > (30 if verb in WAITING else 100), destructor.count
+        assert destructor.count > (30 if verb in WAITING and not THOROUGH else 100), destructor.count
         work()
         destructor.check()
         destructor.to_drop.clear()

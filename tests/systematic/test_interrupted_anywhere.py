@@ -23,6 +23,7 @@ from remora.agent.calls import Call
 from tests.agent.alone import wait_until, worker_alone
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
 
+TRIES = 20  # times that a scenario is done to come to a place: which thread reads what is a matter of chance
 SOON = 10.0  # seconds: much longer than anything here takes
 
 
@@ -156,7 +157,10 @@ def test_a_strike_leaves_nothing_behind(
         strike = AtPlace(place, strike_here, SIGNALS)
         try:
             with strike:
-                scenario(me)
+                for _ in range(TRIES):
+                    scenario(me)
+                    if strike.place is not None:
+                        break
         except Struck:
             pass
         else:  # (what strikes in a destructor does not come out of it)
@@ -166,7 +170,7 @@ def test_a_strike_leaves_nothing_behind(
             check_health(me, other, place)
         except BaseException as error:
             raise AssertionError(f"after a strike at {place}: {error!r}") from error
-    assert struck > 0.6 * len(places), "the places were not found again"
+    assert struck > 0.8 * len(places), "the places were not found again"
     gc.collect()
     if scenario is not pass_on_a_reference:  # (struck between packing and sending, a fork stays counted: docs/threads.md)
         wait_until(lambda: not rpc.references().owned and not rpc.references().held, SOON)

@@ -206,8 +206,8 @@ class Agent:
         urgent: bool = True,
         asked: bool = False,
     ) -> None:
-        """Send an asynchronous call. Control messages are ours: they are small, and wait for nobody. If it is not
-        urgent, it may wait a moment for company, and the reply is taken note of when somebody looks at the link next
+        """Send an asynchronous call. Control messages are ours: they are small, and wait for no thread. If it is not
+        urgent, it may wait a moment for company, and the reply is taken note of when a thread looks at the link next
         (at the next tick at the latest). `asked`: the fault plan, if there is one, has had its say."""
         call.undo = packed.undo
         call.recording = packed.recording
@@ -271,7 +271,7 @@ class Agent:
             self._recheck(peer, call)
 
     def tell(self, peer: Peer, kind: int, packed: Packed) -> None:
-        """Send a control message that nobody answers. It is numbered and kept like any other, so it arrives: with the
+        """Send a control message that has no answer. It is numbered and kept like any other, so it arrives: with the
         next message, or in a moment."""
         if self.running and peer.state == "alive":
             channel = peer.outgoing

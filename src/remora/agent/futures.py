@@ -98,9 +98,9 @@ forgotten = Forgotten()
 
 
 class _Failure:
-    """The error of a future, and whether anybody saw it. It ends with the future, and tells if nobody did. Apart from
-    the future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to the
-    future."""
+    """The error of a future, and whether the program saw it. It ends with the future, and tells if the program did not.
+    Apart from the future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to
+    the future."""
 
     __slots__ = ("error", "origin", "seen", "what")
 

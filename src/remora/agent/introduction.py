@@ -159,7 +159,7 @@ class Introduction:
         """The peer's addresses that may work from here, best first."""
         same_host = self.is_here(record)
         found = [Address.parse(text) for text in record.addresses]
-        # Loopback of another host leads to our own, where another program may listen, or nobody.
+        # Loopback of another host leads to our own, where another program may listen, or none.
         usable = [each for each in found if same_host or (each.kind == "tcp" and not is_loopback(each.host))]
         wanted = self._settings.transports
         if wanted:
@@ -182,7 +182,7 @@ class Introduction:
             except BaseException as error:
                 sock.close()
                 if isinstance(error, (ConnectionResetError, BrokenPipeError)):
-                    # Its process, or its kernel, answers. If it has ended, nobody listens the next time.
+                    # Its process, or its kernel, answers. If it has ended, no socket listens the next time.
                     raise PeerSilent(str(error)) from error
                 raise
 

@@ -506,8 +506,8 @@ class Receiving(SendingLarge):
                 self._rearm(port)
 
     def _rearm(self, port: Port) -> None:
-        """Have the poller watch for what there is to watch for now. Whoever has read calls this when it has left,
-        unless the port is armed for reading; which it is not, from before we look whether somebody reads."""
+        """Have the poller watch for what there is to watch for now. A thread that has read calls this when it has left,
+        unless the port is armed for reading; which it is not, from before we look whether a thread reads."""
         arming = self._arming
         port.unsure = True  # if another thread, or a frame below of this one, decides at this moment, it does so once more
         while port.unsure and arming.take():

@@ -153,7 +153,7 @@ class Sending(ABC):
         return self.session.acked > before  # it may have arrived
 
     def put_aside(self, kind: int, call: int, body: bytes, flags: int = 0) -> None:
-        """Leave a message to be written with the next one. Whoever needs it to arrive calls `flush` soon, in any
+        """Leave a message to be written with the next one. A caller that needs it to arrive calls `flush` soon, in any
         case."""
         if self.closed:
             return
@@ -185,9 +185,9 @@ class Sending(ABC):
             self._want_flush()
 
     def send_unhurried(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> bool:
-        """Like `send`, for what nobody waits for, yet. If the last such message was followed by another one in no time
+        """Like `send`, for what no thread waits for, yet. If the last such message was followed by another one in no time
         (as `remote` is by `to_here`), this one is held back to share a write with the next, and the peer is woken once.
-        True if it is: whoever sent it has `flush` called soon, in any case."""
+        True if it is: its sender has `flush` called soon, in any case."""
         if self.closed:
             return False
         self._lazy.append((kind, flags, call, timeout, 0, len(body), body))

@@ -64,7 +64,7 @@ def _pass_on(descriptor: int, prefix: bytes, target: BinaryIO) -> None:
                 target.write(text)  # in one go: other processes print there, too
                 target.flush()
             except (OSError, ValueError):
-                pass  # nobody reads any more: the processes must not block for that
+                pass  # the terminal is gone: the processes must not block for that
 
 
 def pieces(pipe: FileIO) -> Iterator[bytes]:

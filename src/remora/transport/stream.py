@@ -173,7 +173,7 @@ class StreamLink:
             self._wake_for(ENOUGH if wanted else 1)
 
     def heed(self) -> None:
-        """Have whoever reads woken for what has come, be it little: much was to come, and perhaps it does not. To be
+        """Have the reader woken for what has come, be it little: much was to come, and perhaps it does not. To be
         called now and then, by any thread."""
         if self._gathering:
             self._wake_for(1)  # (`_gathering` is the reader's)
