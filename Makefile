@@ -1,11 +1,12 @@
 # Needs Python 3.11 or newer with venv, pip, and make; the rest is installed into .venv on first use.
 #
 #   make demo     four workers calling each other, with a table at the end; then three that learn something
-#   make test     lint, types, tests                       (ARGS="tests/wire -k tensor" narrows the tests)
+#   make test     lint, types, tests                       (ARGS="tests/wire -k tensor" narrows the tests; JOBS=1: one by one)
 #   make coverage the tests, and which branches of the package they take; takes half as long again
 #   make lint     ruff and mypy --strict
 #   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
+#   make fuzz     damaged bytes for half an hour (ARGS="--seconds 300 --seed 7"); what is found can be done again by its file
 #   make gpu-test tests on a CUDA device, PyTorch's own for it too; installs nothing, torch and pytest must be there
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop"), or with another revision of
 #                 Remora: ARGS="--against REV" alternates the two trees, and tells ratios and their spread
@@ -15,6 +16,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 ARGS ?=
+# Tests wait for processes and deadlines half of the time: two files at a time take little more than half as long.
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -23,7 +26,7 @@ LINTED := src tests benchmarks examples
 PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/gradients
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage lint paths chaos gpu-test bench clean distclean
+.PHONY: help demo test coverage lint paths chaos fuzz gpu-test bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -33,7 +36,7 @@ demo: $(INSTALLED)
 	@$(BIN)/python examples/pipeline.py --steps 40
 
 test: lint
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The exit code is pytest's, whatever the report says.
 coverage: $(INSTALLED)
@@ -55,6 +58,9 @@ paths: $(INSTALLED)
 chaos: $(INSTALLED)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 	@$(BIN)/python -m tests.faults
+
+fuzz: $(INSTALLED)
+	@$(BIN)/python -m tests.damage $(ARGS)
 
 # Both parts, whatever becomes of the first. Without a GPU the second says so, and fails.
 gpu-test:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import against, report, runner, trees
+from benchmarks import against, instructions, report, runner, trees
 from benchmarks.contestants import CONTESTANTS, REMORA, Contestant
 from benchmarks.measure import Benchmark
 from benchmarks.results import Results
@@ -25,6 +26,8 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> int:
     arguments = parse()
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    if arguments.instructions:
+        os.environ.update(instructions.ENVIRONMENT)  # before any process is started
     if arguments.against:
         return compare(arguments, console)
     if arguments.redraw:
@@ -34,8 +37,9 @@ def main() -> int:
         path = arguments.results / time.strftime("%Y%m%d-%H%M%S.json")
         report.write(results, path)
         written(path, console)
-    report.show(results, SUITE, console)
-    draw(results, arguments.results, console)
+    report.show(results, arguments.suite, console)
+    if not arguments.instructions:
+        draw(results, arguments.results, console)
     return 1 if REMORA.name in results.failed else 0
 
 
@@ -44,14 +48,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and calls: a look, not a measurement")
     parser.add_argument("--rounds", type=int, metavar="N", help="how often each contestant has its turn")
     names = ", ".join(benchmark.name for benchmark in SUITE)
-    parser.add_argument("--only", type=find, action="append", metavar="NAME", help=f"may be given again; of {names}")
+    parser.add_argument("--only", action="append", metavar="NAME", help=f"may be given again; of {names}")
     who = [each.name for each in CONTESTANTS]
     parser.add_argument("--who", choices=who, action="append", metavar="NAME", help=f"the same; of {', '.join(who)}")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="for JSON and plots")
     parser.add_argument("--redraw", type=Path, metavar="FILE", help="tables and plots of an earlier run, from its JSON")
     words = "another revision beside the working tree, turn by turn, instead of the contestants"
     parser.add_argument("--against", metavar="REV", help=words)
+    words = f"count what calls cost, in place of time; of {', '.join(each.name for each in instructions.SUITE)}"
+    parser.add_argument("--instructions", action="store_true", help=words)
     arguments = parser.parse_args()
+    arguments.suite = instructions.SUITE if arguments.instructions else SUITE
+    try:
+        arguments.only = arguments.only and [find(name, arguments.suite) for name in arguments.only]
+    except LookupError as error:
+        parser.error(f"argument --only: {error}")
+    if arguments.instructions and (arguments.who or arguments.redraw):
+        parser.error("--instructions is of Remora alone: it goes with --against, --only, --rounds, --quick and --results")
     if arguments.against and (arguments.who or arguments.redraw):
         parser.error("--against compares two trees of Remora: it goes with --only, --rounds, --quick and --results")
     for benchmark in arguments.only or [] if arguments.against else []:
@@ -60,16 +73,16 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def find(name: str) -> Benchmark:
+def find(name: str, suite: Sequence[Benchmark]) -> Benchmark:
     """The benchmark of that name."""
-    for benchmark in SUITE:
+    for benchmark in suite:
         if benchmark.name == name:
             return benchmark
-    raise argparse.ArgumentTypeError(f"no benchmark is called {name!r}")
+    raise LookupError(f"no benchmark is called {name!r}")
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> Results:
-    contestants, benchmarks = present(arguments.who, console), arguments.only or chosen(arguments.quick, console)
+    contestants, benchmarks = present(arguments.who, console), arguments.only or chosen(arguments, console)
     rounds = arguments.rounds or (2 if arguments.quick else 5)
     with saying(console) as say:
         return runner.run(benchmarks, contestants, rounds=rounds, quick=arguments.quick, say=say)
@@ -79,7 +92,7 @@ def compare(arguments: argparse.Namespace, console: Console) -> int:
     """Two trees of Remora."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, unwind)
-    benchmarks = [each for each in arguments.only or chosen(arguments.quick, console) if REMORA in each.contestants]
+    benchmarks = [each for each in arguments.only or chosen(arguments, console) if REMORA in each.contestants]
     found = against.Comparison(arguments.against)
     try:
         with trees.checked_out(arguments.against) as packages, saying(console) as say:
@@ -92,7 +105,7 @@ def compare(arguments: argparse.Namespace, console: Console) -> int:
             path = arguments.results / time.strftime("%Y%m%d-%H%M%S-against.json")
             report.write_changes(found, path)
             written(path, console)
-            report.show_changes(found, SUITE, console)
+            report.show_changes(found, arguments.suite, console)
     return 1 if any(who == against.NOW for _, who in found.notes) else 0
 
 
@@ -121,12 +134,12 @@ def present(names: list[str] | None, console: Console) -> list[Contestant]:
     return [each for each in wanted if each not in absent]
 
 
-def chosen(quick: bool, console: Console) -> list[Benchmark]:
-    """All, or all that are quick."""
-    left_out = [each for each in SUITE if quick and each.slow]
+def chosen(arguments: argparse.Namespace, console: Console) -> list[Benchmark]:
+    """All of the suite, or all that are quick."""
+    left_out = [each for each in arguments.suite if arguments.quick and each.slow]
     for each in left_out:
         console.print(f"Without {each.name}: too slow for a quick run", style="yellow")
-    return [each for each in SUITE if each not in left_out]
+    return [each for each in arguments.suite if each not in left_out]
 
 
 def draw(results: Results, folder: Path, console: Console) -> None:

@@ -25,11 +25,13 @@ class Unit(Enum):
     BYTES_PER_SECOND = "B/s"
     BYTES = "B"
     SHARE_OF_CORE = "cores"
+    INSTRUCTIONS = "instructions"  # of the interpreter
+    C_CALLS = "C calls"
     COUNT = "count"
 
     @property
     def less_is_better(self) -> bool:
-        return self in (Unit.SECONDS, Unit.BYTES, Unit.SHARE_OF_CORE)
+        return self not in (Unit.CALLS_PER_SECOND, Unit.BYTES_PER_SECOND, Unit.COUNT)
 
 
 @dataclass(frozen=True)

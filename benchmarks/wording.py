@@ -14,6 +14,8 @@ SCALES: dict[Unit, list[tuple[float, str]]] = {
     Unit.BYTES_PER_SECOND: [(1e9, "GB/s"), (1e6, "MB/s")],
     Unit.BYTES: [(1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1.0, "B")],
     Unit.SHARE_OF_CORE: [(1e-2, "%")],
+    Unit.INSTRUCTIONS: [(1.0, "")],
+    Unit.C_CALLS: [(1.0, "")],
     Unit.COUNT: [(1.0, "")],
 }
 

@@ -22,6 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "may_leak(reason): do not check what this test leaves behind; the reason is required"
     )
+    config.addinivalue_line("markers", "first: a test that takes minutes begins first, and other files run beside it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
 def pytest_sessionstart() -> None:

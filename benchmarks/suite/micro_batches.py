@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import statistics
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,37 +47,40 @@ def last_gradient(autograd: str, context_id: int, network: Any) -> torch.Tensor:
 
 
 def measure(setting: Setting) -> Iterator[Reading]:
-    rpc, (peer, *_) = setting.rpc, setting.peers
-    network = rpc.remote(peer, Network)
-    _step(setting, network, 1)
-    before = rpc.rpc_sync(peer, resident)
-    for calls in setting.effort(CALLS, CALLS[:1]):
-        seconds = [_step(setting, network, calls) for _ in range(setting.effort(STEPS, 2))]
-        yield Reading(f"{calls} calls", statistics.median(seconds), Unit.SECONDS)
-        yield Reading(f"{calls} calls, callee's memory", rpc.rpc_sync(peer, peak) - before, Unit.BYTES)
+    return _measure(setting, back=False)
 
 
 def measure_back(setting: Setting) -> Iterator[Reading]:
+    return _measure(setting, back=True)
+
+
+def _measure(setting: Setting, back: bool) -> Iterator[Reading]:
     rpc, (peer, *_) = setting.rpc, setting.peers
     network = rpc.remote(peer, Network)
-    _step(setting, network, 1, back=True)
+    _step(setting, network, 1, back)
+    before = rpc.rpc_sync(peer, resident)
     for calls in setting.effort(CALLS, CALLS[:1]):
-        seconds = [_step(setting, network, calls, back=True) for _ in range(setting.effort(STEPS, 2))]
-        yield Reading(f"{calls} calls", statistics.median(seconds), Unit.SECONDS)
+        steps = [_step(setting, network, calls, back) for _ in range(setting.effort(STEPS, 2))]
+        seconds, busy = (statistics.median(each) for each in zip(*steps, strict=True))
+        yield Reading(f"{calls} calls", seconds, Unit.SECONDS)
+        yield Reading(f"{calls} calls, callee's CPU", busy, Unit.SECONDS)
+        yield Reading(f"{calls} calls, callee's memory", rpc.rpc_sync(peer, peak) - before, Unit.BYTES)
 
 
-def _step(setting: Setting, network: Any, calls: int, back: bool = False) -> float:
-    """The seconds of its backward pass. `back`: the micro-batches want a gradient."""
+def _step(setting: Setting, network: Any, calls: int, back: bool) -> tuple[float, float]:
+    """The seconds of its backward pass, and of the callee's processors in it. `back`: the micro-batches want a gradient."""
     rpc, (peer, *_) = setting.rpc, setting.peers
     name = setting.module.replace("rpc", "autograd")
     autograd = importlib.import_module(name)
     batches = [torch.randn(BATCH, WIDTH, requires_grad=back) for _ in range(calls)]
     with autograd.context() as context_id:
         loss = torch.stack([rpc.rpc_sync(peer, forward, args=(network, batch)).sum() for batch in batches]).sum()
+        begun = rpc.rpc_sync(peer, time.process_time)
         seconds = time_all(lambda: autograd.backward(context_id, [loss]))
+        busy = rpc.rpc_sync(peer, time.process_time) - begun
         gradient = rpc.rpc_sync(peer, last_gradient, args=(name, context_id, network))
         if back and len(autograd.get_gradients(context_id)) != calls:
             raise AssertionError(f"not all of {calls} micro-batches have a gradient")
     if not torch.equal(gradient, torch.full((WIDTH,), float(calls * BATCH))):  # every output counts once in the loss
         raise AssertionError(f"a gradient after {calls} calls is {gradient[0]:g}, not {calls * BATCH}")
-    return seconds
+    return seconds, busy

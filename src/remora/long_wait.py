@@ -21,13 +21,19 @@ FIRST = 10.0  # seconds before the first report; each later one comes after twic
 
 
 class LongWait:
-    """One wait. `describe` says what is waited for, and for whom; it is called when there is something to report."""
+    """One wait. `describe` says what is waited for, and for whom; it is called when there is something to report.
+    An empty description: what was waited for has come meanwhile."""
 
     def __init__(self, describe: Callable[[], str], clock: Clock = SYSTEM) -> None:
         self._describe = describe
         self._clock = clock
         self._began = clock.now()
         self._after = FIRST  # seconds from the beginning to the next report
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to report."""
+        return self._clock.now() - self._began >= self._after
 
     def look(self) -> None:
         """Report, if it is time to."""
@@ -36,7 +42,9 @@ class LongWait:
             return
         while self._after <= waited:
             self._after *= 2
-        log.warning("%s, %.0f s", self._describe(), waited)
+        text = self._describe()
+        if text:
+            log.warning("%s, %.0f s", text, waited)
 
     def block(self, wait: Callable[[float | None], T], deadline: float) -> T:
         """`Clock.block`, with reports meanwhile."""

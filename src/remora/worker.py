@@ -19,7 +19,7 @@ from remora.agent.calls import current_deadline
 from remora.agent.collecting import teach_torch
 from remora.agent.crew import forget_thread
 from remora.agent.futures import going_down
-from remora.agent.greeting import SECRET, check_secrets, greet_neighbours
+from remora.agent.greeting import greet_neighbours
 from remora.agent.introduction import Introduction
 from remora.agent.membership import Membership
 from remora.agent.peers import Peer
@@ -35,6 +35,7 @@ from remora.protocol.handshake import Home
 from remora.protocol.membership import Member
 from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
+from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import find_secret, loopback_secret
 from remora.rref.references import References
 from remora.transport import addresses, dial
@@ -44,6 +45,7 @@ from remora.wire import code
 log = logging.getLogger("remora")
 
 NO_WISHES = Wishes()
+_OF_THIS_USER = "no secret was given, so that of this user on its host counts"
 JOIN_TRIES = 3  # others may be about to make room for us
 
 
@@ -73,18 +75,21 @@ class Worker:
         self.clock = settings.clock
         self.agent.crew.worker = self.agent.coroutines.worker = self
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
-        self.group: Group = (
-            StaticGroup(store, world_size, bringup, introduction.has_ended) if world_size else DynamicGroup(store, bringup)
-        )
+        self.group: Group
         try:
             introduction.secret, bind_host, kind = _protection(settings, _master_host(store))
+            introduction.secret_is_of_user = kind == _OF_THIS_USER
+            seal = RecordSeal(introduction.secret, kind)
+            if world_size:
+                self.group = StaticGroup(store, world_size, bringup, introduction.has_ended, seal)
+            else:
+                self.group = DynamicGroup(store, bringup, seal)
             found = self.agent.door.listen(bind_host)
-            host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid(), SECRET: kind}
+            host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid()}
             extra = {**credentials(), **self._places.credentials(), **about}
             extra[code.MAIN] = code.identity()
             self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
-            check_secrets(members)
             check_devices = self._places.check_group if world_size else self._places.check_alone
             check_devices(members)
             introduction.group = self.group.group_id
@@ -233,7 +238,7 @@ def _protection(settings: Settings, master_host: str | None) -> tuple[bytes, str
         return given.value, bind_host, "a secret was given"
     if settings.insecure:
         return b"", bind_host, "no secret, and insecure"
-    return loopback_secret(), bind_host, "no secret was given, so that of this user on its host counts"
+    return loopback_secret(), bind_host, _OF_THIS_USER
 
 
 def _master_host(store: Any) -> str | None:

@@ -20,7 +20,7 @@ from remora.errors import CallTimeout
 from remora.protocol.session import Session
 from remora.transport import stream
 from remora.transport.poller import END, READ, WRITE, EpollPoller
-from remora.wire.frames import HEADER, Frame
+from remora.wire.frames import Frame, encode
 from tests.agent.alone import wait_until
 
 portable = os.environ.get("REMORA_POLLER") == "select" or not hasattr(select, "epoll")
@@ -152,7 +152,7 @@ def ready(channel: Any, events: int) -> None:
 
 
 def request(number: int, body: bytes = b"") -> bytes:
-    return HEADER.pack(len(body), 0x102, 0, 0, number, number, 0, 0.0) + body
+    return encode(0x102, 0, 0, number, number, 0, 0.0, len(body), body)
 
 
 def test_a_request_that_is_read_leaves_it_armed(pair: tuple[Any, Notes, socket.socket]) -> None:
@@ -294,7 +294,7 @@ def test_a_link_is_not_closed_while_a_thread_may_be_about_to_wait_at_it(
     closer.start()
     wait_until(lambda: bool(channel._reading.waiters.asleep) or sock.fileno() < 0)
     assert sock.fileno() >= 0
-    del channel._reading.holder[0]
+    channel._reading.free[0] = True
     closer.join(20.0)
     assert sock.fileno() < 0
 
@@ -303,12 +303,15 @@ class Lock:
     """Is taken, as far as the first look can tell."""
 
     def __init__(self, channel: Any) -> None:
-        self.holder = {0: -1}  # another thread
+        self.free: dict[int, bool] = {}  # another thread has it
         self.channel = channel
         self.armed_at_the_look: list[int] = []
 
     def take(self) -> bool:
         return False
+
+    def holder(self) -> int:
+        return -1
 
     def locked(self) -> bool:
         self.armed_at_the_look.append(self.channel._port.armed)

@@ -12,6 +12,7 @@ import torch
 
 from remora.agent.bulk import Sharing
 from remora.agent.large import SendingLarge
+from remora.agent.late_memory import LateMessages
 from remora.transport import shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.frames import SHARED, Frame
@@ -35,7 +36,12 @@ def lender() -> Iterator[shm.Lender]:
 
 
 def sharing(lender: shm.Lender) -> Sharing:
-    made = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: 0.0)
+    return sharing_at(lender, lambda: 0.0)
+
+
+def sharing_at(lender: shm.Lender, now: Callable[[], float]) -> Sharing:
+    """As one of two workers has it, by a clock."""
+    made = Sharing(lender, WorkerKey(1, "there"), "there", 0, now, LateMessages(lambda work: None))
     made.willing = True
     return made
 
@@ -43,8 +49,15 @@ def sharing(lender: shm.Lender) -> Sharing:
 def arrive(body: bytes) -> Frame:
     """What the other side has of a message."""
     frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
-    assert sharing(shm.Lender(0)).borrow(frame)
+    sharing(shm.Lender(0)).borrow(frame)
+    assert frame.buffers is not None
     return frame
+
+
+def filled(frame: Frame) -> bool:
+    """Whether its memory is there."""
+    assert frame.filling is not None
+    return bool(frame.filling.wait(0.0) == "")
 
 
 def value_of(frame: Frame) -> torch.Tensor:
@@ -82,12 +95,12 @@ def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_be
     frame = arrive(body)
     assert frame.filling is not None
     fill()
-    assert frame.filling.wait(lambda: False)
+    assert filled(frame)
     assert torch.equal(value_of(frame), SENT)
     lent = mine.lend(pack(PLENTY))
     assert lent is not None
     assert lent[1] is None
-    assert arrive(lent[0]).filling is None
+    assert arrive(lent[0]).filling.settled
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -100,7 +113,7 @@ def test_ctrl_c_does_not_leave_it_half_filled(
     monkeypatch.setattr(shm.Placement, method, first_time(getattr(shm.Placement, method), KeyboardInterrupt(), after))
     with pytest.raises(KeyboardInterrupt):
         fill()
-    assert frame.filling.wait(lambda: False)
+    assert filled(frame)
     assert torch.equal(value_of(frame), SENT)
 
 
@@ -142,15 +155,14 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) 
     packed: Packed = pack(SENT)
     with pytest.raises(KeyboardInterrupt):
         Failing._send_packed(cast(Any, Failing()), 0x102, 1, packed, 0, 0.0, 0.0)  # type: ignore[arg-type]
-    assert sent[0].filling.wait(lambda: False)
+    assert filled(sent[0])
     assert torch.equal(value_of(sent[0]), SENT)
 
 
 def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    mine = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: now[0])
-    theirs = Sharing(shm.Lender(0), WorkerKey(2, "here"), "here", 0, lambda: 0.0)
-    mine.willing = True
+    mine = sharing_at(lender, lambda: now[0])
+    theirs = sharing(shm.Lender(0))
     body, fill = lent_late(mine)
     fill()
     frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
@@ -159,7 +171,7 @@ def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "open", refuse)
-    assert theirs.borrow(frame)
+    theirs.borrow(frame)
     monkeypatch.undo()
     assert frame.buffers is None, "for this one it is too late"
     mine.take_back(theirs.returns())
@@ -183,14 +195,13 @@ def test_ctrl_c_while_a_large_one_is_copied_leaves_nothing_on_loan(
 def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: shm.Lender) -> None:
     """An exception in a signal handler may strike between the two. The receiver would wait for ever."""
     now = [100.0]
-    mine = Sharing(lender, WorkerKey(1, "there"), "there", 0, lambda: now[0])
-    mine.willing = True
+    mine = sharing_at(lender, lambda: now[0])
     body, fill = lent_late(mine)
     frame = arrive(body)
     mine.trim(now[0])
-    assert not frame.filling.told, "its sender may be about to do it"
+    assert not frame.filling.settled, "its sender may be about to do it"
     mine.trim(now[0] + 1.0)
-    assert frame.filling.wait(lambda: False)
+    assert filled(frame)
     assert torch.equal(value_of(frame), SENT)
     value_of(frame).fill_(7)
     with ThreadPoolExecutor(1) as pool:

@@ -246,8 +246,14 @@ def test_what_would_end_a_process_is_an_ordinary_error_for_the_caller(call: Call
 
 
 def test_sys_exit_does_not_end_the_callee(call: Call) -> None:
-    with pytest.raises(RemoteError, match="SystemExit"):
-        call(sys.exit, 3)
+    async def leave() -> None:
+        sys.exit(3)
+
+    for function, args in ((sys.exit, (3,)), (leave, ())):
+        with pytest.raises(RemoteError, match=r"^SystemExit\(3\) was raised on .*that worker goes on\.") as caught:
+            call(function, *args)
+        assert "Failed to create" not in str(caught.value)
+        assert call(len, "abc") == 3
 
 
 def test_a_remote_recursion_error(call: Call) -> None:
@@ -338,7 +344,7 @@ def test_generators_cannot_travel_and_say_so(call: Call) -> None:
 
 
 @pytest.mark.parametrize("way", [rpc.rpc_sync, rpc.rpc_async, rpc.remote])
-@pytest.mark.parametrize("target", [5, "double", None, [double]], ids=repr)
+@pytest.mark.parametrize("target", [5, "double", None, [double]], ids=["5", "double", "None", "list"])
 def test_what_is_not_callable_is_refused(me: str, way: Any, target: Any) -> None:
     with pytest.raises(TypeError, match="function should be callable"):
         way(me, target)
@@ -384,3 +390,17 @@ def test_after_shutdown_every_call_says_so(me: str) -> None:
         rpc.rpc_sync(me, double, args=(1,))
     with pytest.raises(RuntimeError, match=r"not set|not been initialized"):
         rpc.shutdown()
+
+
+def test_a_name_that_is_nearly_right_gets_a_suggestion(me: str) -> None:
+    with pytest.raises(WorkerNotFound, match=r"among 1 workers \(alone\)\. Did you mean 'alone'\?$"):
+        rpc.rpc_sync("alnoe", max, args=(1, 2))
+    with pytest.raises(WorkerNotFound) as caught:
+        rpc.rpc_sync("trainer", max, args=(1, 2))
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [5, None, b"w0"])
+def test_a_name_that_is_no_text_is_named(name: Any) -> None:
+    with pytest.raises(TypeError, match="Worker name must be a str, got"):
+        rpc.init_rpc(name, rank=0, world_size=1)

@@ -495,7 +495,7 @@ def test_its_repr_says_of_what_it_is_the_future_and_what_became_of_it(me: str) -
     assert repr(waiting) == f"<Future of call of tests.agent.test_call_futures.wait_at_gate on {me}: pending>"
     gate.set()
     waiting.wait()
-    assert repr(waiting).endswith(f"wait_at_gate on {me}: done, a int>")
+    assert repr(waiting).endswith(f"wait_at_gate on {me}: done with a value of type int>")
     failing = rpc.rpc_async(me, fail, args=("no luck",))
     with pytest.raises(ValueError, match="no luck"):
         failing.wait()

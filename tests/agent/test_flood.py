@@ -12,11 +12,12 @@ from contextlib import ExitStack
 import pytest
 
 from remora import rpc
-from remora.agent.door import MAX_STRANGERS
+from remora.agent.pending import PendingTable
+from remora.protocol.conversation import MAGIC, VERSION
 from tests.agent.alone import wait_until, worker_alone
 
 KNOCKS = 600
-SAID = {"nothing": b"", "garbage": b"GET / HTTP/1.1\r\n\r\n", "half a hello": b"RMRA\x01"}
+SAID = {"nothing": b"", "garbage": b"GET / HTTP/1.1\r\n\r\n", "half a hello": MAGIC + bytes([VERSION])}
 
 
 @pytest.fixture
@@ -64,8 +65,10 @@ def test_nothing_is_left_of_strangers(port: int, what: str, caplog: pytest.LogCa
 
 
 def test_those_who_stay_are_bounded(port: int) -> None:
+    limit = 64
+    rpc._get_current_rpc_agent().agent.door._strangers = PendingTable(limit)
     with ExitStack() as stack:
-        for _ in range(MAX_STRANGERS + 50):
+        for _ in range(limit + 50):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
-        wait_until(lambda: strangers() == MAX_STRANGERS)
+        wait_until(lambda: strangers() == limit - limit // 4)
     wait_until(lambda: not strangers())

@@ -14,7 +14,7 @@ import torch
 from remora import autograd, rpc
 from remora.agent import dispatch
 from remora.agent.channel import Channel
-from remora.agent.functions import FUNCTION, MOST, Announced, Heard
+from remora.agent.functions import FUNCTION, LONGEST, MOST, MOST_BYTES, SLACK, Announced, Heard
 from remora.errors import ProtocolError
 from remora.rpc import api, outgoing
 from remora.testing.world import World
@@ -116,6 +116,42 @@ def test_there_is_an_end_to_it(module: types.ModuleType) -> None:
     assert targets[:MOST] == list(range(1, MOST + 1))
     assert targets[MOST:] == [getattr(module, f"f{number}") for number in range(MOST, MOST + 5)]
     assert len(line.said) == MOST
+
+
+def test_names_are_bounded_in_bytes_and_the_functions_go_as_they_are(module: types.ModuleType) -> None:
+    line = Line()
+    announced = Announced(line)
+    names = [f"f{number}_" + "x" * (LONGEST - 100) for number in range(MOST_BYTES // (LONGEST - 100) + 5)] + ["y" * LONGEST]
+    for name in names:
+        code: dict[str, Any] = {"__name__": module.__name__}
+        exec(f"def {name}(): pass", code)
+        setattr(module, name, code[name])
+    targets = [announced.target(getattr(module, name)) for name in names]
+    assert sum(len(body) for _, _, body in line.said) <= MOST_BYTES
+    assert targets[-1] is getattr(module, names[-1])
+    assert 0 < sum(isinstance(target, int) for target in targets) < len(names)
+
+
+@pytest.mark.parametrize("size", [20, LONGEST, 100 * LONGEST])
+def test_what_a_callee_keeps_of_a_caller_that_names_without_end_is_bounded(size: int) -> None:
+    heard = Heard()
+    for number in range(10 * MOST):
+        heard.listen(number, b"module\n" + b"f" * (size - 7))
+    kept = sum(len(module) + len(name) for module, name in heard._names.values())
+    assert kept <= MOST_BYTES + SLACK * LONGEST
+    assert len(heard._names) == len(heard.bare) <= MOST + SLACK
+    with pytest.raises(ProtocolError, match=f"function {10 * MOST - 1} .* no name here"):
+        heard.find(10 * MOST - 1)
+
+
+def test_a_number_keeps_its_first_meaning_and_any_bytes_are_a_name(module: types.ModuleType) -> None:
+    heard = Heard()
+    heard.listen(7, f"{module.__name__}\ngreet".encode())
+    heard.listen(7, b"os\nabort")
+    heard.listen(8, b"\xff\xfe")
+    assert heard.find(7)() == "hello"
+    with pytest.raises(Exception, match=r".+"):
+        heard.find(8)
 
 
 def test_the_callee_finds_what_has_that_name_now(module: types.ModuleType) -> None:

@@ -13,6 +13,7 @@ import pytest
 from remora import rpc
 from remora.agent.calls import Call
 from remora.agent.sending import Sending
+from remora.agent.unanswered import Unanswered
 from remora.clock import NEVER
 from remora.errors import CallNotSent, CallTimeout
 from remora.long_wait import LongWait, listed
@@ -159,3 +160,70 @@ def test_waiting_for_a_connection_says_so(soon: None, caplog: pytest.LogCaptureF
         with pytest.raises(CallNotSent):
             world.run(0, rpc.rpc_sync, "worker1", pass_gate)
     assert said(caplog)[0] == "worker0 still waits for a connection with worker1 (1 call pending), 0 s"
+
+
+def test_what_has_come_meanwhile_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """It said "shutdown waits for , 10 s" if the last call ended between the wait and the report."""
+    clock = FakeClock()
+    wait = LongWait(lambda: "", clock)
+    clock.time += 15
+    wait.look()
+    assert not said(caplog)
+    with World(1) as world:
+        assert not world[0].agent._under_way()
+
+
+class FakePeer:
+    """A worker that has not answered some calls."""
+
+    def __init__(self) -> None:
+        self.key = self
+        self.name = "w1"
+        self.outgoing = self
+        self.pending: dict[int, Call] = {}
+
+    def called(self, deadline: float = NEVER) -> Call:
+        call = Call(self, "train")  # type: ignore[arg-type]
+        call.deadline = deadline
+        self.pending[call.id] = call
+        return call
+
+
+def test_calls_without_a_timeout_say_for_whom_they_wait_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+    clock, peer = FakeClock(), FakePeer()
+    unanswered = Unanswered(clock, lambda report: report())
+
+    def look_for(seconds: int) -> None:
+        for _ in range(2 * seconds):
+            clock.time += 0.5
+            unanswered.look([peer])  # type: ignore[list-item]
+
+    peer.called(deadline=clock.time + 30)
+    look_for(30)
+    assert not said(caplog), "one with a timeout ends by itself"
+    peer.pending.clear()
+    first = peer.called()
+    unanswered.look([peer])  # type: ignore[list-item]
+    look_for(5)
+    second = peer.called()
+    look_for(16)
+    text = "call of train on w1 waits for its answer, without a timeout"
+    assert said(caplog) == [f"{text} (1 more calls wait for it), {n} s" for n in (10, 20)]
+    del peer.pending[first.id]
+    look_for(12)
+    assert said(caplog)[2:] == [f"{text}, 10 s"]
+    del peer.pending[second.id]
+    look_for(100)
+    assert len(said(caplog)) == 3
+
+
+def test_a_worker_reports_its_calls(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.long_wait.FIRST", 0.2)
+    gate.clear()
+    with World(2) as world:
+        future = world.run(0, rpc.rpc_async, "worker1", pass_gate, timeout=0)
+        try:
+            wait_until(lambda: any("pass_gate on worker1 waits for its answer" in text for text in said(caplog)))
+        finally:
+            gate.set()
+        future.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -67,6 +68,27 @@ def test_the_argument_that_cannot_be_pickled(me: str, way: Any, args: Any, kwarg
     assert "rpc.RRef(x)" in str(caught.value)
 
 
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@ways
+@pytest.mark.parametrize("function", [train, lambda *args: None], ids=["by name", "by value"])
+def test_the_argument_that_is_nested_too_deeply(me: str, way: Any, function: Any) -> None:
+    with pytest.raises((RecursionError, pickle.PicklingError)) as caught:
+        way(me, function, (1, {"tree": nested(100_000)}))
+    assert "args[1]['tree'][0][0]… of " in str(caught.value)
+    assert f" on {NAME} is nested too deeply to be pickled: send it in a flat form" in str(caught.value)
+
+
+def test_the_result_that_is_nested_too_deeply(me: str) -> None:
+    with pytest.raises(RecursionError, match=r"the result\[0\]\[0\]\[0\]\[0\]… of .*nested on alone is nested too deeply"):
+        rpc.rpc_sync(me, nested, (100_000,))
+
+
 def test_functions_of_torch_have_the_name_that_programs_use(me: str) -> None:
     with pytest.raises(TypeError, match=r"args\[1\] of torch\.add on alone is a lock"):
         rpc.rpc_sync(me, torch.add, (torch.ones(1), threading.Lock()))
@@ -111,9 +133,10 @@ async def waiting() -> None: ...
         (concurrent.futures.Future, "A future stays where it was made: send its value"),
         (lambda: asyncio.Future(loop=asyncio.new_event_loop()), "A future stays where it was made"),
         (lambda: open(__file__, "rb"), "send its name, or what is in it"),  # noqa: SIM115 (it is closed below)
+        (lambda: open(__file__), "send its name, or what is in it"),  # noqa: SIM115
         (lambda: iter(DataLoader([1, 2])), "send batches, or the dataset"),  # type: ignore[arg-type]
     ],
-    ids=["generator", "torch", "concurrent", "asyncio", "file", "DataLoader"],
+    ids=["generator", "torch", "concurrent", "asyncio", "file", "text file", "DataLoader"],
 )
 def test_what_helps_is_said(me: str, make: Callable[[], Any], sentence: str) -> None:
     value = make()
@@ -181,7 +204,7 @@ def test_named_arguments_are_a_dict(me: str, way: Any) -> None:
         way(me, train, (), 5)
 
 
-@pytest.mark.parametrize("args", [[1, 2], (1, 2), deque([1, 2]), torch.Size([1, 2]), iter([1, 2])], ids=repr)
+@pytest.mark.parametrize("args", [[1, 2], (1, 2), deque([1, 2]), torch.Size([1, 2]), iter([1, 2])], ids=type)
 def test_lists_and_other_sequences_are(me: str, args: Any) -> None:
     assert rpc.rpc_sync(me, train, args) == (1, 2)
 

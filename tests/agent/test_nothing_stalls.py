@@ -207,8 +207,8 @@ def test_replies_are_read_while_the_crew_is_reading(world: World, begin: Begin, 
     go_on, reads = threading.Event(), threading.Event()
     receive = Channel._receive
 
-    def linger(channel: Channel, *how: Any) -> Any:
-        found = receive(channel, *how)
+    def linger(channel: Channel, *how: Any, **more: Any) -> Any:
+        found = receive(channel, *how, **more)
         if channel is channel_of(world) and threading.current_thread().name.startswith("remora-worker0"):
             reads.set()
             assert go_on.wait(LONG)

@@ -21,7 +21,7 @@ from remora.agent.receiving import ACK, PING
 from remora.agent.timers import Timers
 from remora.testing.world import World
 from remora.transport.stream import StreamLink
-from remora.wire.frames import HEADER, HEADER_SIZE
+from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
 from remora.wire.pickling import pack
 from tests.agent.alone import wait_until
 
@@ -54,9 +54,9 @@ class FakeLink:
 
 def _kinds(data: bytes) -> Iterator[int]:
     while data:
-        length, kind = HEADER.unpack_from(data)[:2]
+        _, length, kind = HEADER.unpack_from(data)[:3]
         yield kind
-        data = data[HEADER_SIZE + length :]
+        data = data[HEADER_SIZE + length // GUARD :]
 
 
 class Alone(SendingLarge):
@@ -258,10 +258,10 @@ def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
     data = b"".join(part for parts in alone.wire.writes for part in parts)
     calls, numbers = [], []
     while data:
-        length, _, _, _, call, number, _, _ = HEADER.unpack_from(data)
+        _, length, _, _, _, call, number, _, _ = HEADER.unpack_from(data)
         calls.append(call)
         numbers.append(number)
-        data = data[HEADER_SIZE + length :]
+        data = data[HEADER_SIZE + length // GUARD :]
     assert sorted(calls) == list(range(400))
     assert numbers == list(range(1, 401))
 

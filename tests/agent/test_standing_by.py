@@ -1,12 +1,13 @@
 """Somebody is always there: nothing waits behind what blocks, be it read or served, and who is not needed goes home.
 
-With real workers. The same for a crew alone is in `test_crew.py` and `test_watch.py`.
+With real workers. The same for a crew alone is in `test_crew.py` and `runtime/test_leader.py`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ import torch
 
 from remora import rpc
 from remora.agent import agent as agents
-from remora.agent import watch as watching
 from remora.agent.crew import Crew
 from remora.agent.dispatch import Request
+from remora.protocol.leader import Thresholds
 from remora.testing.world import World
 from remora.transport.poller import EpollPoller, SelectPoller
 from remora.vocabulary.messages import MessageType
@@ -285,7 +286,7 @@ def test_after_many_functions_that_blocked_two_threads_are_left() -> None:
 @pytest.mark.parametrize("poller", [EpollPoller, SelectPoller])
 def test_only_a_few_are_given_that_moment(poller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "make_poller", poller)
-    monkeypatch.setattr(watching, "TERM", 3600.0)
+    monkeypatch.setattr(agents, "Crew", partial(Crew, thresholds=Thresholds(term=3600.0)))
     with worker_alone(num_worker_threads=MANY) as name:
         burst(name)
         wait_until(lambda: threads() <= 5)  # with the one that leads

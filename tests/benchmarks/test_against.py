@@ -138,6 +138,17 @@ class TestCommandLine:
             run("--against", "HEAD", *arguments)
         assert reason in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [(["--who", "torch"], "of Remora alone"), (["--only", "callers"], "no benchmark is called 'callers'")],
+    )
+    def test_what_does_not_go_with_instructions(
+        self, run: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+    ) -> None:
+        with pytest.raises(SystemExit):
+            run("--instructions", *arguments)
+        assert reason in capsys.readouterr().err
+
 
 def test_each_tree_measures_its_own_package(tmp_path: Path) -> None:
     """On the callee, too; and the table tells which is which."""

@@ -54,6 +54,26 @@ def test_the_variable_alone_is_enough_where_remora_is_installed(tmp_path: Path) 
         assert python(["-c", ask], tmp_path, REMORA_COMPAT=setting).stdout.strip() == expected
 
 
+WATCHES = "import sys; print(any(type(each).__name__ == '_Watch' for each in sys.meta_path))"
+
+
+@pytest.mark.parametrize("value", ["", "0", "no", "off", "false", "False", " OFF ", "NO"])
+def test_what_means_no_means_no(tmp_path: Path, value: str) -> None:
+    shutil.copy(SOURCE / "remora-compat.pth", tmp_path)
+    ask = f"import site; site.addsitedir({str(tmp_path)!r}); {WATCHES}"
+    assert python(["-S", "-c", ask], tmp_path, REMORA_COMPAT=value).stdout.strip() == "False"
+    ask = f"import sys; sys.path.insert(0, {children.STARTUP!r}); import sitecustomize; {WATCHES}"
+    assert python(["-S", "-c", ask], tmp_path, REMORA_COMPAT=value).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("flags", ["-I", "-E"])
+def test_an_interpreter_that_ignores_its_environment_ignores_the_variable(tmp_path: Path, flags: str) -> None:
+    shutil.copy(SOURCE / "remora-compat.pth", tmp_path)
+    ask = f"import site, sys; sys.path.append({str(SOURCE)!r}); site.addsitedir({str(tmp_path)!r}); {WATCHES}"
+    assert python(["-S", "-c", ask], tmp_path, REMORA_COMPAT="1").stdout.strip() == "True"  # (-S: what is installed is old)
+    assert python(["-S", flags, "-c", ask], tmp_path, REMORA_COMPAT="1").stdout.strip() == "False"
+
+
 def test_the_variable_costs_nothing_when_it_is_not_set(tmp_path: Path) -> None:
     shutil.copy(SOURCE / "remora-compat.pth", tmp_path)
     ask = f"import site, sys; before = set(sys.modules), list(sys.meta_path); site.addsitedir({str(tmp_path)!r}); "

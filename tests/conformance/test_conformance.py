@@ -12,6 +12,7 @@ REPOSITORY = Path(__file__).parents[2]
 TIMEOUT = 600
 
 
+@pytest.mark.first
 @pytest.mark.timeout(TIMEOUT + 30)
 def test_the_suites_of_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
     """In a process of its own, since torch cannot be itself again after Remora was put into it."""

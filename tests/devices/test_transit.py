@@ -18,7 +18,7 @@ from remora.devices.transit import Download, Upload
 from remora.errors import CallNotSent, RemoteError, SerializationError
 from remora.testing.world import World
 from remora.wire.cargo import Landing, split
-from remora.wire.frames import HEADER, FrameReader, lengths
+from remora.wire.frames import FrameReader, encode, lengths
 from remora.wire.packed import Packed
 from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import PackScope, UnpackScope
@@ -339,8 +339,8 @@ def test_without_room_on_the_device_what_arrives_waits_on_the_host(module: Modul
 def as_bytes(packed: Packed) -> bytes:
     packed.complete()
     body = packed.body + lengths(packed.buffers)
-    header = HEADER.pack(len(body), 0x102, packed.flags, len(packed.buffers), 1, 1, 0, 0.0)
-    return b"".join((header, body, *packed.buffers))
+    head = encode(0x102, packed.flags, len(packed.buffers), 1, 1, 0, 0.0, len(body), body)
+    return b"".join((head, *packed.buffers))
 
 
 def fed(data: bytes, step: Callable[[], int]) -> Any:

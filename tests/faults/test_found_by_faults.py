@@ -15,7 +15,7 @@ from remora.testing.world import World
 from remora.transport.faulty import GARBAGE
 from remora.vocabulary.effects import TellParent
 from remora.vocabulary.ids import GloballyUniqueId, WorkerKey
-from remora.wire.frames import HEADER, Damaged, FrameReader
+from remora.wire.frames import Damaged, FrameReader, encode
 
 OWNER, PARENT, ME = (WorkerKey(i, "x") for i in range(3))
 VALUE, FORK = GloballyUniqueId(1, 1), GloballyUniqueId(1, 2)
@@ -49,7 +49,7 @@ def test_the_last_message_is_missed_though_nothing_follows_it() -> None:
 
 
 def test_what_came_before_the_damage_counts() -> None:
-    whole = [HEADER.pack(0, 0x102, 0, 0, 7, number, 0, 0.0) for number in (1, 2)]
+    whole = [encode(0x102, 0, 0, 7, number, 0, 0.0, 0, b"") for number in (1, 2)]
     data = b"".join(whole) + GARBAGE
     reader = FrameReader()
     reader.space()[: len(data)] = data

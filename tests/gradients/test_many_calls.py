@@ -127,22 +127,70 @@ class Meeting(torch.autograd.Function):
 
 
 def meet(x: Tensor) -> Tensor:
-    result: Tensor = Meeting.apply(x) * my_weight()
+    result: Tensor = Meeting.apply(x * my_weight())
     return result
 
 
-def test_threads_share_calls_that_take_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wants", [True, False])
+def test_threads_share_calls_that_take_long(world: World, monkeypatch: pytest.MonkeyPatch, wants: bool) -> None:
+    """Whether they end at leaves alone, or give a gradient to the caller."""
     monkeypatch.setattr(passes, "LONG", 0.0)
-    monkeypatch.setattr(passes, "PROCESSORS", 2)
+    monkeypatch.setattr(passes, "threads_that_fit", lambda: 2)
     Meeting.barrier, Meeting.turns, Meeting.threads = threading.Barrier(2), itertools.count(), set()
-    x = leaf(0)
+    x = leaf(0) if wants else leaf(0).detach()
     with autograd.context() as context_id:
         results = [rpc.rpc_sync("worker1", meet, args=(x,)) for _ in range(5)]
         autograd.backward(context_id, [torch.stack(results).sum()])
         weight = weight_of(world, 1)
-        assert torch.equal(gradient(world, 0, context_id, x), 10 * weight.detach())
+        if wants:
+            assert torch.equal(gradient(world, 0, context_id, x), 10 * weight.detach())
         assert torch.equal(gradient(world, 1, context_id, weight), 10 * x.detach())
     assert len(Meeting.threads) == 2
+
+
+@pytest.mark.parametrize(("processors", "team", "threads"), [(2, 2, 1), (2, 1, 2), (16, 4, 4), (2, 8, 1)])
+def test_threads_and_those_of_torch_fit_on_the_processors(
+    monkeypatch: pytest.MonkeyPatch, processors: int, team: int, threads: int
+) -> None:
+    monkeypatch.setattr(passes, "PROCESSORS", processors)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: team)
+    assert passes.threads_that_fit() == threads
+
+
+class Counted(torch.autograd.Function):
+    """Takes note of the run of the engine in which each backward is."""
+
+    runs: list[int] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        Counted.runs.append(torch._C._current_graph_task_id())
+        return grad * 2
+
+
+def count(x: Tensor) -> Tensor:
+    result: Tensor = Counted.apply(x * my_weight())
+    return result
+
+
+@pytest.mark.parametrize(("threads", "wants", "runs"), [(1, False, 1), (1, True, 5), (2, False, 5), (2, True, 5)])
+def test_calls_that_keep_no_worker_waiting_are_run_in_one_go_where_one_thread_fits(
+    world: World, monkeypatch: pytest.MonkeyPatch, threads: int, wants: bool, runs: int
+) -> None:
+    monkeypatch.setattr(passes, "LONG", 0.0)
+    monkeypatch.setattr(passes, "threads_that_fit", lambda: threads)
+    Counted.runs = []
+    x = leaf(0) if wants else leaf(0).detach()
+    with autograd.context() as context_id:
+        results = [rpc.rpc_sync("worker1", count, args=(x,)) for _ in range(5)]
+        autograd.backward(context_id, [torch.stack(results).sum()])
+        assert torch.equal(gradient(world, 1, context_id, weight_of(world, 1)), 10 * x.detach())
+    assert len(Counted.runs) == 5
+    assert len(set(Counted.runs)) == runs
 
 
 def fail_in_third(x: Tensor, number: int) -> Tensor:
@@ -165,7 +213,7 @@ class Failing(torch.autograd.Function):
 
 def test_an_error_in_a_call_that_another_thread_runs_ends_the_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "LONG", 0.0)
-    monkeypatch.setattr(passes, "PROCESSORS", 4)
+    monkeypatch.setattr(passes, "threads_that_fit", lambda: 4)
     x = leaf(0)
     with autograd.context() as context_id:
         results = [rpc.rpc_sync("worker1", fail_in_third, args=(x, number)) for number in range(8)]
@@ -183,7 +231,7 @@ def test_large_leaves(
     uses twice, ones that are broadcast, and ones with a hook."""
     monkeypatch.setattr(segments, "LARGE", 1)
     monkeypatch.setattr(passes, "LONG", 60.0 if quick else 0.0)
-    monkeypatch.setattr(passes, "PROCESSORS", 3)
+    monkeypatch.setattr(passes, "threads_that_fit", lambda: 3)
     seen: list[Tensor] = []
     leaves = world.run(1, parts)
     for number in hooked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from remora import rpc
 from remora.errors import WorkerLost
 from remora.transport import shm
+from remora.wire import memory as wire_memory
 from tests.processes import targets
 from tests.workers import WorkerGone, Workers
 
@@ -102,7 +104,7 @@ def echo_more_than_half(to: str) -> tuple[int, int]:
 def echo_bytes(to: str) -> tuple[int, int]:
     """Bytes there and back, inside other things; how much memory we and the other have for such messages then."""
     data = os.urandom(256) * (4 * MB // 256)
-    for value in (data, bytearray(data), {"a": [data, 1]}, [(bytearray(data), "x")]):
+    for value in (data, bytearray(data), {"a": [data, 1]}, [(bytearray(data), "x")], "é" * (2 * MB)):
         back = rpc.rpc_sync(to, targets.echo, args=(value,))
         assert back == value
         assert type(back) is type(value)
@@ -175,6 +177,29 @@ def test_large_bytes_go_the_same_way_both_as_arguments_and_as_results(pair: Work
     assert ours >= 4 * MB
     assert theirs >= 4 * MB
     targets.wait_until(lambda: [pair.run(rank, memory)[1] for rank in (0, 1)] == [0, 0], what="it is given back")
+
+
+def work_of_echoes(to: str, value: Any) -> float:
+    """Seconds of processor time that both workers take to send a value there and back; the least of several."""
+    found: list[float] = []
+    for _ in range(4):
+        before = time.process_time() + rpc.rpc_sync(to, time.process_time)
+        rpc.rpc_sync(to, targets.echo, args=(value,))
+        found.append(time.process_time() + rpc.rpc_sync(to, time.process_time) - before)
+    return min(found)
+
+
+def work_of_bytes_by_that_of_a_tensor(to: str) -> float:
+    size = 200 * MB
+    return work_of_echoes(to, bytes(size)) / work_of_echoes(to, torch.ones(size // 4))
+
+
+@used
+@pytest.mark.skipif(os.environ.get("REMORA_THOROUGH") != "1", reason="moves gigabytes; REMORA_THOROUGH=1 runs it")
+@pytest.mark.skipif(not wire_memory._has_huge_pages(), reason="this system has no large pages")
+def test_bytes_take_the_time_of_the_copy_that_they_need_beside_that_of_a_tensor(pair: Workers) -> None:
+    """A tensor is copied once, bytes twice, the second time to fresh memory. It was 7 times the work, and before that 70."""
+    assert pair.run(0, work_of_bytes_by_that_of_a_tensor, "worker1") < 5
 
 
 def test_tensors_that_are_kept_keep_their_values(pair: Workers) -> None:

@@ -18,6 +18,8 @@ from remora import rpc
 from remora.errors import RendezvousError
 from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
+from remora.rendezvous.seal import RecordSeal
+from remora.rendezvous.secret import loopback_secret
 from remora.transport.addresses import host_identity
 from tests.processes import targets
 from tests.workers import Workers
@@ -203,18 +205,19 @@ def test_a_worker_that_comes_late_is_waited_for(pair: Workers) -> None:
 
 def test_no_group_is_formed_with_a_worker_that_was_killed_while_it_waited(tmp_path: Path) -> None:
     """Nobody listens where it did; one that is there, whoever it is, keeps its place."""
-    board = Board(FileStore(f"{tmp_path}/rendezvous", -1))
+    seal = RecordSeal(loopback_secret())
+    board, base = Board(FileStore(f"{tmp_path}/rendezvous", -1), seal), f"static/{seal.fingerprint}/1"
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         waiting = WorkerRecord("worker0", 0, "another life", host_identity(), (address,)).to_json().decode()
-        board.swap("static/1/0/0", waiting)
+        board.swap(f"{base}/0/0", waiting)
         assert start("worker0", 0, 1, f"file://{tmp_path}/rendezvous", bringup_timeout=5.0) == ["worker0"]
         leave()
-    assert "another life" in board.take(["static/1/0/roster"])[0]
-    board.swap("static/1/2/0", waiting)
+    assert "another life" in board.take([f"{base}/0/roster"])[0]
+    board.swap(f"{base}/2/0", waiting)
     assert start("worker0", 0, 1, f"file://{tmp_path}/rendezvous", bringup_timeout=5.0) == ["worker0"]
     leave()
-    assert "another life" not in board.take(["static/1/2/roster"])[0]
+    assert "another life" not in board.take([f"{base}/2/roster"])[0]
 
 
 def test_two_workers_of_one_name_are_refused(pair: Workers) -> None:

@@ -256,6 +256,36 @@ out = (
     assert found == (2, (3, 4), (5, 6), True, 1, 8, True, 9, 10)
 
 
+TYPE_NAMES = """
+import sys, typing
+module = sys.modules[{module!r}]
+T, P, Ts = typing.TypeVar("T", bound=int), typing.ParamSpec("P"), typing.TypeVarTuple("Ts")
+UserId = typing.NewType("UserId", int)
+class Box(typing.Generic[T]):
+    def __init__(self, x): self.x = x
+for thing in (T, P, Ts, UserId, Box):
+    thing.__module__ = {module!r}
+    setattr(module, thing.__name__, thing)
+same = lambda value: value
+box = rpc.rpc_sync("worker1", same, (Box(1),))
+out = (
+    [rpc.rpc_sync("worker1", same, (thing,)) is thing for thing in (T, P, Ts, UserId, Box)],
+    rpc.rpc_sync("worker1", same, (Box[T],)) == Box[T], type(box) is Box and box.x,
+    rpc.rpc_sync("worker1", lambda: (T.__bound__ is int, UserId(3), P.__name__)),
+    rpc.rpc_sync("worker1", same, ([typing.Callable[P, T], {{"t": T}}],)) == [typing.Callable[P, T], {{"t": T}}],
+)
+"""
+
+
+@pytest.mark.parametrize("module", ["__main__", "__mp_main__"])
+def test_type_variables_and_new_types(workers: Workers, module: str) -> None:
+    """typing pickles them by name, and the callee's main does not have it. (The second name: multiprocessing's.)"""
+    if module != "__main__":
+        workers.run(0, cell, "import sys, types\nsys.modules.setdefault('__mp_main__', types.ModuleType('__mp_main__'))")
+    found = workers.run(0, cell, TYPE_NAMES.format(module=module))
+    assert found == ([True] * 5, True, 1, (True, 3, "P"), True)
+
+
 def run_script(path: Path, *args: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(path), *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

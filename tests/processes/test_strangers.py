@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from remora.errors import AuthenticationError
+from remora.protocol.conversation import Kind, header
 from remora.protocol.handshake import Caller, Identity
 from tests.processes import targets
 from tests.workers import Workers
@@ -49,7 +50,7 @@ GARBAGE = {
     "pickle": b"\x80\x05cos\nsystem\n",
     "a megabyte": b"RMRA" + b"\xff" * (1 << 20),
     "a frame": struct.pack("<QHHIQQQd", 2**60, 0x102, 0, 0, 1, 1, 0, 0.0),
-    "an endless handshake": b"RMRA\x01\x01\x01\xff\xff",
+    "an endless handshake": header(Kind.HELLO, True, 0xFFFF),
 }
 
 
@@ -180,7 +181,7 @@ def test_a_worker_with_another_secret_gets_an_error_and_the_others_live_on() -> 
     with Workers(3, join=False) as workers:
         for rank in (0, 1):
             workers.run(rank, targets.join_dynamic, f"worker{rank}", rank, workers.init_method, secret=secret(rank))
-        with pytest.raises(AuthenticationError, match=r"worker2 cannot talk to worker0 .*same secret"):
+        with pytest.raises(AuthenticationError, match=r"worker2. .rank 2. cannot join .*same secret"):
             workers.run(2, targets.join_dynamic, "worker2", 2, workers.init_method, secret=secret(2))
         assert workers.run(0, targets.call, "worker1", targets.double, 2) == 4
         workers.run(1, targets.leave)

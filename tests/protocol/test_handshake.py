@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from remora.errors import AuthenticationError, ProtocolError, RemoraError
 from remora.protocol import conversation
-from remora.protocol.conversation import HEADER, MAGIC, MAX_BODY, SEAL_SIZE, VERSION, Kind
+from remora.protocol.conversation import HEADER, LENGTH_AT, MAGIC, MAX_BODY, SEAL_SIZE, VERSION, Kind, header
 from remora.protocol.handshake import Accepted, Caller, Hello, Identity, Listener, Why
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -126,6 +126,40 @@ def test_a_wrong_secret_is_named_at_both_ends() -> None:
         assert "REMORA_SECRET" in str(error)
     assert b.why is a.why is Why.SECRET
     assert not a.proven
+
+
+NOT_OURS = [
+    caller(secret=b"another secret, as long").start(),
+    caller(secret=b"", insecure=True).start(),
+    MAGIC + bytes([VERSION + 1]) + caller().start()[5:],
+    header(Kind.HELLO, True, MAX_BODY + 1),
+    header(Kind.REFUSAL, True, 0) + bytes(SEAL_SIZE),
+]
+
+
+@pytest.mark.parametrize("said", NOT_OURS, ids=["secret", "insecure", "version", "oversize", "refusal"])
+@pytest.mark.parametrize("proven_before", [False, True])
+def test_a_stranger_gets_no_seal_that_was_made_with_our_secret(said: bytes, proven_before: bool) -> None:
+    """Nor does one that replays the first message of a member."""
+    b = listener()
+    if proven_before:
+        b.receive(caller().start())
+    with pytest.raises(RemoraError):
+        b.receive(said)
+    assert not b.proven
+    assert b.refusal[-SEAL_SIZE:] in (b"", bytes(SEAL_SIZE))
+
+
+@pytest.mark.parametrize("why", [Why.GROUP, Why.RESTARTED, Why.WORKER, Why.ADMISSION])
+def test_what_a_peer_says_of_itself_is_proven(why: Why) -> None:
+    me = {Why.GROUP: Identity("bob", 1, "b" * 16, "group-2"), Why.RESTARTED: Identity("bob", 1, "c" * 16, "group-1")}
+    admit = (lambda hello: "no") if why is Why.ADMISSION else (lambda hello: 0)
+    b = listener(me=me.get(why, BOB), admit=admit)
+    a = caller(expected=Identity("carol", 2, "b" * 16, "group-1")) if why is Why.WORKER else caller()
+    converse(a, b)
+    assert a.why is b.why is why
+    assert a.proven
+    assert b.proven
 
 
 def test_an_impostor_that_listens_is_found_out_by_the_caller() -> None:
@@ -248,7 +282,16 @@ def test_a_link_closed_early_is_named(data: bytes) -> None:
 def test_an_announcement_of_too_much_is_refused_before_it_is_read() -> None:
     b = listener()
     with pytest.raises(ProtocolError, match="more than 4096 bytes"):
-        b.receive(HEADER.pack(MAGIC, VERSION, Kind.HELLO, True, MAX_BODY + 1))
+        b.receive(header(Kind.HELLO, True, MAX_BODY + 1))
+
+
+@pytest.mark.parametrize("bit", range(8 * LENGTH_AT, 8 * HEADER.size))
+def test_a_damaged_length_is_refused_before_anything_is_waited_for(bit: int) -> None:
+    b, hello = listener(), bytearray(caller().start())
+    hello[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ProtocolError, match="arrived damaged"):
+        b.receive(bytes(hello[: HEADER.size]))
+    assert not b.proven
 
 
 @given(st.binary(min_size=4, max_size=8192), st.integers(1, 64))
@@ -268,7 +311,7 @@ def test_random_bytes_are_refused(data: bytes, size: int) -> None:
 def test_sealed_nonsense_is_malformed(body: bytes) -> None:
     """Even a peer that knows the secret must make sense: it may be a buggy one."""
     a, b = caller(), listener()
-    message = HEADER.pack(MAGIC, VERSION, Kind.HELLO, True, len(body)) + body
+    message = header(Kind.HELLO, True, len(body)) + body
     a._transcript += message
     with pytest.raises(ProtocolError, match="makes no sense"):
         b.receive(message + a._seal(a.role))
@@ -305,7 +348,7 @@ def test_a_garbled_refusal_is_still_a_refusal(body: bytes) -> None:
     a = caller()
     a.start()
     with pytest.raises(ProtocolError, match="refused the connection"):
-        a.receive(HEADER.pack(MAGIC, VERSION, Kind.REFUSAL, True, len(body)) + body + bytes(SEAL_SIZE))
+        a.receive(header(Kind.REFUSAL, True, len(body)) + body + bytes(SEAL_SIZE))
     assert not a.proven
 
 

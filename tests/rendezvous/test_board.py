@@ -68,7 +68,7 @@ def test_a_process_group_may_use_the_same_names() -> None:
     store.set("kind", "theirs")
     Board(store).put("kind", "ours")
     assert store.get("kind") == b"theirs"
-    assert store.get("remora/kind") == b"ours"
+    assert store.get("remora/kind").endswith(b"ours")
 
 
 class _Broken(CountingStore):

@@ -10,6 +10,7 @@ from meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, r
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
+from remora.rendezvous.board import Board
 from remora.rendezvous.group import DynamicGroup
 from remora.rendezvous.record import WorkerRecord
 
@@ -143,21 +144,23 @@ def test_a_survivor_that_died_while_it_struck_somebody_off_leaves_a_name_that_ca
 def test_a_record_that_somebody_else_wrote_can_be_taken_over() -> None:
     store = HashStore()
     strange = record("a", 0).to_json().decode().replace(":", ": ")
-    store.set("remora/dynamic/name/a", strange)
+    others = joined(store, record("b", 1))
+    Board(store).put(others._key("name/a"), strange)
     me = record("a", 0)
-    assert DynamicGroup(store, 20).join(me, dead={WorkerRecord.from_json(strange).incarnation}) == [me]
+    dead = {WorkerRecord.from_json(strange).incarnation}
+    assert DynamicGroup(store, 20).join(me, dead=dead) == [me, *others.members()[1:]]
 
 
 def test_a_worker_that_dies_while_joining_disturbs_nobody() -> None:
     store = HashStore()
     a = record("a", 0)
     group = joined(store, a)
-    store.add("remora/dynamic/lines", 1)  # one drew a number and was killed before it wrote its line
+    Board(store).add(group._key("lines"), 1)  # one drew a number and was killed before it wrote its line
     b = record("b", 1)
     assert joined(store, b).members() == [a, b]
     assert group.members() == [a, b]
     late = record("late", 2)
-    store.set("remora/dynamic/line/2", f'{{"joined":{late.to_json().decode()}}}')  # or was just slow
+    Board(store).put(group._key("line/2"), f'{{"joined":{late.to_json().decode()}}}')  # or was just slow
     assert group.members() == [a, b, late]
 
 
@@ -165,11 +168,11 @@ def test_a_line_may_be_read_after_the_one_that_ends_it() -> None:
     store = HashStore()
     group = joined(store, record("a", 0))
     slow = record("slow", 1)
-    assert store.add("remora/dynamic/lines", 1) == 2
-    store.set("remora/dynamic/line/3", f'{{"left":"{slow.incarnation}"}}')
-    assert store.add("remora/dynamic/lines", 1) == 3
+    assert Board(store).add(group._key("lines"), 1) == 2
+    Board(store).put(group._key("line/3"), f'{{"left":"{slow.incarnation}"}}')
+    assert Board(store).add(group._key("lines"), 1) == 3
     assert [each.name for each in group.members()] == ["a"]
-    store.set("remora/dynamic/line/2", f'{{"joined":{slow.to_json().decode()}}}')
+    Board(store).put(group._key("line/2"), f'{{"joined":{slow.to_json().decode()}}}')
     assert [each.name for each in group.members()] == ["a"]
 
 
@@ -177,8 +180,8 @@ def test_a_line_may_be_read_after_the_one_that_ends_it() -> None:
 def test_a_line_that_nobody_wrote_is_named(line: str) -> None:
     store = HashStore()
     group = joined(store, record("a", 0))
-    store.set("remora/dynamic/line/2", line)
-    store.add("remora/dynamic/lines", 1)
+    Board(store).put(group._key("line/2"), line or " ")
+    Board(store).add(group._key("lines"), 1)
     with pytest.raises(RendezvousError, match="no worker wrote"):
         group.members()
 
@@ -194,7 +197,7 @@ def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
     store = CountingStore(shared)
     newcomer = DynamicGroup(store, 20)
     newcomer.join(record("new", size))
-    assert sum(store.counts.values()) == 9
+    assert sum(store.counts.values()) == 10
     assert store.counts["multi_get"] == 1
     store.counts.clear()
     newcomer.members()

@@ -242,3 +242,30 @@ def test_a_full_disk_leaves_no_half_written_secret(runtime: dict[str, str], full
     with pytest.raises(AuthenticationError, match="No space left on device"):
         loopback_secret({"XDG_RUNTIME_DIR": str(full_disk)})
     assert not list((full_disk / "remora").iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes")
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
+def test_a_secret_file_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123456789abcdef")
+    path.chmod(mode)
+    for file, variables in ((str(path), {}), (None, {"REMORA_SECRET_FILE": str(path)})):
+        with pytest.raises(AuthenticationError, match=rf"other users can write .*{mode:04o}.* chmod 600"):
+            find_secret(None, file, variables)
+    path.chmod(0o644)
+    assert find_secret(None, str(path), {}) is not None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such users")
+def test_a_secret_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123456789abcdef")
+    path.chmod(0o600)
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(AuthenticationError, match="belongs to user"):
+        find_secret(None, str(path), {})

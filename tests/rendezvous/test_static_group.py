@@ -19,6 +19,7 @@ from remora.rendezvous import board, roll_call
 from remora.rendezvous.group import DynamicGroup, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.roll_call import RollCall, Roster
+from remora.rendezvous.seal import RecordSeal
 
 
 @pytest.fixture(params=KINDS)
@@ -274,6 +275,21 @@ def test_a_long_wait_says_for_whom(caplog: pytest.LogCaptureFixture, monkeypatch
     assert said[0].startswith("init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, ")
 
 
+def test_a_rank_0_that_hosts_the_store_and_does_not_come_is_pointed_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came with torch.distributed.rpc waits in torch's rendezvous, and has written nothing that could be seen."""
+    monkeypatch.setattr("remora.long_wait.FIRST", 0.6)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    text = "Rank 0 hosts this store and has not called init_rpc of remora.rpc: if it uses torch.distributed.rpc, import"
+    assert text in failures(lambda: store, 2, record("b", 1), timeout=2.0)[0]
+    assert text in caplog.records[0].getMessage()
+    assert text not in failures(lambda: store, 3, record("a", 0), timeout=0.05)[0], "it is another one that is missing"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert text not in failures(lambda: store, 2, record("b", 1), timeout=0.05)[0], "the launcher hosts it"
+
+
 def test_hundreds_of_missing_workers_are_not_all_listed() -> None:
     error = failures(lambda: HashStore(), 500, record("a", 0), timeout=0.05)[0]
     assert "and 483 more" in error
@@ -459,7 +475,7 @@ def test_a_store_whose_host_ends_is_an_error_now_and_not_at_the_deadline() -> No
     del server
 
     def end() -> None:
-        while not servers[0].check(["remora/static/2/0/arrived"]):
+        while not servers[0].check([f"remora/static/{RecordSeal().fingerprint}/2/0/arrived"]):
             time.sleep(0.005)
         servers.clear()
 
@@ -476,8 +492,9 @@ def test_a_store_whose_host_ends_is_an_error_now_and_not_at_the_deadline() -> No
 
 def test_garbage_in_the_store_is_named() -> None:
     store = HashStore()
-    store.set("remora/static/1/generation", "0")
-    store.set("remora/static/1/0/0", "garbage")
+    shown = board.Board(store)
+    shown.put(f"static/{shown.seal.fingerprint}/1/generation", "0")
+    shown.put(f"static/{shown.seal.fingerprint}/1/0/0", "garbage")
     with pytest.raises(RendezvousError, match="garbage"):
         StaticGroup(store, 1, 0.2).join(record("a", 0))
     with pytest.raises(RendezvousError, match="not a roster"):

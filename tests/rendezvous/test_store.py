@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from meeting_places import at_once, record
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from remora.errors import RendezvousError
+from remora.errors import MeetingUnknown, RendezvousError
 from remora.rendezvous import store as stores
 from remora.rendezvous.group import DynamicGroup, StaticGroup
 from remora.rendezvous.store import open_store, rank_and_size, release_stores
@@ -329,6 +330,26 @@ def test_the_environment_says_what_the_program_does_not(
     assert rank_and_size(*given, environment_says) == meant
 
 
+@pytest.mark.parametrize(
+    ("rank", "size", "kind", "text"),
+    [
+        ("0", 2, TypeError, "rank must be an int, got str '0'"),
+        (True, 2, TypeError, "rank must be an int, got bool True"),
+        (0, "2", TypeError, "world_size must be an int, got str '2'"),
+        (0, 2.0, TypeError, "world_size must be an int, got float 2.0"),
+        (0, -3, MeetingUnknown, "world_size must not be negative, got -3"),
+    ],
+)
+def test_rank_and_size_of_the_wrong_kind_are_named(rank: Any, size: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=re.escape(text)):
+        rank_and_size(rank, size, {})
+
+
+def test_a_place_of_another_kind_is_refused_with_those_there_are() -> None:
+    with pytest.raises(RendezvousError, match=re.escape("Give env://, tcp://host:port or file:///path")):
+        open_store("http://somewhere:1", 0, 2, 5.0)
+
+
 def test_rank_and_size_from_the_environment_serve_any_meeting_place(
     environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -372,6 +393,26 @@ def test_a_host_that_comes_again_finds_its_store(port: int) -> None:
     other.set("next", "group")
     del first
     assert open_store(url, 0, 2, 20).get("next") == b"group"
+
+
+@pytest.mark.parametrize("change", [{"_MAGIC": 0x01020304}, {"_PING": 250}, {"_VALIDATE": 250}])
+def test_a_store_whose_handshake_the_probe_does_not_know_is_used_without_it(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: dict[str, int]
+) -> None:
+    """As with a later torch: its own client and its store understand each other, and the probe does not."""
+    monkeypatch.setattr(stores, "_OWN_ANSWER_TIMEOUT", 1.0)
+    monkeypatch.setattr(stores, "_ANSWER_TIMEOUT", 1.0)
+    for name, value in change.items():
+        monkeypatch.setattr(f"remora.transport.store_probe.{name}", value)
+    url = f"tcp://127.0.0.1:{port}"
+
+    def join(rank: int, turn: int) -> Any:
+        return StaticGroup(open_store(url, rank, 2, 20), 2, 20).join(record(f"w{turn}-{rank}", rank))
+
+    for turn in range(2):  # in the second, rank 0 finds the store of the first
+        joined = at_once(*(lambda rank=rank, turn=turn: join(rank, turn) for rank in range(2)))
+        assert all([each.name for each in done.result()] == [f"w{turn}-{rank}" for rank in range(2)] for done in joined)
+    assert not caplog.records
 
 
 def test_stores_can_be_released(port: int) -> None:

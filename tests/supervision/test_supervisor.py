@@ -267,6 +267,15 @@ def test_what_is_stopped_is_not_a_failure_that_ends_the_others() -> None:
     assert found == {str(number): Outcome(-signal.SIGKILL, 0, ended=True) for number in range(8)}
 
 
+def test_stop_takes_no_name_and_says_so_before_anything_is_ended() -> None:
+    with Supervisor() as supervisor:
+        supervisor.start("w", python(SLEEPER))
+        pids = supervisor.pids()
+        with pytest.raises(TypeError, match=r"stop ends all processes, with a signal \(signal.SIGTERM\); got str 'w'\."):
+            supervisor.stop("w")  # type: ignore[arg-type]
+        assert supervisor.pids() == pids != {}
+
+
 def test_stop_ends_a_wait_for_the_next_life() -> None:
     with Supervisor(RestartPolicy(limit=1, delay=25.0)) as supervisor:
         supervisor.start("a", python("import sys; sys.exit(3)"))

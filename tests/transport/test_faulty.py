@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from remora.transport.faulty import GARBAGE, PASS, Fate, Pipe, Splitter
 from remora.transport.pump import Pump
-from remora.wire.frames import HEADER, HEADER_SIZE
+from remora.wire.frames import HEADER_SIZE, encode
 
 
 def frame(number: int, body: bytes = b"", buffers: tuple[bytes, ...] = ()) -> bytes:
     sizes = b"".join(len(each).to_bytes(8, "little") for each in buffers)
-    head = HEADER.pack(len(body) + len(sizes), 0x102, 0, len(buffers), 7, number, 0, 0.0)
-    return head + body + sizes + b"".join(buffers)
+    body += sizes
+    return encode(0x102, 0, len(buffers), 7, number, 0, 0.0, len(body), body + b"".join(buffers))
 
 
 frames = st.lists(

@@ -298,18 +298,28 @@ def test_a_tally_that_is_gone_or_another_is_an_error(fake: FakeDriver) -> None:
     def reference(tally: tuple[int, int, int]) -> bytes:
         return Reference(1, 0, 1, tally, b"the only device.", []).pack()
 
-    number, size = os.memfd_create("not-a-tally"), 4096
+    number, size = os.memfd_create("not-a-tally", os.MFD_ALLOW_SEALING), 4096
     try:
         for tally in ((1, 2**31 - 1, 5), (1, os.getpid(), number)):
             with pytest.raises(ipc.Unreachable, match="tally"):
                 ipc.Importer().fetch(reference(tally), DEVICE)
-        os.ftruncate(number, size)
+        shm.seal(number, size)
         with pytest.raises(ipc.Unreachable, match="not the one"):
             ipc.Importer().fetch(reference((1, os.getpid(), number)), DEVICE)
     finally:
         os.close(number)
     with pytest.raises(ipc.Unreachable, match="cut short"):
         ipc.Importer().fetch(reference((1, 1, 1))[:20], DEVICE)
+
+
+def test_memory_of_another_process_and_a_slot_that_there_is_not_are_errors(pair: Pair) -> None:
+    reference = pair.export(filled(pair.fake, 10, 1))
+    assert reference is not None
+    with pytest.raises(ipc.Unreachable, match="not the lender's"):
+        ipc.Importer(process=os.getpid() + 1).fetch(reference, DEVICE)
+    for slot in (256, 2**32 - 1):
+        with pytest.raises(ipc.Unreachable, match="slot"):
+            pair.importer.fetch(Reference.parse(reference)._replace(slot=slot).pack(), DEVICE)
 
 
 def test_words_count_on_from_the_beginning(pair: Pair) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import gc
+import math
 import socket
 import sys
 import termios
@@ -17,15 +18,15 @@ import pytest
 from remora import rpc
 from remora.testing.world import World
 from remora.transport.stream import ENOUGH, LinkClosed, StreamLink, waiter
-from remora.wire.frames import HEADER, Frame
+from remora.wire.frames import Frame, encode
 from tests.agent.alone import wait_until
 
 
 def frame(call: int, body: bytes = b"") -> bytes:
-    return HEADER.pack(len(body), 0x102, 0, 0, call, call, 0, 0.0) + body
+    return encode(0x102, 0, 0, call, call, 0, 0.0, len(body), body)
 
 
-def read_waiting(link: StreamLink, seconds: float | None) -> list[Frame]:
+def read_waiting(link: StreamLink, seconds: float) -> list[Frame]:
     link.await_bytes(seconds)
     return link.read_some()
 
@@ -68,7 +69,7 @@ def test_the_outbox_holds_a_copy(links: tuple[StreamLink, StreamLink]) -> None:
     while a.write([frame(1, b"." * 100_000)]):
         pass
     body = bytearray(b"before")
-    a.write([HEADER.pack(6, 0x102, 0, 0, 2, 2, 0, 0.0), body])
+    a.write([frame(2, bytes(body))[:-6], body])
     body[:] = b"after!"
     got = b.read()
     while got[-1].call != 2:
@@ -107,7 +108,7 @@ def test_the_end_of_the_peer_is_an_error(links: tuple[StreamLink, StreamLink]) -
     with pytest.raises(LinkClosed):
         b.read()
     with pytest.raises(LinkClosed):
-        read_waiting(b, None)
+        read_waiting(b, math.inf)
 
 
 def test_severing_wakes_a_reader(links: tuple[StreamLink, StreamLink]) -> None:
@@ -117,7 +118,7 @@ def test_severing_wakes_a_reader(links: tuple[StreamLink, StreamLink]) -> None:
     def read() -> None:
         try:
             while True:
-                read_waiting(a, None)
+                read_waiting(a, math.inf)
         except OSError:
             ended.set()
 
@@ -225,7 +226,7 @@ def test_a_link_that_ends_in_the_midst_of_a_message_keeps_nothing_of_it(links: t
     """Not even in a reference cycle: the memory is gone before the collector comes."""
     a, b = links
     size = 8 << 20
-    a.write([HEADER.pack(8, 0x102, 0, 1, 1, 1, 0, 0.0) + size.to_bytes(8, "little") + bytes(1 << 18)])
+    a.write([encode(0x102, 0, 1, 1, 1, 0, 0.0, 8, size.to_bytes(8, "little") + bytes(1 << 18))])
     while b.read() or not b.midway:
         pass
     a.write([bytes(1 << 24)])

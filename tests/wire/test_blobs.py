@@ -1,4 +1,4 @@
-"""Large bytes and bytearrays travel beside the pickle, wherever they are; small ones inside it, as ever."""
+"""Large bytes, bytearrays and texts travel beside the pickle, wherever they are; small ones inside it, as ever."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
+def text(data: bytes) -> str:
+    return data.decode("ascii", "replace").replace("\ufffd", "~")
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, text])
 @pytest.mark.parametrize("nest", NESTED.values(), ids=NESTED)
 def test_wherever_it_is_it_goes_beside_the_pickle(nest: Any, kind: Any) -> None:
     value = nest(kind(LARGE))
@@ -90,6 +94,19 @@ def test_several_beside_tensors_and_arrays() -> None:
     arrived["a"][0] = 7  # (it may be written to, as ever)
 
 
+@pytest.mark.parametrize("letter", ["x", "é", "€", "😀", "\ud800", "\0"])
+def test_a_text_arrives_as_it_was(letter: str) -> None:
+    value = letter * N
+    packed = pack(("f", (value, {"again": value}), {}))
+    assert len(packed.body) < 2000
+    assert [len(buffer) for buffer in packed.buffers] == [len(value.encode("utf-8", "surrogatepass"))]
+    _, (first, second), _ = sent(packed)
+    assert first == value
+    assert second["again"] is first
+    tensor, arrived = sent(pack((torch.arange(100_000), value)))
+    assert (len(tensor), arrived) == (100_000, value)
+
+
 def test_subclasses_and_what_looks_like_an_announcement() -> None:
     class Name(bytes):
         pass
@@ -103,7 +120,7 @@ def test_subclasses_and_what_looks_like_an_announcement() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 100, 8192, 1 << 16, N - 1])
 def test_small_ones_are_pickled_as_ever(size: int) -> None:
-    for value in (b"x" * size, ("f", (b"x" * size, 1), {}), {b"key": b"x" * size}):
+    for value in (b"x" * size, ("f", (b"x" * size, 1), {}), {b"key": b"x" * size}, "x" * size, ("f", ("x" * size,), {})):
         packed = pack(value)
         assert packed.body == pickle.dumps(value, 5)
         assert not packed.buffers

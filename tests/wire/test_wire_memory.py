@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import sys
 import weakref
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.wire import memory
 from remora.wire.memory import (
     allocate,
     buffer_of,
@@ -156,3 +159,25 @@ def test_nothing_in_place_nothing_to_change() -> None:
 
 def rebuilt(packed: Packed) -> object:
     return unpack(packed.body, [from_bytes(buffer) for buffer in packed.buffers])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked for pages")
+@pytest.mark.parametrize("huge", [True, False])
+@pytest.mark.parametrize("nbytes", [100, 3 << 20, 40 << 20])
+def test_fresh_memory_is_filled_with_large_pages_where_they_go_with_the_object(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, huge: bool
+) -> None:
+    """`bytes` that arrive are made anew; with small pages to make them took five times as long as to copy them."""
+    advice: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(memory, "madvise", lambda *given: advice.append(given) or 0)
+    monkeypatch.setattr(memory, "_has_huge_pages", lambda: huge)
+    source, target = bytes(range(256)) * (nbytes // 256 + 1), torch.UntypedStorage(nbytes)
+    memory.fill_fresh(target.data_ptr(), memory.address_of(memoryview(source)), nbytes)
+    assert bytes(storage_view(target)) == source[:nbytes]
+    kinds = [kind for _, _, kind in advice]
+    if nbytes < mmap.PAGESIZE:
+        assert not kinds
+    else:
+        assert kinds == [memory._HUGE_PAGES if huge and nbytes > memory._MAPPED_FROM else memory._POPULATE_WRITE]
+        [(start, size, _)] = advice
+        assert target.data_ptr() <= start < start + size <= target.data_ptr() + nbytes, "no memory of others"

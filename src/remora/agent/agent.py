@@ -24,6 +24,7 @@ from remora.agent.peers import Peer, Peers
 from remora.agent.places import Places
 from remora.agent.retries import Retries
 from remora.agent.timers import Timers
+from remora.agent.unanswered import Unanswered
 from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
 from remora.faults.injector import Injector
 from remora.long_wait import LongWait, listed
@@ -82,11 +83,12 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction, places)
-        self.door = Door(self.peers, self.poller, introduction, settings)
+        self.door = Door(self.peers, self.poller, introduction, settings, self.timers)
         self.own_time = introduction.own_time
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests
         self.running = False
+        self._unanswered = Unanswered(self.clock, self.crew.serve)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.forked = False  # this is a copy, in a child of the process that it runs in
         self.gil_profiling = False
@@ -214,61 +216,46 @@ class Agent:
         channel = peer.outgoing
         sent = channel.session.sent
         try:
-            self._start(peer, channel, call, kind, packed, flags, timeout, control, urgent, asked)
+            if not self.running or peer.state != "alive":
+                self._check(peer, call)
+            left = call.limit(timeout, self.timeout)
+            if self.faults is not None and not asked and self.faults.refuses(peer.name, kind, packed.body):
+                call.fail(_refused(call))
+                call.settle(_at_once)
+                return
+            if channel.full and not control:
+                with waiting():
+                    channel.wait_for_room(call)
+                left = call.left()
+            hurry = 0.0 < left < 2 * TICK  # the tick could come too late
+            urgent = urgent or hurry
+            channel.pending[call.id] = call  # first: its deadline may have passed
+            if hurry:
+                self._expire_at(channel, call)
+            if not urgent:
+                channel.unhurried.add(call.id)
+            elif hurry or call.future is None:
+                call.heeded = True
+                channel.expect(call)
+            elif not channel.attended:
+                self.attendance.expect(channel)
+            if packed.buffers:
+                self._send_large(channel, call, kind, packed, flags, left)
+            elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
+                channel.send(kind, call.id, packed.body, flags, left)
+            elif urgent:
+                channel.send_lazily(kind, call.id, packed.body, flags, left)
+                if call.heeded and channel.attended:
+                    channel.flush()  # no thread may come to do it
+            elif channel.send_unhurried(kind, call.id, packed.body, flags, left):
+                self.company.expect(channel)
+            if peer.state != "alive" or channel.closed:
+                self._recheck(peer, call)
         except CallError:
             raise
         except BaseException:  # Ctrl-C: the program will never know of this call
             self._give_up(peer, call, sent)
             raise
-
-    def _start(
-        self,
-        peer: Peer,
-        channel: Channel,
-        call: Call,
-        kind: int,
-        packed: Packed,
-        flags: int,
-        timeout: float,
-        control: bool,
-        urgent: bool,
-        asked: bool,
-    ) -> None:
-        if not self.running or peer.state != "alive":
-            self._check(peer, call)
-        left = call.limit(timeout, self.timeout)
-        if self.faults is not None and not asked and self.faults.refuses(peer.name, kind, packed.body):
-            call.fail(_refused(call))
-            call.settle(_at_once)
-            return
-        if channel.full and not control:
-            with waiting():
-                channel.wait_for_room(call)
-            left = call.left()
-        hurry = 0.0 < left < 2 * TICK  # the tick could come too late
-        urgent = urgent or hurry
-        channel.pending[call.id] = call  # first: its deadline may have passed
-        if hurry:
-            self._expire_at(channel, call)
-        if not urgent:
-            channel.unhurried.add(call.id)
-        elif hurry or call.future is None:
-            call.heeded = True
-            channel.expect(call)
-        elif not channel.attended:
-            self.attendance.expect(channel)
-        if packed.buffers:
-            self._send_large(channel, call, kind, packed, flags, left)
-        elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
-            channel.send(kind, call.id, packed.body, flags, left)
-        elif urgent:
-            channel.send_lazily(kind, call.id, packed.body, flags, left)
-            if call.heeded and channel.attended:
-                channel.flush()  # no thread may come to do it
-        elif channel.send_unhurried(kind, call.id, packed.body, flags, left):
-            self.company.expect(channel)
-        if peer.state != "alive" or channel.closed:
-            self._recheck(peer, call)
 
     def tell(self, peer: Peer, kind: int, packed: Packed) -> None:
         """Send a control message that has no answer. It is numbered and kept like any other, so it arrives: with the
@@ -310,6 +297,7 @@ class Agent:
             look()
         self.door.tick(now)
         self.dispatch.tell_progress(now, now + 2 * TICK)
+        self._unanswered.look(self.peers.all())
         if forgotten.due:
             self.crew.serve(forgotten.report)  # not here: the text of an error is the program's code
         for channel, call in list(self.peers.due(now + 2 * TICK)):
@@ -357,7 +345,7 @@ class Agent:
         """Wait until no call of ours is under way and none is being served. False at the deadline. `purpose` is the word for
         it in reports of a long wait."""
         self.peers.watch_all()
-        report = LongWait(lambda: f"{purpose} waits for {self._under_way()}", self.clock)
+        report = LongWait(lambda: (what := self._under_way()) and f"{purpose} waits for {what}", self.clock)
         return wait_until(
             lambda: not self.peers.active_calls() and not self.dispatch.counts(), deadline, self.clock, report=report
         )

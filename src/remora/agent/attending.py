@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from time import monotonic
 
-from remora.agent.calls import NEVER, Call
+from remora.agent.calls import Call
 from remora.agent.crew import Crew
 from remora.agent.receiving import Port, Receiving
 from remora.agent.settling import have_settled, settle
@@ -37,7 +37,7 @@ class Attending(Receiving):
         `thread` is among those that are sleeping, until it is taken out again: somebody else may have read the reply."""
         self.flush()
         incoming = next(iter(calls)).peer.incoming  # all calls are to the same peer
-        if self._writing.holder or self._sorting.holder or (incoming is not None and incoming.is_busy()):
+        if not self._writing.free or not self._sorting.free or (incoming is not None and incoming.is_busy()):
             for call in calls:
                 self.check_reentry(call)
         self.visited = monotonic()
@@ -51,7 +51,7 @@ class Attending(Receiving):
                     self._rearm(port)  # the poller does not look meanwhile
                     self._read_until(port, deadline, over, calls)
                 finally:
-                    del reading.holder[0]
+                    reading.free[0] = True
                     self._leave()
             elif port is not None and reading.mine():  # a signal handler interrupted a frame of this thread that waits
                 self._read_until(port, deadline, over, calls, again=True)
@@ -70,8 +70,8 @@ class Attending(Receiving):
         """Read until it is over, or some call is answered. Has the role."""
         link = port.link
         while not self._answered and not self._inbox and not over() and port is self._port:
-            left = None if deadline == NEVER else deadline - monotonic()
-            if left is not None and left <= 0:
+            left = deadline - monotonic()
+            if left <= 0:
                 break
             if not link.await_bytes(left, again):
                 for call in calls:

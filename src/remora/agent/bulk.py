@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from remora.agent.handover import DEVICE, Handover
+from remora.agent.late_memory import LateMemory, LateMessages
 from remora.agent.turn import may_be_struck
 from remora.transport import loans, shm
 from remora.vocabulary.ids import WorkerKey
@@ -40,26 +41,47 @@ def credentials() -> dict[str, object]:
 
 
 def lent_bytes(body: bytes | bytearray | memoryview) -> int:
-    """How much memory a message has lent, by its body."""
+    """How much memory a message of ours has lent, by its body."""
     end = len(body) - _TAIL.size
     reference, returned = _TAIL.unpack_from(body, end)
     return shm.lent_bytes(body, end - returned - reference)
+
+
+def _parted(body: memoryview) -> tuple[memoryview, memoryview, memoryview]:
+    """The body of a message with shared memory: what is pickled, the reference to the memory, and what is given back.
+    ValueError if it has no such parts."""
+    end = len(body) - _TAIL.size
+    reference, returned = _TAIL.unpack_from(body, end) if end >= 0 else (0, 0)
+    if end < 0 or reference + returned > end or returned % 8:
+        raise ValueError("a message with shared memory does not say where that is")
+    start = end - returned - reference
+    return body[:start], body[start : end - returned], body[end - returned : end]
 
 
 class Sharing:
     """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
 
     __slots__ = (
-        "_again_at", "_borrower", "_key", "_late", "_lender", "handover", "name", "now", "unused", "willing",
+        "_again_at", "_borrower", "_key", "_late", "_lender", "_messages", "ended", "handover", "name", "now", "refused",
+        "unused", "willing",
     )  # fmt: skip
 
     def __init__(
-        self, lender: shm.Lender, key: WorkerKey, name: str, device_memory: int, now: Callable[[], float]
+        self,
+        lender: shm.Lender,
+        key: WorkerKey,
+        name: str,
+        device_memory: int,
+        now: Callable[[], float],
+        messages: LateMessages,
     ) -> None:
         self._lender = lender
+        self._messages = messages  # those that came before their memory was filled
         self._key = key
         self.now = now
         self.name = name
+        self.ended = False  # the peer is gone, or we are
+        self.refused = False  # it lent something that cannot be used, and was told so
         self.willing = False  # the peer can use what we lend,
         self._again_at = 0.0  # but not before this time
         self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
@@ -114,37 +136,54 @@ class Sharing:
         packed.complete(placement.memory(numbers))
         self._lender.filled(placement, self.now())
 
-    def borrow(self, frame: Frame) -> bool:
-        """Give a message the memory it refers to. False if that cannot be had. A thread that is struck by an exception
-        in the midst of it leaves what it has borrowed with the message, and another one can do it again."""
+    def set_process(self, process: int) -> None:
+        """The number of the peer's process, by the word of the kernel: its memory is there, and nowhere else. -1: it is
+        none that can be seen from here."""
+        self._borrower.process = self.handover.process = process
+
+    def learn_process(self, process: object) -> None:
+        """The same by the peer's own word, where the kernel has none (TCP)."""
+        if not self._borrower.process and isinstance(process, int) and process > 0:
+            self.set_process(process)
+
+    def borrow(self, frame: Frame) -> int:
+        """Give a message the memory it refers to. If that cannot be had, it has no buffers (None). How many bytes were
+        lent. A thread that is struck by an exception in the midst of it leaves what it has borrowed with the message, and
+        another one can do it again."""
         if frame.loans is None:
             frame.loans = {}
-        view = memoryview(frame.body)
-        end = len(view) - _TAIL.size
-        reference, returned = _TAIL.unpack_from(view, end)
-        if returned:
-            self._take_back(view[end - returned : end])
-            end -= returned
-        start = end - reference
+        reference = memoryview(b"")
         try:
-            storages, filling = self._borrower.take(view[start:end], self.now(), frame.loans)
+            rest, reference, returned = _parted(memoryview(frame.body))
+            if returned:
+                self._take_back(returned)
+            storages, filling = self._borrower.take(reference, self.now(), frame.loans)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is None and may_be_struck():
                 raise  # a signal handler's TimeoutError: another thread does it again
             frame.buffers = None
-            self._borrower.unused.extend(shm.loans_in(view[start:end]))
+            self.unused.extend(shm.loans_in(reference))
             if isinstance(error, OSError) and error.errno in _SHORTAGE:
                 frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
-                self._borrower.unused.append(shm.SHORT)
+                self.unused.append(shm.SHORT)
                 log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, str(error))
-                return True
-            log.error("memory that %s shares cannot be used, so it will not share any more: %s", self.name, str(error))
-            return False
-        size = frame.size + sum(storage.nbytes() for storage in storages)
-        body = bytes(view[:start])
+            else:
+                self.refuse(str(error))
+            return 0
+        lent = sum(storage.nbytes() for storage in storages)
+        size = frame.size + lent
+        body = bytes(rest)
+        late = None if filling is None else LateMemory(filling, self, self._messages)
         # No call among these, so either all of it has happened or nothing.
-        frame.body, frame.size, frame.filling, frame.loans, frame.buffers = body, size, filling, None, storages
-        return True
+        frame.body, frame.size, frame.filling, frame.loans, frame.buffers = body, size, late, None, storages
+        return lent
+
+    def refuse(self, why: str) -> None:
+        """The peer lends what cannot be used. It is to send its tensors over the connection from now on."""
+        self.unused.append(shm.UNUSABLE)
+        if not self.refused:
+            self.refused = True
+            log.error("memory that %s shares cannot be used, so it is to use the connection: %s", self.name, why)
 
     def borrowed_bytes(self) -> int:
         """How much of the peer's memory has tensors of ours in it."""
@@ -156,14 +195,17 @@ class Sharing:
         return struct.pack(f"<{len(numbers)}Q", *numbers)
 
     def take_back(self, body: bytes | bytearray | memoryview) -> None:
-        """The peer gives segments back; none at all means that it cannot use any."""
-        self.willing = self.willing and bool(body)
+        """The peer gives segments back."""
+        if len(body) % 8:
+            raise ValueError(f"{self.name} gives back a number of segments that is not whole")
         self._take_back(body)
 
     def _take_back(self, body: bytes | bytearray | memoryview) -> None:
         numbers = struct.unpack(f"<{len(body) // 8}Q", body)
         if shm.SHORT in numbers:
             self._again_at = self.now() + shm.PAUSE
+        if shm.UNUSABLE in numbers:
+            self.willing = False
         self._lender.take_back(numbers, self._key, self.now())
         on_devices = [number for number in numbers if number & DEVICE]
         if on_devices:
@@ -179,6 +221,7 @@ class Sharing:
 
     def forget(self) -> None:
         """The peer is gone, or we are."""
+        self.ended = True
         self._lender.forget(self._key)
         self._borrower.close()
         self._late.clear()
@@ -219,20 +262,24 @@ class Copying:
 class Bulk:
     """The shared memory of one worker."""
 
-    def __init__(self, limit: int, device_memory: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self, limit: int, device_memory: int, now: Callable[[], float], serve: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._now = now
+        self._messages = LateMessages(serve)
         self.lender = shm.Lender(limit)
         self._device_memory = device_memory
         self._memory = shm.identity() if limit else ""
 
     def with_peer(self, key: WorkerKey, name: str) -> Sharing:
         """What we share with a peer. We can take what it lends; what it can take is to be learned."""
-        return Sharing(self.lender, key, name, self._device_memory, self._now)
+        return Sharing(self.lender, key, name, self._device_memory, self._now, self._messages)
 
     def learn(self, sharing: Sharing, extra: dict[str, object]) -> None:
         """By what a peer says of itself: can it use what we lend?"""
         sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
         sharing.handover.learn(extra.get("devices"))
+        sharing.learn_process(extra.get("pid"))
 
     def counters(self, sharing: Iterable[Sharing]) -> dict[str, int | float]:
         """Bytes of memory that this worker has for large messages, beside what the program's own objects take."""

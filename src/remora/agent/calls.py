@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from remora.agent.futures import Future, Origin
 from remora.agent.turn import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
-from remora.errors import CallNotSent, CallTimeout, RemoraError, SerializationError, WorkerLost
+from remora.errors import CallNotSent, CallOutcomeUnknown, CallTimeout, RemoraError, SerializationError, WorkerLost
 from remora.options import check_timeout
 from remora.vocabulary.messages import MessageType
 from remora.wire import failures
@@ -119,22 +119,35 @@ class Call:
                 return None if frame.body == _NONE else unpack(frame.body)
             except MemoryError:
                 raise self._too_large(frame) from None
+            except SerializationError as error:
+                raise self._makes_no_sense(error) from error
         if frame.flags & FAILED:
             raise failures.load(bytes(frame.body))
         if frame.buffers is None:
             raise self._without_result(frame)
-        if frame.filling is not None and not frame.filling.wait(lambda: not self.peer.gone):
-            raise WorkerLost(f"{self.what}: it was answered, but {self.peer.name} ended while it copied the answer")
+        problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
+        if problem:
+            raise self._without_answer(problem)
         scope = UnpackScope(self.peer, frame.arrival, frame.landing)
         try:
             value = unpack(frame.body, frame.buffers, scope)
         except MemoryError:
             raise self._too_large(frame) from None
+        except SerializationError as error:
+            raise self._makes_no_sense(error) from error
         if frame.flags & RECORDED:
             value, header = value
             if self.recording is not None:
                 self.recording.received(self.peer, header, scope.links)
         return value
+
+    def _without_answer(self, problem: str) -> RemoraError:
+        """The reply is here, and its tensors are not."""
+        if self.peer.gone:
+            return WorkerLost(f"{self.what}: it was answered, but its tensors did not come: {problem}")
+        if self.deadline <= self.peer.now():
+            return self.timed_out()
+        return CallOutcomeUnknown(f"{self.what}: it ran and was answered, but its tensors did not come: {problem}")
 
     def _without_result(self, frame: Frame) -> RemoraError:
         if frame.flags & SHARED:
@@ -142,6 +155,12 @@ class Call:
                 f"{self.what}: it was answered, but the answer is in memory of {self.peer.name} that cannot be had any more"
             )
         return self._too_large(frame)
+
+    def _makes_no_sense(self, error: SerializationError) -> SerializationError:
+        return SerializationError(
+            f"{self.what}: it was answered, but the result makes no sense: {error}. The function ran; the fault is in "
+            f"{self.peer.name} or on the way from it to {self.peer.me}"
+        )
 
     def _too_large(self, frame: Frame) -> SerializationError:
         return SerializationError(
@@ -164,6 +183,9 @@ class Call:
     def finish(self) -> None:
         """Pass the outcome of an asynchronous call on. May run code of the program. Of several threads that try, one
         does it; if that one is struck by an exception of a signal handler, another one can."""
+        late = None if self.reply is None else self.reply.filling
+        if late is not None and not late.settled_or_later(self.deadline, self.finish):
+            return  # it is passed on when its tensors are there
         future, on_settled = self.future, self.on_settled
         self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:

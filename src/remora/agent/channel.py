@@ -24,9 +24,9 @@ from remora.agent.receiving import Port
 from remora.agent.sending import Kept, Large
 from remora.errors import CallNotSent
 from remora.transport.poller import Poller
-from remora.transport.stream import StreamLink
+from remora.transport.stream import StreamLink, process_at
 from remora.vocabulary.messages import MessageType
-from remora.wire.frames import HEADER, Frame
+from remora.wire.frames import Frame, encode
 
 VOID = int(MessageType.VOID)
 CLOSING = 1.0  # seconds for which a channel that is closed waits for a thread that sorts what came
@@ -111,6 +111,9 @@ class Channel(Attending):
     def attach(self, link: StreamLink, arrived: int, leftover: bytes = b"") -> None:
         """Carry on over a new link; the peer has `arrived` of our messages."""
         voided: list[int] = []
+        process = process_at(link.sock)
+        if self.sharing is not None and process:
+            self.sharing.set_process(process)
         with self._sorting:
             if self.closed:
                 link.close()
@@ -141,7 +144,7 @@ class Channel(Attending):
         for number, kept in again:
             if isinstance(kept, Large) and not kept.intact():
                 voided.append(kept.call)
-                kept = HEADER.pack(0, VOID, 0, 0, kept.call, number, 0, 0.0)
+                kept = encode(VOID, 0, 0, kept.call, number, 0, 0.0, 0, b"")
             self._put((kept,) if isinstance(kept, bytes) else kept.parts)
 
     def _void(self, call_id: int) -> None:
@@ -168,7 +171,7 @@ class Channel(Attending):
     def _discard(self, port: Port) -> None:
         self._poller.remove(port, port.link.fileno())
         port.link.sever()  # wakes whoever reads it; the descriptor is closed when both halves are free
-        self._crew.see_to(partial(self._close_link, port.link, self._reading.holder.get(0)))
+        self._crew.see_to(partial(self._close_link, port.link, self._reading.holder()))
 
     def _close_link(self, link: StreamLink, reader: int | None) -> None:
         """Close the descriptor of a link that no thread uses. If the one that does has been interrupted by a signal
@@ -176,16 +179,16 @@ class Channel(Attending):
         has no other turn when it is about to wait there, and the number may soon be that of another file."""
         writing, sorting, reading = self._writing, self._sorting, self._reading
         if reader is not None and not reading.mine():
-            reading.waiters.wait(lambda: reading.holder.get(0) is not reader, LETTING_GO)
+            reading.waiters.wait(lambda: reading.holder() is not reader, LETTING_GO)
         if sorting.wait(LETTING_GO):
             try:
                 if writing.wait(LETTING_GO):
                     try:
                         link.close()
                     finally:
-                        del writing.holder[0]
+                        writing.free[0] = True
             finally:
-                del sorting.holder[0]
+                sorting.free[0] = True
         self.reconsider_reading()  # something may have come on the new link while we were in the way
         self.flush()
 
@@ -221,7 +224,7 @@ class Channel(Attending):
         self._retire(self._port)
         sorting = self._sorting
         if sorting.wait(CLOSING):  # what came in before has been dealt with
-            del sorting.holder[0]
+            sorting.free[0] = True
         self.pass_answered()
         self.pass_on(at_once=True)
         self._tell_room()

@@ -132,7 +132,7 @@ class _Collection:
                 else:
                     self.everything._fail(error)
             finally:
-                del self._concluding.holder[0]
+                self._concluding.free[0] = True
 
 
 def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:

@@ -3,8 +3,8 @@
 All threads are alike. Each waits at the poller; the one that gets an event reads the link and runs the function that was
 asked for itself, without waking another thread first. Three rules keep this free of deadlock:
 
-    C1  Somebody is always on watch, or stands by (`agent.watch`). A thread that is about to run user code makes sure of
-        it, and starts a thread if nobody is left.
+    C1  Somebody is always on watch, or stands by (`agent.runtime.leader`). A thread that is about to run user code makes
+        sure of it, and starts a thread if nobody is left.
     C2  At most `limit` jobs run at once; further ones wait in the backlog. A thread that waits for a remote call inside
         a job does not count (`waiting`), so calls may nest to any depth with a limit of one.
     C3  Service work (completing futures, answering pings, connecting) never waits for a place among the jobs.
@@ -24,8 +24,9 @@ from contextvars import Context
 from typing import Any
 
 from remora.agent.clean_state import begin_thread, is_clean, make_clean
-from remora.agent.watch import Watch
+from remora.agent.runtime.leader import THRESHOLDS, LeaderFollowers
 from remora.clock import SYSTEM, Clock
+from remora.protocol.leader import Thresholds
 from remora.transport.poller import Event, Poller
 
 log = logging.getLogger("remora")
@@ -100,14 +101,16 @@ def resume_job(crew: Crew) -> None:
 class Crew:
     """Runs jobs and services on threads that also watch the poller."""
 
-    def __init__(self, name: str, limit: int, poller: Poller, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, name: str, limit: int, poller: Poller, clock: Clock = SYSTEM, thresholds: Thresholds = THRESHOLDS
+    ) -> None:
         self.name = name
         self.clock = clock
         self.worker: object = None  # for whom its threads act
         self.limit = limit
         self._poller = poller
-        self._watch = Watch(poller, self._start_thread, self._queued)
-        self.nearly_done = self._watch.nearly_done  # the current thread is about to answer, and has nothing left to do then
+        self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
+        self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing left to do then
         # Guards the count. Nothing is called or made while it is held: the collector could run a destructor there, which
         # might wait for a job that needs a place.
         self._lock = threading.RLock()
@@ -126,7 +129,7 @@ class Crew:
 
     def start(self) -> None:
         """Start the first thread."""
-        self._watch.keep()
+        self.leader.ensure_follower()
 
     def _start_thread(self) -> None:
         """Start a thread, which is counted as being on watch from now, so that nobody else starts one for the same need."""
@@ -139,31 +142,30 @@ class Crew:
             thread.start()
         except RuntimeError:  # the interpreter is going down: those who are here must do
             self._threads.discard(thread)
-            self._watch.enrol(-1)
+            self.leader.add_idle(-1)
 
     def _work(self) -> None:
         here.crew = self
         here.worker = self.worker
         begin_thread()
-        watch = self._watch
+        leader = self.leader
         try:
-            events: list[Event] | None = watch.wait()
+            events: list[Event] | None = leader.wait()
             while events is not None:
                 self._handle(events)
-                events = None if self._stopped else watch.events()
+                events = None if self._stopped else leader.events()
         finally:
             if not self._stopped:
-                watch.leave()
+                leader.leave()
             self._threads.discard(threading.current_thread())
             if self._threads:
                 if self._stopped:
-                    self._watch.stop()  # pass the news on
+                    self.leader.stop()  # pass the news on
             elif self._left_behind:
                 self._lock_up()
 
     def _handle(self, events: list[Event]) -> None:
-        """Take in what came, and run it."""
-        self._watch.keep()  # C1: to take in what came may run code of the program, too
+        """Take in what came, and run it. C1: another thread follows (`LeaderFollowers.events`)."""
         here.looking = self
         self._kicked = False  # from here on it sees what is in the backlog
         for source, what in events:
@@ -196,7 +198,7 @@ class Crew:
     def _kick(self) -> None:
         if not self._kicked and self._active < self.limit:
             self._kicked = True
-            self._watch.wake()
+            self.leader.wake()
 
     def _run_jobs(self) -> None:
         """Run what is in the backlog, one after the other, while there is a place for it."""
@@ -212,7 +214,7 @@ class Crew:
                 job = self.backlog.popleft()
             except IndexError:
                 continue  # another thread was faster
-            self._watch.step()  # C1
+            self.leader.before_task()  # C1
             here.in_job = True
             try:
                 Context().run(job)  # what it sets there is gone with it: the next one is another caller's
@@ -229,12 +231,12 @@ class Crew:
 
     def about_to_wait(self) -> None:
         """The current thread is going to wait: others are to do what comes."""
-        self._watch.block()
+        self.leader.leader_blocks()
 
     def leave_job(self) -> None:
         """C2: the current thread, which runs a job, is about to wait for something remote."""
         self._active_add(-1)
-        self._watch.block()
+        self.leader.leader_blocks()
         if self.backlog:
             self._kick()
 
@@ -250,13 +252,13 @@ class Crew:
             return
         self._services.append(service)
         if here.looking is not self:
-            self._watch.wake()
+            self.leader.wake()
 
     def see_to(self, service: Job) -> None:
         """The same for what must be done even if everybody is going home: whoever stops the crew does it then."""
         self._services.append(service)
         if not self._stopped and here.looking is not self:
-            self._watch.wake()
+            self.leader.wake()
 
     def serve_quickly(self, service: Job) -> None:
         """The same for what cannot block and takes no time: nobody is woken to stand by meanwhile."""
@@ -264,12 +266,12 @@ class Crew:
             return
         self._chores.append(service)
         if here.looking is not self:
-            self._watch.wake()
+            self.leader.wake()
 
     def look_again(self) -> None:
         """Called at each tick. An exception may have struck a thread between leaving work to the crew and waking it."""
         if (self._services or self._chores) and not self._stopped:
-            self._watch.wake()
+            self.leader.wake()
 
     def at_leisure(self, work: Job) -> None:
         """Do what takes no time, and what nobody waits for, when the current thread has nothing else to do: now, if it is
@@ -298,7 +300,7 @@ class Crew:
             service = self._services.popleft()
         except IndexError:
             return
-        self._watch.step()  # C1
+        self.leader.before_task()  # C1
         _shielded(Context().run, service)
         if not is_clean():
             make_clean()
@@ -307,11 +309,11 @@ class Crew:
 
     def counts(self) -> tuple[int, int, int]:
         """(threads, threads on watch, jobs running)."""
-        return len(self._threads), max(self._watch.standing, 0), self._active
+        return len(self._threads), max(self.leader.idle, 0), self._active
 
     def busy(self, asleep: Set[threading.Thread]) -> int:
         """For tests: how much is being done or is to be done, not counting what is done by threads that sleep."""
-        at_work = len(self._threads - asleep) - self._watch.standing
+        at_work = len(self._threads - asleep) - self.leader.idle
         return at_work + len(self.backlog) + len(self._services) + len(self._chores) + len(self._leisure)
 
     def abandon(self) -> None:
@@ -327,7 +329,7 @@ class Crew:
         end = time.monotonic() + patience
         for thread in threads:
             while (thread.is_alive() or thread in self._threads) and time.monotonic() < end:
-                self._watch.stop()
+                self.leader.stop()
                 if thread.is_alive():
                     thread.join(0.02)
                 else:

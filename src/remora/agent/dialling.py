@@ -3,8 +3,9 @@
     nobody listens at its address             its process is gone: dead, at once
     its host does not answer                  cut off or switched off: dead when `reconnect_timeout` has passed
     its host answers, and the worker does not busy or frozen: suspected, dead after `silence_limit`
-    it says that we are not welcome           it gave us up, or another one took its place: dead for us
-    it does not know the secret               the calls that wait fail, and the next one tries again
+    it proves itself and does not welcome us  it gave us up, or another one took its place: dead for us
+    it says so and proves nothing             as if it were silent: a stranger may have said it
+    it does not know the secret               the calls that wait fail, and the next one tries again; on a redial, as above
     we lack descriptors, memory or ports      says nothing of the peer: the calls that wait fail, and it stays
 
 Times are counted while we ourselves are running (`remora.protocol.membership.OwnTime`).

@@ -68,7 +68,7 @@ class Request:
         self.caller = caller
         self.channel = channel
         self.frame = frame
-        self.deadline = dispatch.now() + frame.timeout if frame.timeout else NEVER
+        self.deadline = dispatch.now() + frame.timeout if frame.timeout > 0.0 else NEVER  # (nor if it is no number)
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
@@ -82,6 +82,9 @@ class Request:
         """Serve it. The request itself is the job: one object less for each call that waits in the backlog."""
         if self.cancelled:
             self.drop()
+            return
+        late = self.frame.filling
+        if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
             return
         if self.parkable:
             channel, pacing = self.channel, self.channel.pacing
@@ -143,6 +146,8 @@ class Request:
                 return unpack(frame.body)
             except MemoryError:
                 raise self._too_large() from None
+            except SerializationError as error:
+                raise self._makes_no_sense(error) from error
         if frame.buffers is None:
             if not frame.flags & SHARED:
                 raise self._too_large()
@@ -150,15 +155,24 @@ class Request:
                 f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It "
                 "is not used any more: retry the call"
             )
-        if frame.filling is not None and not frame.filling.wait(lambda: not self.caller.gone):
-            raise SerializationError(f"the arguments did not come: {self.caller.name} ended while it copied them")
+        problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
+        if problem:
+            raise SerializationError(f"the arguments did not come: {problem}. It did not run: retry the call")
         scope = UnpackScope(self.caller, frame.arrival, frame.landing)
         try:
             value = unpack(frame.body, frame.buffers, scope)
         except MemoryError:
             raise self._too_large() from None
+        except SerializationError as error:
+            raise self._makes_no_sense(error) from error
         frame.buffers = ()  # whoever has the value has its memory
         return self._joined(value, scope) if frame.flags & RECORDED else value
+
+    def _makes_no_sense(self, error: SerializationError) -> SerializationError:
+        return SerializationError(
+            f"the arguments of a call from {self.caller.name} make no sense on {self._dispatch.me.name}: {error}. The "
+            f"function did not run"
+        )
 
     def _too_large(self) -> SerializationError:
         name, size = self._dispatch.me.name, self.frame.size
@@ -171,11 +185,12 @@ class Request:
         if number is not None:
             return heard.find(number), (), {}
         value: Any = self.unpack()
-        if not is_clean():
-            make_clean()  # to unpickle may have imported a module of the program, or run other code of it
         if type(value) is int:
             value = (value, (), {})  # a number that nobody gave, as will be said
-        return (heard.find(value[0]), *value[1:]) if type(value[0]) is int else value
+        numbered = type(value[0]) is int  # it is (number, args, kwargs)
+        if not (numbered and not value[1] and not value[2]) and not is_clean():
+            make_clean()  # to unpickle may have imported a module of the program, or run other code of it
+        return (heard.find(value[0]), *value[1:]) if numbered else value
 
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
         """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""

@@ -1,49 +1,85 @@
 """Where peers come in: listening sockets, and strangers who must prove themselves before anything they send is read.
 
 A stranger gets a bounded time and may send a bounded number of bytes; nothing of theirs is unpickled. Handshakes wait at
-the poller like everything else, so that a thousand silent strangers cost no thread.
+the poller like everything else, so that a thousand silent strangers cost no thread. How many wait, and who makes room, is in
+`remora.agent.pending`. What strangers cost is bounded, too: few connections are accepted at each poll, a greeting that is
+not whole costs one read, and when strangers have had a quarter of a processor for a moment, they wait for the rest of it.
+
+On a Unix socket, with the secret of this user of this host, the connections of other users are closed before anything is
+read: the kernel says whose they are.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
+import time
+from collections import deque
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from remora.agent.introduction import CHUNK, Introduction
+from remora.agent.pending import BEGUN, GREETED, SILENT, PendingTable
+from remora.agent.refusals import RefusalLog
+from remora.agent.timers import Timers
 from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
+from remora.protocol.conversation import is_unfinished
 from remora.protocol.handshake import Hello, Home, Identity, Listener
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import addresses, dial
-from remora.transport.poller import Poller
+from remora.transport.poller import Poller, Source
 from remora.transport.stream import StreamLink
+
+try:
+    import resource
+except ImportError:  # there is none on Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from remora.agent.peers import Peers
 
 log = logging.getLogger("remora")
 
-MAX_STRANGERS = 256
+MAX_STRANGERS = 4096  # or a quarter of the descriptors that this process may have
+ACCEPTS = 16  # connections at each poll
+READS = 64  # in how many pieces a greeting may come
+WINDOW, SHARE = 0.05, 0.25  # of each so many seconds, strangers get this part of a processor
+
+
+def _most_strangers() -> int:
+    if resource is None:
+        return 256
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_STRANGERS if soft == resource.RLIM_INFINITY else max(min(soft // 4, MAX_STRANGERS), 16)
 
 
 class Door:
     """The listening sockets of a worker, and the strangers before them."""
 
-    def __init__(self, peers: Peers, poller: Poller, introduction: Introduction, settings: Settings) -> None:
+    def __init__(
+        self, peers: Peers, poller: Poller, introduction: Introduction, settings: Settings, timers: Timers
+    ) -> None:
         self.peers = peers
         self.poller = poller
         self.introduction = introduction
         self.settings = settings
+        self.refusals = RefusalLog(str(introduction.me))
+        self._timers = timers
         self._bells: list[_Bell] = []
         self._room: str | None = None
         self._lock = threading.RLock()  # guards _strangers and _closed
-        self._strangers: dict[_Stranger, None] = {}  # in the order in which they came
+        self._strangers: PendingTable[_Stranger] = PendingTable(_most_strangers())
         self._closed = False
+        # What strangers have cost of late. Two threads may count at the same moment: it is a brake, and no account.
+        self._window = 0.0
+        self._spent = 0.0
+        self._resting = False
+        self._held: deque[Source] = deque()  # to be armed when the rest is over
 
     def listen(self, bind_host: str) -> list[str]:
         """Open the sockets; nobody is let in before `open`. The addresses to publish, best first."""
@@ -76,40 +112,92 @@ class Door:
             self.poller.add(bell)
             self.poller.arm(bell)
 
-    def _let_in(self, sock: socket.socket) -> None:
-        stranger = _Stranger(self, sock)
+    def _let_in(self, sock: socket.socket, host: str = "") -> None:
+        process = dial.peer_process(sock)
+        if process is not None and self.introduction.secret_is_of_user and process[0] not in (os.getuid(), os.geteuid()):
+            sock.close()
+            self.refusals.refused("another user", f"it is of user {process[0]}, who cannot have the secret of this one")
+            return
+        stranger = _Stranger(self, sock, host if process is None else process)
         with self._lock:
             if self._closed:  # it was accepted a moment before
                 sock.close()
                 return
+            crowded_out = self._strangers.add(stranger)
+        if crowded_out is not None:
+            self._make_room(crowded_out)
+        if stranger.begin():  # what it has to say is often there, and then the poller is spared
+            self._watch(stranger)
+
+    def _watch(self, stranger: _Stranger) -> None:
+        with self._lock:
+            if stranger not in self._strangers:  # the door was closed meanwhile, or the place was needed
+                return
             try:
                 self.poller.add(stranger)  # here, so that the thread that closes the door finds it there
             except OSError:
-                sock.close()
+                self._strangers.remove(stranger)
+                stranger.sock.close()
                 raise
-            crowd = list(islice(self._strangers, max(len(self._strangers) - MAX_STRANGERS + 1, 0)))
-            self._strangers[stranger] = None
-        for oldest in crowd:  # whoever proves itself quickly gets in, however many stand there in silence
-            oldest.leave()
-        self.poller.arm(stranger)
+        self.arm(stranger)
+
+    def _make_room(self, stranger: _Stranger) -> None:
+        self.refusals.count("closed to make room")
+        stranger.leave()
+
+    def advance(self, stranger: _Stranger, stage: int) -> None:
+        """A stranger has come to another stage of its handshake."""
+        with self._lock:
+            crowded_out = self._strangers.advance(stranger, stage)
+        if crowded_out is not None:
+            self._make_room(crowded_out)
+
+    def arm(self, source: Source) -> None:
+        """Be told of the next thing that a stranger, or a listening socket, has; after the rest, if there is one."""
+        if not self._resting:
+            self.poller.arm(source)
+            return
+        self._held.append(source)
+        if not self._resting:  # it ended in between
+            self._end_rest()
+
+    def account(self, started: float) -> None:
+        """A thread has seen to strangers since its processor time was that."""
+        now, spent = time.monotonic(), time.thread_time() - started
+        if now - self._window > WINDOW:
+            self._window, self._spent = now, spent
+            return
+        self._spent += spent
+        if self._spent > SHARE * WINDOW and not self._resting:
+            self._resting = True
+            self._timers.soon(max(self._window + WINDOW - now, 0.001), self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._resting = False
+        while self._held:
+            try:
+                self.poller.arm(self._held.popleft())
+            except IndexError:  # another thread took the last one
+                return
 
     def forget(self, stranger: _Stranger) -> bool:
         """Whether the stranger was still there."""
         with self._lock:
-            if stranger not in self._strangers:
+            if not self._strangers.remove(stranger):
                 return False
-            del self._strangers[stranger]
         self.poller.remove(stranger, stranger.fileno())
         return True
 
     def tick(self, now: float) -> None:
         """Called about twice a second: listen again after a lack of descriptors, and throw out strangers whose time is
         over. A stranger is not to blame if we have not read what it said."""
+        self.refusals.tick(now)
+        self._end_rest()  # (it has, unless the timer was late)
         for bell in list(self._bells):
             bell.tick()
         limit, since = self.settings.connect_timeout, self.introduction.own_time.since
         with self._lock:
-            late = list(takewhile(lambda each: since(each.came, now) > limit, self._strangers))
+            late = [each for each in self._strangers if since(each.came, now) > limit]
         for stranger in late:
             if not stranger.has_spoken():
                 stranger.leave()
@@ -150,10 +238,11 @@ class _Bell:
             self.door.poller.arm(self)
 
     def ready(self, events: int) -> None:
+        started = time.thread_time()
         try:
-            while True:
-                sock, _ = self.sock.accept()
-                self.door._let_in(sock)
+            for _ in range(ACCEPTS):  # not all that are there: others have something to say as well
+                sock, address = self.sock.accept()
+                self.door._let_in(sock, address[0] if isinstance(address, tuple) else "")
                 self._at_rest = False
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             pass
@@ -164,22 +253,27 @@ class _Bell:
                 log.warning("cannot accept connections for now (they wait): %s", error)
             self._at_rest = True
             return  # else the poller would say at once that there is a caller
-        self.door.poller.arm(self)
+        self.door.account(started)
+        self.door.arm(self)
 
 
 class _Stranger:
     """A connection that has not proven itself yet."""
 
-    def __init__(self, door: Door, sock: socket.socket) -> None:
+    __slots__ = ("_buffer", "_fd", "_reads", "_turn", "came", "door", "machine", "sock", "source", "stage")
+
+    def __init__(self, door: Door, sock: socket.socket, source: Hashable) -> None:
         self.door = door
         self.sock = sock
-        self._fd = sock.fileno()
+        self.source = source
+        self.stage = SILENT
         self.came = door.settings.clock.now()
+        self.machine: Listener | None = None  # made when the first message is whole
+        self._fd = sock.fileno()
+        self._buffer = b""  # of the first message
+        self._reads = 0
         self._turn = threading.Lock()  # one thread at a time listens to it
         sock.setblocking(False)
-        introduction = door.introduction
-        admit = partial(_admit, door.peers)  # not a method of ours: what has left is gone at once, without the collector
-        self.machine = Listener(introduction.identity, admit, introduction.secret, insecure=introduction.insecure)
 
     def fileno(self) -> int:
         return self._fd
@@ -191,45 +285,78 @@ class _Stranger:
         except OSError:  # it has not, or it is gone
             return False
 
-    def ready(self, events: int) -> None:
+    def begin(self) -> bool:
+        """Hear what it has to say at once. Whether more is to come."""
         with self._turn:
-            if self.machine.result is None:
-                self._listen()
+            return self._listen()
 
-    def _listen(self) -> None:
+    def ready(self, events: int) -> None:
+        started = time.thread_time()
+        with self._turn:
+            goes_on = (self.machine is None or self.machine.result is None) and self._listen()
+        self.door.account(started)
+        if goes_on:
+            self.door.arm(self)
+
+    def _listen(self) -> bool:
+        """Read once. Whether more is to come."""
         try:
             data = self.sock.recv(CHUNK)
             if not data:
                 self.leave()
-                return
-            answer = self.machine.receive(data)
+                return False
+            answer = self._hear(data)
             if answer:
                 self.sock.sendall(answer)
         except (BlockingIOError, InterruptedError):
-            pass
+            return True
         except (AuthenticationError, ProtocolError) as error:
-            log.warning("%s refused a connection: %s", self.door.introduction.me, error)
+            assert self.machine is not None
+            assert self.machine.why is not None
+            self.door.refusals.refused(self.machine.why.value, str(error))
             self.door.introduction.refused = str(error)
-            self._refuse()
-            return
+            self._refuse(self.machine)
+            return False
         except OSError:
             self.leave()
-            return
-        if self.machine.result is None:
-            self.door.poller.arm(self)
-        else:
-            self._enter()
+            return False
+        if self.machine is None or self.machine.result is None:
+            return True
+        self._enter(self.machine)
+        return False
 
-    def _refuse(self) -> None:
+    def _hear(self, data: bytes) -> bytes:
+        if self.machine is None:
+            self._buffer += data
+            self._reads += 1
+            if is_unfinished(self._buffer) and self._reads <= READS:
+                if self.stage == SILENT:
+                    self.door.advance(self, BEGUN)
+                return b""
+            data, self._buffer = self._buffer, b""
+            self.machine = self._make_machine()
+        answer = self.machine.receive(data)
+        if self._reads > READS:
+            raise ConnectionAbortedError("its greeting came in too many pieces")
+        if self.machine.proven and self.stage != GREETED:
+            self.door.advance(self, GREETED)
+        return answer
+
+    def _make_machine(self) -> Listener:
+        introduction = self.door.introduction
+        admit = partial(_admit, self.door.peers)  # not a method of ours: what has left is gone without the collector
+        return Listener(introduction.identity, admit, introduction.secret, insecure=introduction.insecure)
+
+    def _refuse(self, machine: Listener) -> None:
         try:
-            if self.machine.refusal:
-                self.sock.send(self.machine.refusal)
+            if machine.refusal:
+                self.sock.send(machine.refusal)
         except OSError:
             pass
         self.leave()
 
-    def _enter(self) -> None:
-        accepted = self.machine.result
+    def _enter(self, machine: Listener) -> None:
+        accepted = machine.result
         assert accepted is not None
         if not self.door.forget(self):
             return
@@ -237,7 +364,7 @@ class _Stranger:
         record = _record(accepted.peer, accepted.home)
         try:
             link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", settings.reconnect_timeout, settings.clock)
-            self.door.peers.welcome(record, accepted.session, link, accepted.received, self.machine.leftover)
+            self.door.peers.welcome(record, accepted.session, link, accepted.received, machine.leftover)
         except OSError as error:  # we lack descriptors or memory for it, or it has hung up: it will come again
             log.warning("cannot use a connection of %s: %s", accepted.peer.name, error)
             self.sock.close()

@@ -450,7 +450,7 @@ class Future(torch.futures.Future[T]):
         if not self._settled:
             state = "pending"
         elif self._failure is None:
-            state = f"done, a {type(self._value).__name__}"  # not the value, which may be large
+            state = f"done with a value of type {type(self._value).__name__}"  # not the value, which may be large
         else:  # to be shown here does not count as having been seen
             state = "cancelled" if self.cancelled() else f"failed with {self._failure.error!r}"
         return f"<Future of {self.what or 'a value'}: {state}>"

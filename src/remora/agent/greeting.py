@@ -27,7 +27,6 @@ MEMBERSHIP = int(MessageType.MEMBERSHIP)
 LOOK_AGAIN = 1.0  # seconds that the previous worker may take before we see whether it lives
 PAUSE = 0.002
 MAX_SHOWN = 8  # names in a message
-SECRET = "secret"  # where a record says what kind of secret a worker has
 
 
 def greet_neighbours(agent: Agent, me: WorkerRecord, timeout: float) -> None:
@@ -106,18 +105,3 @@ def _what_to_set(unreachable: WorkerRecord, by: str) -> str:
         f"REMORA_INTERFACE (or the options host, interface) to an address that other hosts reach; a firewall must let its "
         f"port pass (REMORA_PORT=29600-29650, or the option port, narrows the choice)."
     )
-
-
-def check_secrets(members: list[WorkerRecord]) -> None:
-    """Whether a secret was given is the same for all members: one that has a secret refuses one that has none."""
-    kinds: dict[object, list[str]] = {}
-    for member in members:
-        kind = member.extra.get(SECRET)
-        if kind is not None:  # (one that is known by its call alone has proven itself)
-            kinds.setdefault(kind, []).append(str(member))
-    if len(kinds) > 1:
-        shown = "; ".join(f"{kind}: {', '.join(names[:MAX_SHOWN])}" for kind, names in kinds.items())
-        raise AuthenticationError(
-            f"The workers of this group do not have the same secret. {shown}. Give all of them the same one (REMORA_SECRET, "
-            "REMORA_SECRET_FILE or the options), or none of them."
-        )

@@ -54,13 +54,16 @@ def _process() -> str:
 class Handover:
     """What one peer and we lend each other."""
 
-    __slots__ = ("_exporter", "_importer", "_limit", "_peer", "_reasons", "_said", "_state", "_trial", "_unused", "name")
+    __slots__ = (
+        "_exporter", "_importer", "_limit", "_peer", "_reasons", "_said", "_state", "_trial", "_unused", "name", "process",
+    )  # fmt: skip
 
     def __init__(self, name: str, limit: int, unused: deque[int]) -> None:
         self.name = name
         self._limit = limit  # bytes lent at a time
         self._unused = unused  # numbers to be given back to the peer
         self._peer: dict[str, Any] = {}  # its identity
+        self.process = 0  # its process, as far as known; -1: none that we can see
         self._exporter: ipc.Exporter | None = None
         self._importer: ipc.Importer | None = None
         self._state = "unknown"  # can it open our memory? then: tried, proven or refused
@@ -168,7 +171,7 @@ class Handover:
         if reference[:1] == HERE:
             return _taken_over(_NUMBER.unpack_from(reference, 1)[0], device)
         if self._importer is None:
-            self._importer = ipc.Importer()
+            self._importer = ipc.Importer(process=self.process)
         try:
             return self._importer.fetch(reference[1:], device)
         except OSError as error:

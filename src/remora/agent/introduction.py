@@ -33,7 +33,8 @@ class GivenUp(PeerRefused):
 
 
 class PeerSilent(OSError):
-    """The host is there and took the connection, but the worker says nothing: it is busy, or frozen."""
+    """The host is there and took the connection, but the worker says nothing that it proves: it is busy, frozen, or a
+    stranger answers in its place."""
 
 
 class LocalTrouble(OSError):
@@ -64,6 +65,22 @@ def _advice(error: OSError) -> str:
     return _ADVICE.get(error.errno or 0, f"the address cannot be looked up ({error})")
 
 
+def _judge_refusal(machine: Caller, error: Exception, known: bool) -> None:
+    """Raise what a refused handshake says of the peer; return if it says nothing but that this call cannot be made.
+
+    Only a proven answer counts. A peer with our secret seals what it says of itself (that it leaves, that it was restarted),
+    so an unproven answer of that kind is not from it; nor is any unproven answer where it has proven itself before. A
+    stranger may have sent it, at the peer's address or on the path: the peer is as good as silent, and is tried again.
+    """
+    if not machine.proven:
+        if known or machine.why in (Why.ADMISSION, Why.RESTARTED, Why.WORKER):
+            raise PeerSilent(f"an answer that proves nothing: {error}") from error
+    elif machine.why is Why.ADMISSION:
+        raise GivenUp(str(error)) from error
+    elif machine.why in (Why.RESTARTED, Why.WORKER) or (known and machine.why is Why.GROUP):
+        raise PeerRefused(str(error)) from error
+
+
 class Introduction:
     """This worker's identity and the group's secret."""
 
@@ -73,6 +90,7 @@ class Introduction:
         self._host = host_identity()  # now: it is read from files, which needs descriptors
         self.group = ""  # known when the group is
         self.secret = b""
+        self.secret_is_of_user = False  # it was made for this user of this host: no other user has it
         self.refused = ""  # why a caller was refused, the last time
         self.home = Home()  # where we listen, so that whoever we call can call back
         self.own_time = OwnTime()  # for how long this worker has been running
@@ -173,7 +191,7 @@ class Introduction:
             sock = self._connect(address, min(until - self._settings.clock.now(), self._settings.connect_timeout), note)
             try:
                 machine = self._caller(record, channel)
-                self._shake(sock, machine, takes_long)
+                self._shake(sock, machine, channel.ever_connected, takes_long)
                 accepted = machine.result
                 assert accepted is not None
                 name, settings = f"{record.name} ({address})", self._settings
@@ -242,7 +260,8 @@ class Introduction:
             home=self.home,
         )
 
-    def _shake(self, sock: socket.socket, machine: Caller, takes_long: Callable[[], None]) -> None:
+    def _shake(self, sock: socket.socket, machine: Caller, known: bool, takes_long: Callable[[], None]) -> None:
+        """`known`: the peer has proven itself on an earlier connection of this session."""
         glance = min(self._settings.silence_limit, self._settings.connect_timeout) / GLANCES
         sock.settimeout(min(SOON, glance))
         started = self._settings.clock.now()
@@ -262,10 +281,7 @@ class Introduction:
             except (AuthenticationError, ProtocolError) as error:
                 if machine.refusal:
                     sock.sendall(machine.refusal)
-                if machine.why is Why.ADMISSION:
-                    raise GivenUp(str(error)) from error
-                if machine.why in (Why.RESTARTED, Why.WORKER):
-                    raise PeerRefused(str(error)) from error
+                _judge_refusal(machine, error, known)
                 raise
             if answer:
                 sock.sendall(answer)

@@ -17,7 +17,7 @@ from remora.errors import CallNotSent, SerializationError
 from remora.transport.stream import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire import memory
-from remora.wire.frames import HEADER, SHARED, lengths
+from remora.wire.frames import MAX_BUFFERS, MAX_BYTES, SHARED, encode, lengths
 from remora.wire.packed import Packed
 
 VOID = int(MessageType.VOID)
@@ -58,6 +58,11 @@ class SendingLarge(Sending):
             if lent is not None:
                 self._send_shared(kind, number, *lent, flags | SHARED, timeout)
                 return
+        if len(packed.buffers) > MAX_BUFFERS or size > MAX_BYTES:
+            raise SerializationError(
+                f"a message for {self.peer} has {len(packed.buffers)} buffers of {size} bytes in all. The limit is "
+                f"{MAX_BUFFERS} buffers and {MAX_BYTES} bytes"
+            )
         body = packed.body + lengths(packed.buffers)
         size += len(body)
         link = self.link
@@ -67,7 +72,7 @@ class SendingLarge(Sending):
             try:
                 self._write_large(kind, flags, number, timeout, body, packed, until)
             finally:
-                del self._writing.holder[0]
+                self._writing.free[0] = True
             self._writing.waiters.notify()
         elif kind & RESPONSE or isinstance(call, int) or self._writing.mine():
             self._postpone(kind, flags, number, timeout, body, packed)
@@ -109,7 +114,7 @@ class SendingLarge(Sending):
             self._write_lazy()
         session = self.session
         number, ack = session.sent + 1, session.received
-        head = HEADER.pack(len(body), kind, flags, len(packed.buffers), call, number, ack, timeout) + body
+        head = encode(kind, flags, len(packed.buffers), call, number, ack, timeout, len(body), body)
         parts: tuple[Part, ...] = (head, *packed.buffers)
         size = len(head) + sum(map(len, packed.buffers))
         large = Large(call, parts, packed, memory.fingerprint(packed))
@@ -133,7 +138,7 @@ class SendingLarge(Sending):
                 self._put_piece(ready, until)
                 self._hurry(link)
         except BaseException:
-            self.session.amend(number, HEADER.pack(0, VOID, 0, 0, 0, number, 0, 0.0))
+            self.session.amend(number, encode(VOID, 0, 0, 0, number, 0, 0.0, 0, b""))
             raise
 
     def _put_piece(self, parts: Sequence[Part], until: float) -> None:

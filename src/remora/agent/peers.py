@@ -21,6 +21,7 @@ from remora.agent.channel import Channel
 from remora.agent.crew import Crew
 from remora.agent.dialling import LEAVING, LEFT, Dialling, DialQueue
 from remora.agent.dispatch import BEGUN, Dispatch
+from remora.agent.functions import LONGEST
 from remora.agent.handover import tidy
 from remora.agent.introduction import Introduction
 from remora.agent.news import News
@@ -91,7 +92,7 @@ class Peers(Roll):
         self.listed: Callable[[WorkerRecord], bool] = lambda record: True  # whether the group's list has it
         self.obituaries: list[Obituary] = []  # called when a peer left or died, on a thread of the crew
         self.news = News(crew)
-        self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now)
+        self.bulk = Bulk(settings.shared_memory, settings.device_memory, settings.clock.now, crew.see_to)
         self.places = places
         self._own_time = introduction.own_time
         self.vigil = Vigil(self, crew, settings, self._own_time)
@@ -149,7 +150,7 @@ class Peers(Roll):
         elif frame.kind == MessageType.GIVE_BACK and peer.sharing is not None:
             peer.sharing.take_back(frame.body)
         elif frame.kind == MessageType.FUNCTION:
-            channel.heard.listen(frame.call, bytes(frame.body))
+            channel.heard.listen(frame.call, bytes(frame.body[: LONGEST + 1]))
         elif frame.kind == MessageType.PROGRESS:
             waiting = channel.pending.get(frame.call)
             if waiting is not None:

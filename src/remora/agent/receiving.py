@@ -19,16 +19,14 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from threading import get_ident
 from typing import Any
 
-from remora.agent.bulk import lent_bytes
-from remora.agent.calls import NEVER, Call
+from remora.agent.calls import Call
 from remora.agent.crew import Crew
 from remora.agent.large import SendingLarge
 from remora.agent.settling import have_settled, settle
 from remora.agent.turn import Turn, blocks_itself, explain_block, may_be_struck
-from remora.errors import CallOutcomeUnknown, ProtocolError
+from remora.errors import CallOutcomeUnknown, ProtocolError, SerializationError
 from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
 from remora.transport.poller import READ, WRITE, Poller
 from remora.transport.stream import StreamLink, is_of_socket
@@ -48,6 +46,22 @@ _make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 class LinkDamaged(OSError):
     """What came over a link is not what was sent: some of it is missing, or makes no sense."""
+
+
+class _Unreadable:
+    """In the place of what a message waits for: it arrived, and something that comes before its value cannot be read."""
+
+    __slots__ = ("_why",)
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def settled_or_later(self, deadline: float, resume: Callable[[], None]) -> bool:
+        """There is nothing to wait for (`remora.agent.late_memory`)."""
+        return True
+
+    def wait(self, deadline: float) -> str:
+        raise SerializationError(self._why)
 
 
 class Port:
@@ -111,7 +125,17 @@ class Receiving(SendingLarge):
             port.again = True
         if link.outbox_bytes:
             self._drain(port)
-        if events == WRITE or not self._read_in_turn(port):
+        if events == WRITE:
+            self._rearm(port)
+            return
+        reading = self._reading
+        if reading.take() or self._take_turn(port):
+            try:
+                if port is self._port:
+                    self._receive(port, link.read, exposed=False)
+            finally:
+                reading.free[0] = True
+        elif not self._read_instead(port):
             self._rearm(port)
             return
         if len(self.pending) > len(self.unhurried):
@@ -121,22 +145,6 @@ class Receiving(SendingLarge):
         if self._answered:
             self.pass_answered()  # callbacks of the program: not while events wait
 
-    def _read_in_turn(self, port: Port) -> bool:
-        """Read what is there, unless another thread does, and knows that something came."""
-        holder, me = self._reading.holder, get_ident()
-        if holder.setdefault(0, me) is me or self._take_turn(port):  # (no signal handler runs on this thread)
-            try:
-                if port is self._port:
-                    self._receive(port, port.link.read)
-            finally:
-                del holder[0]
-            return True
-        if self._stalled is not None and holder.get(0) is self._stalled and port is self._port:
-            self._receive(port, port.link.read)
-            self.look_up()  # it may only have waited for long: then it has to see what we read
-            return True
-        return False
-
     def _take_turn(self, port: Port) -> bool:
         """Have `_reading`, unless another thread has: then that one knows, before it goes, that something came."""
         while not self._reading.take():
@@ -145,32 +153,38 @@ class Receiving(SendingLarge):
                 return False
         return True
 
-    def _receive(self, port: Port, read: Callable[[], list[Frame]]) -> None:
+    def _read_instead(self, port: Port) -> bool:
+        """Another thread has `_reading`. If it does not go on, read what is there in its stead."""
+        if self._stalled is None or self._reading.holder() is not self._stalled or port is not self._port:
+            return False
+        self._receive(port, port.link.read, exposed=False)
+        self.look_up()  # it may only have waited for long: then it has to see what we read
+        return True
+
+    def _receive(self, port: Port, read: Callable[[], list[Frame]], exposed: bool = True) -> None:
         """Read and sort what came in. If another thread sorts, have the poller tell of it again: that one may have read
-        before it came."""
-        sorting, me = self._sorting, get_ident()
-        holder = sorting.holder
+        before it came. `exposed`: see `_sort`."""
+        sorting = self._sorting
+        if not sorting.take():
+            port.again = True
+            _make_way()
+            return
         try:
-            if holder.setdefault(0, me) is not me:
-                port.again = True
-                _make_way()
-                return
-            self._take_in(port, read)
+            self._take_in(port, read, exposed)
         finally:
-            if 0 in holder and holder[0] is me:
-                del holder[0]
+            sorting.free[0] = True
         if sorting.waiters.asleep:
             sorting.waiters.notify()
 
-    def _take_in(self, port: Port, read: Callable[[], list[Frame]]) -> None:
+    def _take_in(self, port: Port, read: Callable[[], list[Frame]], exposed: bool = True) -> None:
         """Holds `_sorting`."""
         try:
             self._inbox.extend(read())
         except BaseException as error:
             if not self._cannot_read(port, error):
                 raise
-        else:
-            self._sort(port)
+            return
+        self._sort(port, exposed)
 
     def _cannot_read(self, port: Port, error: BaseException) -> bool:
         """How much was read is not known, or it makes no sense: a new link begins afresh. Whether the error is one of
@@ -190,11 +204,17 @@ class Receiving(SendingLarge):
         and again, is the peer itself at fault."""
         self._damages = self._damages + 1 if self.session.received == self._damaged_at else 1
         self._damaged_at = self.session.received
-        return error if self._damages > DAMAGE_LIMIT else LinkDamaged(str(error))
+        if self._damages <= DAMAGE_LIMIT:
+            return LinkDamaged(str(error))
+        return ProtocolError(
+            f"{self._damages} connections with {self.peer} in a row brought nothing but damage, the last one this: {error}. "
+            f"Look at the network between the two, and at whether both run the same version"
+        )
 
-    def _sort(self, port: Port | None) -> None:
+    def _sort(self, port: Port | None, exposed: bool = True) -> None:
         """Deal with what is in the inbox, in the order of arrival. Holds `_sorting`. If it makes no sense, the link
-        of this port is broken: what is left comes again.
+        of this port is broken: what is left comes again. `exposed`: this may be the main thread, which can be struck; false
+        for a thread of the crew that reads.
 
         A message leaves the inbox after all else, so a thread that is struck leaves it there, and the crew deals with
         it once more. That does no harm: a reply finds its call taken off the list, and everything that is not a plain
@@ -218,9 +238,9 @@ class Receiving(SendingLarge):
                     continue
                 size = frame.size
                 if frame.flags & SHARED and frame.buffers == ():
-                    size += lent_bytes(frame.body)
-                    self._borrow(frame)
-                if not frame.flags & AWKWARD and frame.kind & RESPONSE:
+                    size += self._borrow(frame)
+                plain = not frame.flags & AWKWARD
+                if plain and frame.kind & RESPONSE:
                     call = pending.get(frame.call)
                     if call is not None:  # else it was given up: the reply is late
                         call.reply = frame
@@ -231,11 +251,12 @@ class Receiving(SendingLarge):
                                 call.wake()
                         call = None
                 else:
-                    if frame.kind != GIVE_BACK and may_be_struck() and not self.closed:  # (then there may be no crew)
+                    if exposed and frame.kind != GIVE_BACK and may_be_struck() and not self.closed:  # (if it is closed,
+                        # there may be no crew)
                         self._crew.see_to(self.go_on)
                         break
                     try:
-                        if frame.kind >= REQUESTS and not frame.flags & AWKWARD:
+                        if plain and frame.kind >= REQUESTS:
                             self._requested(frame)
                             requests += 1
                         else:
@@ -275,10 +296,13 @@ class Receiving(SendingLarge):
     def _heard(self, frame: Frame) -> None:
         """A word that belongs to this connection alone."""
         self.session.expect(frame.call)
+        self._damages = 0  # (what is repeated on a new link comes before any word: who hears one has that)
         if frame.kind == PING:
             self._crew.serve_quickly(self._pong)
         elif frame.kind == PONG:
             self.pacing.answered()
+        elif frame.kind != ACK:
+            raise ProtocolError(f"a message of type {frame.kind:#x} came without a number")
 
     def _settle(self, call: Call, frame: Frame) -> None:
         """A call was answered, and is off the list."""
@@ -339,29 +363,42 @@ class Receiving(SendingLarge):
             except ValueError:
                 pass  # another thread was quicker
 
-    def _borrow(self, frame: Frame) -> None:
-        """Give a message the shared memory it refers to. If we cannot have it, its sender should not try again."""
-        if self.sharing is None or not self.sharing.borrow(frame):
+    def _borrow(self, frame: Frame) -> int:
+        """Give a message the shared memory it refers to. How many bytes were lent."""
+        if self.sharing is None:
             frame.buffers = None
-            self._crew.serve_quickly(partial(self.send, GIVE_BACK, 0, b""))
+            return 0
+        try:
+            return self.sharing.borrow(frame)
+        except (ProtocolError, MemoryError):
+            raise
+        except Exception as error:
+            if may_be_struck():
+                raise
+            self._cannot_read_part(frame, "shared memory", error)
+            return 0
+
+    def _cannot_read_part(self, frame: Frame, what: str, error: Exception) -> None:
+        """A message is here, but not to be read: its call fails, and no other."""
+        log.warning("what a message from %s says of %s cannot be read: %r", self.peer, what, error)
+        frame.buffers = ()
+        frame.filling = _Unreadable(f"what a message from {self.peer} says of its {what} makes no sense: {error!r}")
 
     def _land(self, frame: Frame) -> None:
         """Take note of the device memory that a message refers to. It is fetched when somebody unpacks the message."""
         if self.sharing is not None and frame.buffers is not None:
             try:
                 self.sharing.handover.land(frame)
-            except Exception:
-                log.exception("what a message from %s says of memory of devices cannot be read", self.peer)
-                frame.buffers = None
+            except Exception as error:
+                self._cannot_read_part(frame, "device memory", error)
 
     def _arrive(self, frame: Frame) -> None:
         """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits
         for it is told so."""
         try:
             frame.arrival = self._arrived(frame)
-        except Exception:
-            log.exception("the references in a message from %s cannot be read", self.peer)
-            frame.buffers = None
+        except Exception as error:
+            self._cannot_read_part(frame, "references", error)
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
         """The references in a reply are confirmed now: whoever waits for it may have it."""
@@ -387,42 +424,40 @@ class Receiving(SendingLarge):
         """Wait until a synchronous call is settled, reading the link if no other thread does."""
         incoming = call.peer.incoming
         if (
-            self._writing.holder
-            or self._sorting.holder
-            or (incoming is not None and (incoming._reading.holder or incoming._writing.holder or incoming._sorting.holder))
+            not self._writing.free
+            or not self._sorting.free
+            or (incoming is not None and not (incoming._reading.free and incoming._writing.free and incoming._sorting.free))
         ):  # (`is_busy`)
             self.check_reentry(call)
-        deadline, now = call.deadline, call.peer.now
-        holder, me = self._reading.holder, get_ident()
+        reading = self._reading
         while True:
             port = None if self._inbox else self._port  # (a thread of the crew is about to go on with what is in the inbox)
-            try:
-                if port is not None and holder.setdefault(0, me) is me:
+            if port is not None and reading.take():
+                try:
                     self._read_reply(call, port)
-                elif port is not None and self._reading.mine():  # a signal handler interrupted a frame that waits
-                    self._read_reply(call, port, again=True)
-                else:
-                    self.expect(call)
-                    if not call.sleep():
-                        self._check_block(call)
-            finally:
-                if 0 in holder and holder[0] is me:
-                    del holder[0]
+                finally:
+                    reading.free[0] = True
                     if len(self.pending) > len(self.unhurried):
                         self._unwatched = False  # another thread waits
                     if not self._unwatched:
                         self.reconsider_reading()  # (there may be a new link, which was not armed because we had the role)
+            elif port is not None and reading.mine():  # a signal handler interrupted a frame that waits
+                self._read_reply(call, port, again=True)
+            else:
+                self.expect(call)
+                if not call.sleep():
+                    self._check_block(call)
             if call.reply is not None or call.failure is not None:
                 return
-            if deadline != NEVER and deadline <= now():
+            if call.deadline <= call.peer.now():
                 self.forget(call)
                 raise call.timed_out()
 
     def _read_reply(self, call: Call, port: Port, again: bool = False) -> None:
         """Read until a call is settled, its deadline has passed, or the link is gone. Has the role."""
-        deadline, now, link = call.deadline, call.peer.now, port.link
+        link = port.link
         while call.id in self.pending and port is self._port:
-            left = None if deadline == NEVER else deadline - now()
+            left = call.deadline - call.peer.now()
             if not link.await_bytes(left, again):
                 self._check_block(call)
             if port is not self._port:
@@ -430,7 +465,7 @@ class Receiving(SendingLarge):
             self._receive(port, link.read_some)
             if self._answered:
                 self.pass_answered()
-            if call.reply is not None or self._inbox or (left is not None and left <= 0):
+            if call.reply is not None or self._inbox or left <= 0:
                 break
 
     def _check_block(self, call: Call) -> None:
@@ -459,7 +494,7 @@ class Receiving(SendingLarge):
 
     def is_busy(self) -> bool:
         """Whether some thread is: a quick look before `takes_in`."""
-        return bool(self._reading.holder or self._writing.holder or self._sorting.holder)
+        return not (self._reading.free and self._writing.free and self._sorting.free)
 
     def takes_in(self) -> bool:
         """For the channel of the peer's own calls, which no thread of the program reads: the same as `in_midst`, or about
@@ -475,7 +510,7 @@ class Receiving(SendingLarge):
             self.pass_answered()  # likewise
         if self._inbox and not self._sorting.locked():
             self._crew.see_to(self.go_on)  # likewise
-        holder = self._reading.holder.get(0) if self.pending else None
+        holder = self._reading.holder() if self.pending else None
         if holder is not None and holder is self._reader_seen and holder is not self._stalled:
             self._stalled = holder
             self.watch(again=True)
@@ -515,7 +550,7 @@ class Receiving(SendingLarge):
                 port.unsure = False
                 self._arm(port)
             finally:
-                del arming.holder[0]
+                arming.free[0] = True
 
     def _arm(self, port: Port) -> None:
         armed, port.armed = port.armed, -1
@@ -534,7 +569,7 @@ class Receiving(SendingLarge):
         """Whether a thread reads the link, and goes on."""
         if not self._reading.locked():
             return False
-        return self._stalled is None or self._reading.holder.get(0) is not self._stalled
+        return self._stalled is None or self._reading.holder() is not self._stalled
 
     def _drain(self, port: Port) -> None:
         writing = self._writing
@@ -545,7 +580,7 @@ class Receiving(SendingLarge):
         except OSError as error:
             self._broken(port, error)
         finally:
-            del writing.holder[0]
+            writing.free[0] = True
         self.flush()  # what others left for us to write
 
     def reconsider_reading(self) -> None:

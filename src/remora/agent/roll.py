@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable
 
 from remora.agent.peer import Peer
 from remora.errors import WorkerNotFound
+from remora.long_wait import listed
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerKey
 
@@ -56,8 +58,11 @@ class Roll:
         """The peer of that name or id."""
         peer = self.by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
         if peer is None:
-            names = ", ".join(sorted(self.by_name)[:8])
-            raise WorkerNotFound(f"could not find destination {key!r} among {len(self.by_name)} workers ({names} …)")
+            names = list(self.by_name)
+            near = difflib.get_close_matches(str(key), names, 1) if isinstance(key, str) else []
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            known = f"{len(names)} workers ({listed(sorted(names))})"
+            raise WorkerNotFound(f"could not find destination {key!r} among {known}{hint}")
         return peer
 
     def of_id(self, id: int) -> Peer | None:

@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from threading import get_ident
 from typing import NamedTuple
 
 from remora.agent.bulk import Sharing, lent_bytes
@@ -26,7 +25,7 @@ from remora.protocol.session import Session
 from remora.transport.stream import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import MessageType
 from remora.wire import memory
-from remora.wire.frames import HEADER, SHARED
+from remora.wire.frames import HEADER, SHARED, encode
 from remora.wire.packed import Packed
 
 PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
@@ -110,15 +109,14 @@ class Sending(ABC):
             return
         sharing = self.sharing
         company = self._lazy or self._words or self._unhurried_at or (sharing is not None and sharing.unused)
-        writing, session, me = self._writing, self.session, get_ident()
-        holder = writing.holder
+        writing, session = self._writing, self.session
+        if company or not writing.take():
+            self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
+            self.flush()
+            return
         try:  # what `_write_lazy` does, for a message that is alone, as most are
-            if company or holder.setdefault(0, me) is not me:
-                self._lazy.append((kind, flags, call, timeout, 0, len(body), body))
-                self.flush()
-                return
             number, ack = session.sent + 1, session.received
-            data = HEADER.pack(len(body), kind, flags, 0, call, number, ack, timeout) + body
+            data = encode(kind, flags, 0, call, number, ack, timeout, len(body), body)
             total = session.kept_total + len(data)
             if flags & SHARED:
                 total += lent_bytes(body)
@@ -129,13 +127,10 @@ class Sending(ABC):
             if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`_put`)
                 self._has_outbox()
         except BaseException as error:
-            if 0 not in holder or holder[0] is not me:
-                raise
             session.recover()
             self._struck(self.link, error)
         finally:
-            if 0 in holder and holder[0] is me:
-                del holder[0]
+            writing.free[0] = True
         if writing.waiters.asleep:
             writing.waiters.notify()
         pacing = self.pacing
@@ -148,7 +143,7 @@ class Sending(ABC):
         if any(entry[2] == call for entry in list(self._lazy)):
             return True
         kept = list(self.session.kept)
-        if any((each.call if isinstance(each, Large) else HEADER.unpack_from(each)[4]) == call for _, _, each in kept):
+        if any((each.call if isinstance(each, Large) else HEADER.unpack_from(each)[5]) == call for _, _, each in kept):
             return True
         return self.session.acked > before  # it may have arrived
 
@@ -207,7 +202,7 @@ class Sending(ABC):
             try:
                 self._write_lazy()
             finally:
-                del writing.holder[0]
+                writing.free[0] = True
             if writing.waiters.asleep:
                 writing.waiters.notify()
         if self.link is None:
@@ -257,11 +252,11 @@ class Sending(ABC):
         size = 0
         try:
             while self._words:
-                batch.append(HEADER.pack(0, self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0))
+                batch.append(encode(self._words.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0, 0, b""))
             while lazy and size < LAZY_LIMIT:
                 kind, flags, call, timeout, count, length, rest = lazy[0]
                 number, ack = session.sent + 1, session.received
-                data = HEADER.pack(length, kind, flags, count, call, number, ack, timeout) + rest
+                data = encode(kind, flags, count, call, number, ack, timeout, length, rest)
                 kept = len(data)
                 if flags & SHARED:
                     kept += lent_bytes(rest)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 from remora.agent.turn import Turn, may_be_struck
@@ -46,13 +45,13 @@ class Steps:
     def post(self, step: Callable[..., object], *args: Any) -> None:
         """Have `step(*args)` done: now, or after those that were posted before. All steps are taken, if no frame of any
         thread is doing so already. The thread that ends looks once more, so none is left."""
-        queue, turn, me = self._queue, self._turn.holder, get_ident()  # (a new number each time)
+        queue, turn = self._queue, self._turn
         try:
             queue.append((step, args))
             while queue:
+                if not turn.take():
+                    return
                 try:
-                    if turn.setdefault(0, me) is not me:  # atomic: one gets in
-                        return
                     while queue:
                         step, args = queue[0]
                         try:
@@ -65,8 +64,7 @@ class Steps:
                             log.exception("a step failed: %s", step)
                         queue.popleft()  # now: had the step been interrupted, it would be taken again
                 finally:
-                    if 0 in turn and turn[0] is me:  # no calls here: a signal handler can interrupt us after any of those
-                        del turn[0]
+                    turn.free[0] = True
         except BaseException:  # of a signal handler
             self._later(self.go_on)
             raise

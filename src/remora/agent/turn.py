@@ -12,19 +12,10 @@ function and at the end of a turn of a loop; nowhere else. Hence the form of a c
         try:
             ...
         finally:
-            del turn.holder[0]      # no call, so nothing can strike before it
+            turn.free[0] = True     # no call, so nothing can strike before it
 
 `take` returns without an occasion for a strike, and `try` begins without one. (A method `release` would have one at its
-start.) On the path of each call, `take` itself costs too much. There the section has this form, in which a strike after
-`setdefault` finds the turn taken or not, and lets go of it if it is:
-
-    me = get_ident()                                # a new object each time
-    try:
-        if turn.holder.setdefault(0, me) is me:     # atomic: one thread's number gets in
-            ...
-    finally:
-        if 0 in turn.holder and turn.holder[0] is me:
-            del turn.holder[0] """
+start.) """
 
 from __future__ import annotations
 
@@ -82,35 +73,40 @@ def explain_block(what: str) -> str:
 
 
 class Turn:
-    """A lock of one critical section. `holder` has one entry while it is taken: the id of the thread. That number is a
-    new object each time, so its identity tells one turn from the next of the same thread."""
+    """A lock of one critical section. `free` has one entry while no thread has the turn. To take it is to delete that
+    entry: one instruction, so one thread gets it, and no call, so nothing strikes before the thread knows."""
 
-    __slots__ = ("__weakref__", "holder", "waiters")
+    __slots__ = ("__weakref__", "_thread", "free", "waiters")
 
     def __init__(self, needed: bool = False) -> None:
         """`needed`: what other threads do for a call that waits may need this turn (see `blocks_itself`)."""
-        self.holder: dict[int, int] = {}
+        self.free: dict[int, bool] = {0: True}
+        self._thread = 0  # the last that took it; the number is a new object each time
         self.waiters = Waiters()
         if needed:
             _needed.add(self)
 
     def take(self) -> bool:
         """Take the turn if it is free. Does not wait."""
-        holder, me = self.holder, get_ident()
+        me = get_ident()
         try:
-            return holder.setdefault(0, me) is me  # atomic: one thread's number gets in
-        except BaseException:
-            if 0 in holder and holder[0] is me:
-                del holder[0]
-            raise
+            del self.free[0]
+        except KeyError:
+            return False
+        self._thread = me  # (no call since: neither a strike nor another thread comes in between)
+        return True
 
     def mine(self) -> bool:
         """Whether a frame of the current thread has it."""
-        return self.holder.get(0) == get_ident()
+        return not self.free and self._thread == get_ident()
 
     def locked(self) -> bool:
         """Whether some thread has it."""
-        return 0 in self.holder
+        return not self.free
+
+    def holder(self) -> int | None:
+        """The id of the thread that has it. Its identity tells one turn from the next of the same thread."""
+        return None if self.free else self._thread
 
     def wait(self, seconds: float) -> bool:
         """Take it, waiting for another thread that has it. False at the end of the time; at once if a frame of this
@@ -122,7 +118,7 @@ class Turn:
             left = end - monotonic()
             if left <= 0:
                 return False
-            self.waiters.wait(lambda: not self.holder, min(left, RECHECK))
+            self.waiters.wait(lambda: bool(self.free), min(left, RECHECK))
         return True
 
     def __enter__(self) -> None:
@@ -131,7 +127,7 @@ class Turn:
             raise RuntimeError("this thread has the turn already")
 
     def __exit__(self, *error: object) -> None:
-        del self.holder[0]
+        self.free[0] = True
         self.waiters.notify()
 
 

@@ -19,7 +19,7 @@ import torch
 
 from remora.autograd import segments
 from remora.autograd.books import Divided, Ready, Whole
-from remora.autograd.graph import Edge, Joined, Reach, can_be_joined
+from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ Share = Callable[[Callable[[], None]], None]  # have another thread do some work
 
 LONG = 0.001  # seconds: a segment that takes longer is worth another thread
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_that_fit() -> int:
+    """How many threads can run segments at once so that no processor has two. torch divides the work of an operation among
+    threads of its own, a team for each thread that starts one. Two teams on the same processors are slower than one, and
+    each thread keeps memory of freed gradients to itself."""
+    return max(1, PROCESSORS // torch.get_num_threads())
 
 
 class Pace(Enum):
@@ -170,9 +177,9 @@ class Pass:
     def _run(self, book: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None, pace: Pace) -> None:
         """Run what is ready, and what becomes ready because of it.
 
-        Segments that give nothing to other workers are run in one go: the engine adds up the gradients of a leaf itself, and
-        never has those of several calls at once. Of the others, the first is run alone. If that was quick, the rest is run
-        in one go. If not, other threads help, and what each segment gives goes out when that has been run.
+        The first segment is run alone. If that was quick, the rest is run in one go. If not, each of the others is run
+        alone, too, by as many threads as fit on the processors, and what it gives goes out when it has been run. If only one
+        thread fits, segments that give nothing to other workers are run in one go all the same: no worker waits for them.
         """
         while batch := self._taken(ready, pace):
             begun = time.perf_counter()
@@ -182,7 +189,7 @@ class Pass:
             if pace is Pace.UNKNOWN and ready:
                 pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
                 if pace is Pace.SLOW and share is not None:
-                    for _ in range(min(len(ready), PROCESSORS) - 1):
+                    for _ in range(min(len(ready), threads_that_fit()) - 1):
                         share(partial(self._run, book, ready, deliver, None, pace))
 
     def _taken(self, ready: Ready, pace: Pace) -> Ready:
@@ -191,13 +198,19 @@ class Pass:
             if not ready:
                 return []
             _, first, _ = taken = ready.pop()
-            if not can_be_joined(first) or (first.received and pace is not Pace.QUICK):
+            if not ready:
+                return [taken]
+            quick, alone = pace is Pace.QUICK, threads_that_fit() == 1
+
+            def joins(segment: Segment | Reach) -> bool:
+                return can_be_joined(segment) and (quick or (alone and not segment.received))
+
+            if not joins(first):
                 return [taken]
             batch: Ready = [taken]
             others: Ready = []
             for each in ready:
-                joins = can_be_joined(each[1]) and (pace is Pace.QUICK or not each[1].received)
-                (batch if joins else others).append(each)
+                (batch if joins(each[1]) else others).append(each)
             ready[:] = others
             return batch
 

@@ -1,6 +1,7 @@
 """How the processes that this one starts come to run on Remora, too: two environment variables. Starts none.
 
-`REMORA_COMPAT=1` says that they should. It is read when an interpreter starts, by a line that the wheel of Remora puts
+`REMORA_COMPAT=1` says that they should (0, no, off, false or nothing: they should not; an interpreter that is to ignore its
+environment, `python -E` or `-I`, ignores it). It is read when an interpreter starts, by a line that the wheel of Remora puts
 into site-packages (remora-compat.pth). Where Remora was not installed as a wheel there is no such line; so the folder
 `startup` is put on PYTHONPATH as well, and the sitecustomize in it does the same. That reaches whatever inherits the
 environment: spawn, fork servers, torchrun, plain subprocesses. A forked child needs none of it.

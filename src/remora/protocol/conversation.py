@@ -1,9 +1,12 @@
 """The sealed messages of a handshake: framing, sealing, refusing. What they mean is in `remora.protocol.handshake`.
 
-A message is a header (magic, version, kind, whether its sender has a secret, length), a JSON object, and a seal:
+A message is a header (magic, version, kind, whether its sender has a secret, length, the length's complement), a JSON
+object, and a seal:
 HMAC-SHA256 keyed with the group's secret, over the sender's role and every byte exchanged so far, this message's
 included. The seal is checked over raw bytes, in constant time, before the JSON is looked at. Only a REFUSAL is read
-without a valid seal, since the commonest reason to refuse is that the secrets differ.
+without a valid seal, since the commonest reason to refuse is that the secrets differ. What an unproven one says is a hint
+for people (`proven`). An end that refuses a message without a valid seal answers without one: a stranger gets nothing
+that was made with the group's key.
 
 No I/O, no clock, no threads.
 """
@@ -19,13 +22,15 @@ from typing import ClassVar, Never
 
 from remora.errors import AuthenticationError, ProtocolError, RemoraError
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"RMRA"
 MAX_BODY = 4096
 MAX_TEXT = 200
 SEAL_SIZE = 32
-HEADER = struct.Struct(">4sBB?H")
-_VERSION_AT, _KIND_AT, _SECURED_AT, _LENGTH_AT = 4, 5, 6, 7
+HEADER = struct.Struct(">4sBB?HH")
+_LENGTH = struct.Struct(">HH")
+_ALL_ONES = 0xFFFF
+_VERSION_AT, _KIND_AT, _SECURED_AT, LENGTH_AT = 4, 5, 6, 7
 
 Body = dict[str, object]
 
@@ -46,6 +51,7 @@ class Why(Enum):
     GARBAGE = "the peer does not speak Remora's protocol"
     VERSION = "the ends speak different versions of the protocol; install the same version of remora everywhere"
     OVERSIZE = f"the peer announced a message of more than {MAX_BODY} bytes"
+    DAMAGED = "the length of a message arrived damaged; the connection is not reliable"
     CLOSED = "the peer closed the connection before the handshake was over"
     MALFORMED = "the peer sent a message that makes no sense at this point"
     SECRET = (
@@ -60,6 +66,10 @@ class Why(Enum):
     WORKER = "another worker answers at this address"
     RESTARTED = "that worker has been restarted, and the one known before is gone"
     ADMISSION = "the session is not admitted"
+
+
+_UNPROVEN = {Why.GARBAGE, Why.VERSION, Why.OVERSIZE, Why.DAMAGED, Why.CLOSED}  # refused before its seal was checked
+_NO_SEAL = bytes(SEAL_SIZE)
 
 
 class Malformed(Exception):
@@ -81,7 +91,7 @@ class Conversation:
         self.refusal = b""
         """After an error: what to send to the peer before closing, so that it can say why as well (may be empty)."""
         self.proven = False
-        """Whether the peer's last message was sealed with our secret. A refusal without it is hearsay."""
+        """Whether the peer's last message was sealed with our secret. A refusal without it is a hint at most."""
         self.leftover = b""
         """After success: the bytes that followed the handshake. They are the first frames of the peer."""
         self._over = False
@@ -112,7 +122,9 @@ class Conversation:
             self._fail(Why.VERSION, f"the peer {self._buffer[_VERSION_AT]}, this end {VERSION}")
         if have < HEADER.size:
             return None
-        length = int.from_bytes(self._buffer[_LENGTH_AT : HEADER.size], "big")
+        length, intact = _length(self._buffer)
+        if not intact:  # to wait for as many bytes as it says would be to wait in silence
+            self._fail(Why.DAMAGED)
         if length > MAX_BODY:
             self._fail(Why.OVERSIZE, f"{length}")
         return length if have >= HEADER.size + length + SEAL_SIZE else None
@@ -148,11 +160,11 @@ class Conversation:
         """Act on the awaited message; return the answer, or raise Malformed."""
         raise NotImplementedError
 
-    def _message(self, kind: Kind, body: Body) -> bytes:
+    def _message(self, kind: Kind, body: Body, sealed: bool = True) -> bytes:
         text = json.dumps(body, separators=(",", ":")).encode()
-        message = HEADER.pack(MAGIC, VERSION, kind, bool(self._key), len(text)) + text
+        message = header(kind, bool(self._key), len(text)) + text
         self._transcript += message
-        seal = self._seal(self.role)
+        seal = self._seal(self.role) if sealed else _NO_SEAL
         self._transcript += seal
         return message + seal
 
@@ -160,10 +172,12 @@ class Conversation:
         return hmac.new(self._key, role + self._transcript, hashlib.sha256).digest()
 
     def _fail(self, why: Why, detail: str = "", tell: bool = True) -> Never:
-        """This end refuses: leave a message for the peer, then raise."""
+        """This end refuses: leave a message for the peer, then raise. The message has a seal if the refused one had."""
         self._over, self.why = True, why
+        self.proven = self.proven and why not in _UNPROVEN
         if tell:
-            self.refusal = self._message(Kind.REFUSAL, {"why": why.name, "detail": detail[:MAX_TEXT]})
+            body: Body = {"why": why.name, "detail": detail[:MAX_TEXT]}
+            self.refusal = self._message(Kind.REFUSAL, body, sealed=self.proven)
         raise _error(why)(f"Refused a connection: {_sentence(why, detail)}.")
 
     def _refused(self, body: bytes) -> Never:
@@ -175,8 +189,20 @@ class Conversation:
         name, detail = fields.get("why"), fields.get("detail")
         self._over = True
         self.why = Why.__members__.get(name, Why.MALFORMED) if isinstance(name, str) else Why.MALFORMED
-        text = _printable(detail) if isinstance(detail, str) else ""
-        raise _error(self.why)(f"The peer refused the connection; it says: {_sentence(self.why, text)}.")
+        text = printable(detail) if isinstance(detail, str) else ""
+        who = "The peer" if self.proven else "A peer that did not prove itself"
+        raise _error(self.why)(f"{who} refused the connection; it says: {_sentence(self.why, text)}.")
+
+
+def header(kind: Kind, secured: bool, length: int) -> bytes:
+    """What a message begins with."""
+    return HEADER.pack(MAGIC, VERSION, kind, secured, length, length ^ _ALL_ONES)
+
+
+def _length(data: bytes | bytearray) -> tuple[int, bool]:
+    """The length of the body as a header says it, and whether it arrived as it was sent."""
+    length, complement = _LENGTH.unpack_from(data, LENGTH_AT)
+    return length, length ^ complement == _ALL_ONES
 
 
 def _error(why: Why) -> type[RemoraError]:
@@ -206,5 +232,17 @@ def _guess(start: bytes) -> str:
     return f"its first bytes are {start!r}"
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
+def is_unfinished(data: bytes) -> bool:
+    """Whether bytes are the beginning of a message that this end would go on to read. Costs next to nothing: a stranger may
+    send many beginnings."""
+    if not data.startswith(MAGIC) or len(data) <= _VERSION_AT:
+        return MAGIC.startswith(data[: len(MAGIC)]) and len(data) <= _VERSION_AT
+    if data[_VERSION_AT] != VERSION or len(data) < HEADER.size:
+        return data[_VERSION_AT] == VERSION
+    length, intact = _length(data)
+    return intact and length <= MAX_BODY and len(data) < HEADER.size + length + SEAL_SIZE
+
+
+def printable(text: str, most: int = MAX_TEXT) -> str:
+    """A text of a stranger for a log or a terminal: cut short, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:most])

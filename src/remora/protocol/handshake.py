@@ -203,14 +203,14 @@ def _home(body: Body) -> Home:
     host, addresses = (home.get("host"), home.get("addresses")) if isinstance(home, dict) and home else ("", [])
     if not isinstance(addresses, list) or len(addresses) > _MAX_ADDRESSES:
         raise Malformed("'addresses' is not a short list")
-    if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in (host, *addresses)):
+    if not all(isinstance(text, str) and len(text) <= MAX_TEXT and text.isprintable() for text in (host, *addresses)):
         raise Malformed("'home' holds something that is not a short text")
     return Home(str(host), tuple(addresses))
 
 
 def _text(body: Body, field: str) -> str:
     value = body.get(field)
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
         raise Malformed(f"{field!r} is not a short text")
     return value
 

@@ -4,10 +4,14 @@ Everything lies below the prefix `remora`, so that the store can be shared with 
 is not touched again: after a full disk a FileStore never returns from the next operation. One that does not answer, since
 its host is frozen or cut off, is not waited for long, and not asked again before it has answered. One whose process has
 ended is not asked at all: torch would write C++ stack traces to the terminal.
+
+Values are sealed (`remora.rendezvous.seal`), so what is read here was written by a worker with the group's secret. Counts
+and the few values that are named hints are not: they can keep a group from forming, and nothing else follows from them.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -16,6 +20,7 @@ from weakref import WeakKeyDictionary
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
+from remora.rendezvous.seal import RecordSeal
 from remora.transport.patience import Patience
 from remora.transport.store_probe import StoreProbe
 
@@ -38,8 +43,10 @@ def _no_matter() -> None:
 class Board:
     """Keys and values that all workers of a group see. Values are texts; an empty one stands for none."""
 
-    def __init__(self, store: Store, patience: float = PATIENCE) -> None:
+    def __init__(self, store: Store, seal: RecordSeal | None = None, patience: float = PATIENCE) -> None:
         self.where = describe(store)
+        self.seal = seal or RecordSeal()
+        self._place = _place(store)
         self._kept = store  # PrefixStore keeps only the native part, which is not enough of a store written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
@@ -52,11 +59,13 @@ class Board:
 
     def swap(self, key: str, new: str, old: str = "") -> str:
         """Put `new` where `old` (or nothing, if that is empty) stands. Returns what stands there now."""
-        return self._ask(lambda: self._store.compare_set(key, old, new)).decode()
+        before, after = self._close(key, old), self._close(key, new)
+        return self._open(key, self._ask(lambda: self._store.compare_set(key, before, after)))
 
     def put(self, key: str, value: str) -> None:
         """Write a value, whatever stands there."""
-        self._ask(lambda: self._store.set(key, value))
+        sealed = self._close(key, value)
+        self._ask(lambda: self._store.set(key, sealed))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that starts at 0; returns the sum."""
@@ -68,9 +77,40 @@ class Board:
 
     def take(self, keys: Sequence[str]) -> list[str]:
         """The values of keys that are known to be there; in one go where the store can."""
+        return [self._open(key, value) for key, value in zip(keys, self._get(keys), strict=True)]
+
+    def take_proven(self, keys: Sequence[str]) -> list[str | None]:
+        """Like `take`, with None in the place of a value that no worker of the group wrote there."""
+        return [self._open_if_proven(key, value) for key, value in zip(keys, self._get(keys), strict=True)]
+
+    def put_hint(self, key: str, value: str) -> None:
+        """Write a value without a seal: workers with another secret are to read it."""
+        self._ask(lambda: self._store.set(key, value))
+
+    def swap_hint(self, key: str, new: str) -> str:
+        """Put a value without a seal where none stands. Returns what stands there now; anyone may have written it."""
+        return _text(self._ask(lambda: self._store.compare_set(key, "", new)))
+
+    def hint(self, key: str) -> str:
+        """A value without a seal, if there is one. Anyone may have written it."""
+        return _text(self._get([key])[0]) if self.has([key]) else ""
+
+    def _get(self, keys: Sequence[str]) -> list[bytes]:
         if self._extended and len(keys) > 1:
-            return [value.decode() for value in self._ask(lambda: self._store.multi_get(list(keys)))]
-        return [value.decode() for value in self._ask(lambda: [self._store.get(key) for key in keys])]
+            return self._ask(lambda: self._store.multi_get(list(keys)))
+        return self._ask(lambda: [self._store.get(key) for key in keys])
+
+    def _close(self, key: str, value: str) -> str:
+        return self.seal.close(self._place, key, value) if value else ""
+
+    def _open(self, key: str, stored: bytes) -> str:
+        return self.seal.open(self._place, key, _text(stored), self.where) if stored else ""
+
+    def _open_if_proven(self, key: str, stored: bytes) -> str | None:
+        try:
+            return self._open(key, stored)
+        except RendezvousError:
+            return None
 
     def has_foreign(self, key: str) -> bool:
         """Whether a key has been written that is not Remora's."""
@@ -98,7 +138,7 @@ class Board:
 
     def agree_on_kind(self, kind: str) -> None:
         """Static and dynamic members cannot share a store: the first one decides."""
-        if self.swap(KIND, kind) != kind:
+        if self.swap_hint(KIND, kind) != kind:
             raise RendezvousError(f"{_MIXED} This worker's group is {kind}, the others at {self.where} are not.")
 
     def _ask(self, operation: Callable[[], T]) -> T:
@@ -133,6 +173,21 @@ def _innermost(store: Store) -> Store:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
+
+
+def _text(stored: bytes) -> str:
+    return stored.decode(errors="replace")
+
+
+def _place(store: Store) -> str:
+    """What all workers that meet at a store know of it, whatever names they have for its host: values that were copied from
+    another one are told apart by it."""
+    store = _innermost(store)
+    if isinstance(store, TCPStore):
+        return f"tcp port {store.port}"
+    if isinstance(store, FileStore):
+        return f"file {os.path.basename(store.path)!r}"  # type: ignore[attr-defined]
+    return "a store"  # of a kind that may be wrapped differently by each worker
 
 
 def describe(store: Store) -> str:

@@ -4,13 +4,15 @@ A static group forms by a roll call (`remora.rendezvous.roll_call`). A dynamic o
 under a number drawn atomically, says that a worker joined or left; names and ids are held by keys of their own, which
 change hands atomically, so that no two workers have the same.
 
-Nothing here authenticates anyone. The store is open to whoever can reach it, so a record is a hint where to dial, and
-the handshake decides (`remora.protocol.handshake`).
+The store is open to anyone who can reach it. So what is written there is sealed with the group's secret
+(`remora.rendezvous.seal`), and what has no seal is not used. Who a worker talks to is decided by the handshake
+(`remora.protocol.handshake`), which compares the group's id and the incarnation that stand in the sealed records.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import secrets
 import threading
@@ -20,10 +22,18 @@ from typing import Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from remora.errors import RendezvousError
+from remora.errors import AuthenticationError, RendezvousError
+from remora.protocol.conversation import printable
 from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.roll_call import RollCall
+from remora.rendezvous.seal import RecordSeal
+
+log = logging.getLogger("remora")
+
+_GROUP = "dynamic/group"  # where the id of the group stands
+_MOST_LINES = 1 << 20  # of which a worker has not heard: more than any group has joins and leaves
+_MOST_UNWRITTEN = 4096  # lines that were drawn and not written
 
 
 class Group(Protocol):
@@ -57,12 +67,17 @@ class StaticGroup:
     """
 
     def __init__(
-        self, store: Store, world_size: int, timeout: float, has_ended: Callable[[WorkerRecord], bool] | None = None
+        self,
+        store: Store,
+        world_size: int,
+        timeout: float,
+        has_ended: Callable[[WorkerRecord], bool] | None = None,
+        seal: RecordSeal | None = None,
     ) -> None:
         if world_size < 1:
             raise RendezvousError(f"A group has at least one worker, but world_size is {world_size}.")
         self.group_id = ""
-        self._board = Board(store)
+        self._board = Board(store, seal)
         self._size = world_size
         self._timeout = timeout
         self._has_ended = has_ended
@@ -78,10 +93,18 @@ class StaticGroup:
         deadline = time.monotonic() + self._timeout if self._timeout else math.inf
         try:
             self._board.agree_on_kind("static")
+            generation = -1
             while True:
-                roster = RollCall(self._board, self._size, record, self._has_ended).attend(deadline)
-                if roster.error:
-                    raise RendezvousError(f"{roster.error} The group at {self._board.where} was not formed.")
+                call = RollCall(self._board, self._size, record, self._has_ended)
+                if call.generation <= generation:
+                    raise RendezvousError(
+                        f"The store at {self._board.where} shows worker {record} the roster of a group that ended "
+                        f"(generation {call.generation}): a stranger writes to it, or it was restored from a copy. Let the "
+                        "workers meet at a fresh store (another port or file)."
+                    )
+                generation = call.generation
+                roster = call.attend(deadline)
+                roster.raise_error(self._board.where)
                 if roster.has(record):
                     break
                 # That group was complete when we signed in, after we had seen that it was forming. The next one is ours.
@@ -112,9 +135,10 @@ class StaticGroup:
 class DynamicGroup:
     """A group that anyone may join and leave at any time. Nobody waits for anybody, so the timeout does not matter."""
 
-    def __init__(self, store: Store, timeout: float) -> None:
+    def __init__(self, store: Store, timeout: float, seal: RecordSeal | None = None) -> None:
         self.group_id = ""
-        self._board = Board(store)
+        self._board = Board(store, seal)
+        self._strange_lines = False  # the log says that there are some
         self._reading = threading.Lock()  # guards what follows, while it is brought up to date
         self._read = 0
         self._unwritten: set[int] = set()  # lines that were drawn and not yet written: their workers are slow, or dead
@@ -127,15 +151,29 @@ class DynamicGroup:
     def join(self, record: WorkerRecord, dead: Collection[str] = ()) -> list[WorkerRecord]:
         """Become a member. A name or id that is held by an incarnation in `dead` is taken over."""
         self._board.agree_on_kind("dynamic")
-        self.group_id = self._board.swap("dynamic/group", secrets.token_hex(16))
-        self._claim(_name_key(record), record, f"name {record.name!r}", dead)
+        self._agree_on_secret(record)
+        self.group_id = self._board.swap(_GROUP, secrets.token_hex(16))
+        self._claim(self._name_key(record), record, f"name {record.name!r}", dead)
         try:
-            self._claim(_id_key(record), record, f"id {record.id}", dead)
+            self._claim(self._id_key(record), record, f"id {record.id}", dead)
         except RendezvousError:
-            self._release(_name_key(record), record)
+            self._release(self._name_key(record), record)
             raise
         self._write({"joined": json.loads(record.to_json())})
         return self.members()
+
+    def _agree_on_secret(self, record: WorkerRecord) -> None:
+        """The first one decides. What it says of its secret is a hint, and makes for a clear error."""
+        seal = self._board.seal
+        mine = json.dumps([seal.fingerprint, seal.kind])
+        held = self._board.swap_hint("dynamic/secret", mine)
+        if held != mine:
+            raise AuthenticationError(
+                f"Worker {record} cannot join the group at {self._board.where}: the workers of this group do not have the "
+                f"same secret. {seal.kind}: {record}; the group: {printable(held, 120)}. Give all of them the same one "
+                "(REMORA_SECRET, REMORA_SECRET_FILE or the options), or none of them. If that group has ended, use another "
+                "store (another port or file)."
+            )
 
     def leave(self, record: WorkerRecord) -> None:
         """Cease to be a member. Harmless if it has left already, or was struck off."""
@@ -143,8 +181,8 @@ class DynamicGroup:
         if listed is not None:
             self._write({"left": record.incarnation})
             record = listed  # who strikes it off may know it by its call alone, and the keys are held by all that it said
-        self._release(_name_key(record), record)
-        self._release(_id_key(record), record)
+        self._release(self._name_key(record), record)
+        self._release(self._id_key(record), record)
 
     def remove(self, record: WorkerRecord) -> None:
         """Strike off a member that died. All who notice may do it: to say it twice does no harm."""
@@ -152,7 +190,7 @@ class DynamicGroup:
 
     def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
         """Others who have the name or the id of this one; also such as are not on the list any more."""
-        keys = [key for key in (_name_key(record), _id_key(record)) if self._board.has([key])]
+        keys = [key for key in (self._name_key(record), self._id_key(record)) if self._board.has([key])]
         held = {text for text in self._board.take(keys) if text} if keys else set()
         found = [WorkerRecord.from_json(text) for text in sorted(held)]
         return [each for each in found if each.incarnation != record.incarnation]
@@ -160,11 +198,26 @@ class DynamicGroup:
     def members(self) -> list[WorkerRecord]:
         """Who is there now, by id. Reads only what was not read before: one operation when nothing happened."""
         with self._reading:
-            end = self._board.add("dynamic/lines", 0)
+            if not self._knows_group():
+                return []
+            end = self._board.add(self._key("lines"), 0)
+            if end - self._read > _MOST_LINES or len(self._unwritten) > _MOST_UNWRITTEN:
+                raise RendezvousError(
+                    f"The count of lines in the store at {self._board.where} ({self._key('lines')!r}: {end}) is far from "
+                    "what workers have written: a stranger changed it. Let the workers meet at a fresh store."
+                )
             numbers = sorted(self._unwritten | set(range(self._read + 1, end + 1)))
             written = self._written(numbers)
-            for line in self._board.take([_line_key(number) for number in written]):
-                self._apply(line)
+            for line in self._board.take_proven([self._line_key(number) for number in written]):
+                if line is not None:
+                    self._apply(line)
+                elif not self._strange_lines:
+                    self._strange_lines = True
+                    log.warning(
+                        "the store at %s holds lines that no worker of this group wrote there; they are not used. A "
+                        "stranger can write to it",
+                        self._board.where,
+                    )
             self._unwritten = set(numbers) - set(written)
             self._read = end
             if not self._unwritten:
@@ -175,10 +228,16 @@ class DynamicGroup:
         """The member of that name or id, if there is one now."""
         return next((each for each in self.members() if name_or_id in (each.name, each.id)), None)
 
+    def _knows_group(self) -> bool:
+        """Whether there is a group. One that has not joined may look at it, too."""
+        if not self.group_id and self._board.has([_GROUP]):
+            self.group_id = self._board.take([_GROUP])[0]
+        return bool(self.group_id)
+
     def _written(self, numbers: list[int]) -> list[int]:
-        if not numbers or self._board.has([_line_key(number) for number in numbers]):
+        if not numbers or self._board.has([self._line_key(number) for number in numbers]):
             return numbers
-        return [number for number in numbers if self._board.has([_line_key(number)])]
+        return [number for number in numbers if self._board.has([self._line_key(number)])]
 
     def _apply(self, line: str) -> None:
         """The order of lines does not matter: an incarnation joins once and leaves once, and never comes back."""
@@ -202,7 +261,7 @@ class DynamicGroup:
             self._early.add(incarnation)
 
     def _write(self, line: dict[str, object]) -> None:
-        self._board.put(_line_key(self._board.add("dynamic/lines", 1)), json.dumps(line, separators=(",", ":")))
+        self._board.put(self._line_key(self._board.add(self._key("lines"), 1)), json.dumps(line, separators=(",", ":")))
 
     def _claim(self, key: str, record: WorkerRecord, what: str, dead: Collection[str]) -> None:
         mine = record.to_json().decode()
@@ -219,14 +278,14 @@ class DynamicGroup:
     def _release(self, key: str, record: WorkerRecord) -> None:
         self._board.swap(key, "", old=record.to_json().decode())
 
+    def _key(self, last: str) -> str:
+        return f"dynamic/{self.group_id}/{last}"
 
-def _line_key(number: int) -> str:
-    return f"dynamic/line/{number}"
+    def _line_key(self, number: int) -> str:
+        return self._key(f"line/{number}")
 
+    def _name_key(self, record: WorkerRecord) -> str:
+        return self._key(f"name/{record.name}")
 
-def _name_key(record: WorkerRecord) -> str:
-    return f"dynamic/name/{record.name}"
-
-
-def _id_key(record: WorkerRecord) -> str:
-    return f"dynamic/id/{record.id}"
+    def _id_key(self, record: WorkerRecord) -> str:
+        return self._key(f"id/{record.id}")

@@ -9,6 +9,7 @@ from remora.errors import RendezvousError
 from remora.vocabulary.ids import WorkerInfo
 
 _MAX_TEXT = 1024
+_MAX_ADDRESSES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class WorkerRecord:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> WorkerRecord:
-        """Read what `to_json` wrote. The store is open to anyone, so nothing is taken on trust."""
+        """Read what `to_json` wrote. Nothing is taken on trust: in an insecure group, anyone may have written it."""
         try:
             return cls.from_fields(json.loads(data))
         except (ValueError, RecursionError) as error:
@@ -48,10 +49,10 @@ class WorkerRecord:
             raise ValueError("not the fields of a record")
         name, number, addresses, extra = (fields[key] for key in ("name", "id", "addresses", "extra"))
         incarnation, host = fields["incarnation"], fields["host"]
-        if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in (name, incarnation, host)):
-            raise ValueError("not a text where one should be")
-        if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+        if not isinstance(addresses, list) or len(addresses) > _MAX_ADDRESSES:
             raise ValueError("not a list of addresses")
+        if not all(_is_short_text(text) for text in (name, incarnation, host, *addresses)):
+            raise ValueError("not a short, printable text where one should be")
         if type(number) is not int or not isinstance(extra, dict) or not incarnation:
             raise ValueError("not an id, not an object, or no incarnation")
         try:
@@ -62,3 +63,8 @@ class WorkerRecord:
 
     def __str__(self) -> str:
         return f"{self.name!r} (rank {self.id})"
+
+
+def _is_short_text(text: object) -> bool:
+    """Such texts are shown in errors and logs: a control character would reach the terminal."""
+    return isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable()

@@ -1,6 +1,6 @@
 """How one group of known size forms: everyone signs in, and the last to come publishes the roster that all wait for.
 
-On the board, below `static/<size>/`, so that groups of different sizes do not mix:
+On the board, below `static/<fingerprint of the secret>/<size>/`, so that groups of different secrets or sizes do not mix:
 
     generation        which group is forming now: 0, then 1 when that one is complete, and so on
     <g>/<id>          the record of the worker that took this id; emptied if it gives up, or is found dead
@@ -8,6 +8,9 @@ On the board, below `static/<size>/`, so that groups of different sizes do not m
     <g>/arrived       how many have signed in; those who died before the group was complete are in it, too
     <g>/state         changes whenever someone gives up or is found dead; says `closed` once the roster has been decided on
     <g>/roster        the outcome for all: the members and the group's id, or why there is none
+
+Beside these, `static/last` says who came last, with which secret and size, for those who wait in vain. It is a hint, which
+anyone may have written.
 
 The generation is read from the board and not counted by a process, so workers with different histories agree on it.
 A roster is decided on by changing `state` from what it was *before* the records were gathered, so nobody who gave up
@@ -20,20 +23,24 @@ started again since.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from remora.errors import RendezvousError
+from remora.errors import AuthenticationError, RendezvousError
 from remora.long_wait import LongWait
+from remora.protocol.conversation import printable
 from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
+from remora.vocabulary.ids import MAX_WORKER_ID
 
 _GRACE = 2.0  # for a roster that has been decided on to be shown
 _LOOKING = 3.0  # seconds to find out who of those that came has died
 _MAX_SHOWN = 16
+_MAX_ERROR = 4096  # characters
 _LAST = "static/last"
 _LOOK_AROUND = 0.5  # seconds between two looks at what keeps the others from coming
 _OF_TORCH = "rpc_prefix_0/0/{}"  # what torch.distributed.rpc writes for a rank, in its first group of a process
@@ -47,22 +54,41 @@ class Roster:
     group: str
     workers: tuple[WorkerRecord, ...]
     error: str = ""
+    secrets_differ: bool = False  # that is the error
+
+    def raise_error(self, where: str) -> None:
+        """Raise why there is no group, if there is none."""
+        if self.error:
+            kind = AuthenticationError if self.secrets_differ else RendezvousError
+            raise kind(f"{self.error} The group at {where} was not formed.")
 
     def has(self, record: WorkerRecord) -> bool:
         return any(each.incarnation == record.incarnation for each in self.workers)
 
     def to_json(self) -> str:
         workers = [json.loads(each.to_json()) for each in self.workers]
-        return json.dumps({"group": self.group, "workers": workers, "error": self.error}, separators=(",", ":"))
+        outcome = {"group": self.group, "workers": workers, "error": self.error, "secrets_differ": self.secrets_differ}
+        return json.dumps(outcome, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
         try:
             fields = json.loads(text)
             workers = tuple(WorkerRecord.from_fields(each) for each in fields["workers"])
-            return cls(str(fields["group"]), workers, str(fields["error"]))
+            error = printable(str(fields["error"]), _MAX_ERROR)
+            return cls(str(fields["group"]), workers, error, fields["secrets_differ"] is True)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RendezvousError(f"The store holds something that is not a roster: {text[:80]!r}.") from error
+
+
+@dataclass(frozen=True)
+class _Comer:
+    """A worker that came to the store, as it says itself; printable."""
+
+    worker: str
+    size: int
+    fingerprint: str
+    kind: str
 
 
 class RollCall:
@@ -77,12 +103,13 @@ class RollCall:
         self._has_ended = has_ended
         self._mine = record.to_json().decode()
         self._started = time.monotonic()
-        self._generation = int(board.swap(f"static/{size}/generation", "0"))
+        self._base = f"static/{board.seal.fingerprint}/{size}"
+        self.generation = int(board.swap(f"{self._base}/generation", "0"))
 
     def attend(self, deadline: float) -> Roster:
         """Sign in and wait for the roster. If it does not come in time, take that back and say who is missing."""
         self._sign_in()
-        self._board.put(_LAST, json.dumps([self._record.name, self._size]))
+        self._say_who_came()
         if self._board.add(self._key("arrived"), 1) >= self._size:
             self._close()
         report = LongWait(self._still_waiting)
@@ -125,12 +152,14 @@ class RollCall:
     def _look_around(self) -> None:
         if self._board.has([self._key("roster")]):
             return  # it was formed meanwhile: what is at the store now may be of another group
-        name, size = self._last()
-        if size != self._size:
+        last = self._last()
+        if last.fingerprint != self._board.seal.fingerprint:
+            self._fail_for_secrets(last)
+        elif last.size != self._size:
             self._fail_both(
-                size,
-                f"Worker {name!r} came with world_size={size}, worker {self._record} with world_size={self._size}. Start "
-                "all workers of a group with the same world_size.",
+                last.size,
+                f"Worker {last.worker} came with world_size={last.size}, worker {self._record} with "
+                f"world_size={self._size}. Start all workers of a group with the same world_size.",
             )
         if self._board.has_foreign(_OF_TORCH.format(self._record.id)):
             return  # we used it ourselves before: what the others wrote is from then
@@ -142,6 +171,20 @@ class RollCall:
                     "talk. Import remora.rpc on every rank, or set REMORA_COMPAT=1 (see docs/migrating.md)."
                 )
             )
+
+    def _say_who_came(self) -> None:
+        seal = self._board.seal
+        self._board.put_hint(_LAST, json.dumps([str(self._record), self._size, seal.fingerprint, seal.kind]))
+
+    def _fail_for_secrets(self, last: _Comer) -> None:
+        """A worker with another secret came to the same store. It is told in the same way."""
+        mine = self._board.seal.kind
+        text = (
+            f"The workers of this group do not have the same secret. {mine}: {self._record}; {last.kind}: {last.worker}. "
+            "Give all of them the same one (REMORA_SECRET, REMORA_SECRET_FILE or the options), or none of them."
+        )
+        self._say_who_came()
+        self._close(lambda: Roster("", (), text, secrets_differ=True))
 
     def _fail_both(self, other_size: int, reason: str) -> None:
         """Neither group can be formed: those who wait for either are told."""
@@ -155,7 +198,7 @@ class RollCall:
     def _still_waiting(self) -> str:
         absent = self._absent()
         ranks = f"rank{'s' if len(absent) > 1 else ''} {_listed(list(map(str, absent)))}" if absent else "the last to come"
-        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._board.where}"
+        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._board.where}{self._silent_host(absent)}"
 
     # The last to come decides on the roster.
 
@@ -202,7 +245,7 @@ class RollCall:
         return Roster("", (), f"{text} (If it was restarted while the others were waiting, start all of them again.)")
 
     def _move_on(self) -> None:
-        self._board.swap(f"static/{self._size}/generation", str(self._generation + 1), old=str(self._generation))
+        self._board.swap(f"{self._base}/generation", str(self.generation + 1), old=str(self.generation))
 
     # Who waited in vain leaves the place to someone else.
 
@@ -242,25 +285,47 @@ class RollCall:
             f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'nobody'}.",
             f"Present: {_listed(list(map(str, present)))}.",
             f"Given up: {_listed(self._there(f'gone/{number}' for number in gone))}." if gone else "",
+            self._silent_host([number for number in absent if number not in gone]).removeprefix(". "),
             self._other_size(),
             "Start the missing ones with the same init_method and world_size, or allow more time.",
         ]
         return " ".join(filter(None, texts))
 
+    def _silent_host(self, absent: list[int]) -> str:
+        """Rank 0 hosts the store at a TCP address, unless a launcher does. A rank 0 that came with torch.distributed.rpc
+        waits in torch's rendezvous before it writes anything; one that forms a process group first may look the same."""
+        if 0 not in absent or not self._board.where.startswith("tcp://"):
+            return ""
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return ""
+        return (
+            ". Rank 0 hosts this store and has not called init_rpc of remora.rpc: if it uses torch.distributed.rpc, import "
+            "remora.rpc there, too, or set REMORA_COMPAT=1 (see docs/migrating.md)."
+        )
+
     def _there(self, names: Iterable[str | int]) -> list[str]:
         return self._board.take([key for name in names if self._board.has([key := self._key(name)])])
 
-    def _last(self) -> tuple[str, int]:
-        """Who signed in last, in a group of which size."""
-        name, size = json.loads(self._board.take([_LAST])[0])
-        return str(name), int(size)
+    def _last(self) -> _Comer:
+        """Who signed in last. It may have another secret, and so may a stranger who says so."""
+        hint = self._board.hint(_LAST)
+        try:
+            worker, size, fingerprint, kind = json.loads(hint)
+            if type(size) is int and 0 < size <= MAX_WORKER_ID + 1:
+                return _Comer(printable(str(worker)), size, str(fingerprint), printable(str(kind)))
+        except (ValueError, TypeError, RecursionError):
+            pass
+        raise RendezvousError(
+            f"What stands under {_LAST!r} in the store at {self._board.where} was written by no worker of this version of "
+            f"remora: {hint[:80]!r}. Let the workers meet at a store that strangers cannot write to."
+        )
 
     def _other_size(self) -> str:
-        name, size = self._last()
-        return "" if size == self._size else f"(Worker {name!r} came with world_size={size}.)"
+        last = self._last()
+        return "" if last.size == self._size else f"(Worker {last.worker} came with world_size={last.size}.)"
 
     def _key(self, last: str | int) -> str:
-        return f"static/{self._size}/{self._generation}/{last}"
+        return f"{self._base}/{self.generation}/{last}"
 
 
 def _failed(reason: str) -> Roster:

@@ -52,12 +52,30 @@ def find_secret(
 def _from_file(path: str, origin: str) -> Secret:
     try:
         with open(path, "rb") as file:
+            _check_writers(os.fstat(file.fileno()), path, origin)
             content = file.read(_MAX_SECRET_BYTES + 1)
     except (OSError, ValueError) as error:
         raise AuthenticationError(f"Cannot read {origin}: {error}.") from error
     if len(content) > _MAX_SECRET_BYTES:
         raise AuthenticationError(f"Refusing {origin}: more than {_MAX_SECRET_BYTES} bytes. Is it the right file?")
     return _checked(content.strip(), origin)  # editors and `echo` end a file with a newline, which is not part of it
+
+
+def _check_writers(status: os.stat_result, path: str, origin: str) -> None:
+    """A user who can write the file chooses the secret, and may then run code as this one. (Others may be able to read it:
+    files that container platforms mount are like that.)"""
+    if os.name == "nt":
+        return
+    if status.st_uid not in (os.getuid(), os.geteuid(), 0):
+        raise AuthenticationError(
+            f"Refusing {origin}: the file belongs to user {status.st_uid}, who can change it; this is user {os.getuid()}. "
+            "Copy it to a file of this user's."
+        )
+    if status.st_mode & 0o022:
+        raise AuthenticationError(
+            f"Refusing {origin}: other users can write the file (its mode is {stat.S_IMODE(status.st_mode):04o}). If its "
+            f"content is what you wrote, run: chmod 600 {path!r}"
+        )
 
 
 def _checked(value: str | bytes, origin: str) -> Secret:

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlparse, urlunparse
 
 import torch.distributed as c10d
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import _rendezvous_handlers as _handlers  # those that the program registered, too
 
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.long_wait import LongWait
@@ -30,6 +31,7 @@ from remora.transport.store_probe import NoStore, StoreProbe
 
 _FOR_EVER = timedelta(days=365)
 _ANSWER_TIMEOUT = 10.0  # for a store that is there
+_OWN_ANSWER_TIMEOUT = 5.0  # for a store of this very process
 NAME_TIMEOUT = 10.0  # for the name of a host to become known; more, if the program says how long a group may take to form
 _FREE_BYTES_NEEDED = 256 * 1024
 
@@ -78,6 +80,11 @@ def rank_and_size(
         rank = _number(told["rank"], "rank", "RANK")
         if world_size is None and told["world_size"] not in (None, "-1"):
             world_size = _number(told["world_size"], "world_size", "WORLD_SIZE")
+    for what, given in (("rank", rank), ("world_size", world_size)):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+            raise TypeError(f"{what} must be an int, got {type(given).__name__} {given!r}.")
+    if world_size is not None and world_size < 0:
+        raise MeetingUnknown(f"world_size must not be negative, got {world_size}. Leave it out for a dynamic group.")
     if rank < 0 or (world_size and rank >= world_size):
         ranks = f"ranks are 0 to {world_size - 1}" if world_size else "ranks are 0 and up"
         raise MeetingUnknown(f"rank {rank} is outside the world: world_size is {world_size or 'not given'}, so {ranks}.")
@@ -108,8 +115,10 @@ def open_store(
         store = _open_file(meeting, url)
     elif meeting.scheme in ("tcp", "env"):
         store = _open_tcp(meeting, url)
-    else:
+    elif meeting.scheme in _handlers:
         store = _rendezvous(meeting, url)
+    else:
+        raise meeting.failed(f"No rendezvous handler for {meeting.scheme}://. Give env://, tcp://host:port or file:///path.")
     store.set_timeout(_duration(timeout or math.inf))
     return store
 
@@ -195,7 +204,8 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
     if meeting.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # its launcher hosts the store
         probe = _await_host(meeting, host, port)
         store = _rendezvous(meeting, url)
-        watch_process(store, probe)
+        if probe is not None:
+            watch_process(store, probe)
         return store
     try:
         store = _rendezvous(meeting, url)
@@ -246,12 +256,12 @@ def _await_name(meeting: _Meeting, host: str) -> None:
         ) from None
 
 
-def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe:
-    """A store answers as soon as it is there, or when it has looked up our name in vain."""
+def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe | None:
+    """A store answers as soon as it is there, or when it has looked up our name in vain. None: see `_probe`."""
     place = host_and_port(host, port)
     wait = LongWait(lambda: f"init_rpc: still waiting for rank 0, which hosts the store, to listen at {place}")
     try:
-        return until(lambda: StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT)), meeting.deadline, wait.look)
+        return until(lambda: _probe(meeting, host, port), meeting.deadline, wait.look)
     except NoStore as error:
         raise meeting.failed(
             f"what listens at {place} is no c10d store: {error}. Another program uses that port: choose "
@@ -264,11 +274,35 @@ def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe:
         ) from None
 
 
+def _probe(meeting: _Meeting, host: str, port: int) -> StoreProbe | None:
+    """A connection to the store that listens there. None if the probe does not know the handshake of this version of torch:
+    then only torch's own client can tell whether it is a store."""
+    try:
+        return StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT))
+    except NoStore:
+        if _probe_knows_this_torch():
+            raise
+        return None
+
+
+def _probe_knows_this_torch() -> bool:
+    """Try the probe on a store of our own. torch's client speaks the same version as that store, so a program that answers
+    neither would not answer torch either."""
+    try:
+        own = TCPStore("127.0.0.1", 0, None, True)
+        StoreProbe("127.0.0.1", own.port, _OWN_ANSWER_TIMEOUT).close()
+    except NoStore:
+        return False
+    except (OSError, RuntimeError):  # there cannot be one here, so nothing is known against the probe
+        return True
+    return True
+
+
 def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     """The port is taken: fine if by a store where groups of ours met before, hosted by the rank 0 of then."""
     taken = f"port {port} is in use by another program (address already in use{{}}). Choose another port, or end that one."
     try:
-        probe = StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT))
+        probe = _probe(meeting, host, port)
     except (NoStore, OSError) as error:
         raise meeting.failed(taken.format(f"; {error}")) from None
     deadline = time.monotonic() + meeting.left(_ANSWER_TIMEOUT)
@@ -282,7 +316,9 @@ def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     except (RuntimeError, TimeoutError):
         store = None
     if store is None:
-        probe.close()
+        if probe is not None:
+            probe.close()
         raise meeting.failed(taken.format("; a c10d store, and no group of Remora's meets there"))
-    watch_process(store, probe)
+    if probe is not None:
+        watch_process(store, probe)
     return store

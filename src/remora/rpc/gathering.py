@@ -195,7 +195,7 @@ def _culprit(worker: Worker, peers: dict[str, Peer], leader: str) -> WorkerLost 
 def _still_waiting(worker: Worker, names: set[str], state: AllGatherStates, purpose: str) -> str:
     """Who has not come yet, and what we have asked them to do: that may be what keeps them."""
     missing = [describe_wait(worker.peer(name)) for name in sorted(names - set(state.gathered_objects))]
-    return f"{purpose} waits for {listed(missing)}"
+    return f"{purpose} waits for {listed(missing) or 'the outcome'}"
 
 
 def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float, purpose: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def pack_call(
         kwargs = named(peer, func, kwargs)
     flags = ASYNC if hasattr(func, MARK) else 0
     recording = current_recording.get()
-    script = script_name(func)
+    script = None if type(func) is FunctionType and not flags else script_name(func)  # (most are plain functions)
     value: tuple[Any, ...]
     if script is not None:
         kind, value = SCRIPT_CALL, (*script, args, kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 
@@ -89,6 +90,15 @@ def listen_unix(token: str) -> tuple[socket.socket, Address]:
         sock.close()
         raise
     return sock, Address("unix", path=path)
+
+
+def peer_process(sock: socket.socket) -> tuple[int, int] | None:
+    """(user, process) at the other end of a Unix socket, as the kernel says; None where it does not say."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None or sock.family != socket.AF_UNIX:
+        return None
+    pid, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, option, 12))
+    return user, pid
 
 
 def _unix_name(path: str) -> str:

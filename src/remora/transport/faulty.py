@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from remora.wire.frames import HEADER, HEADER_SIZE
+from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
 
 if TYPE_CHECKING:
     from remora.transport.pump import Pump
@@ -26,7 +26,7 @@ NEVER = float("inf")
 CHUNK = 1 << 16
 ROOM = 1 << 22  # bytes that may wait in one direction of a pipe before no more is read
 SWAP_PATIENCE = 0.02  # how long a frame waits for another one to change places with
-GARBAGE = b"\xff" * HEADER_SIZE  # announces more buffers than any frame may have: whoever reads it knows
+GARBAGE = b"\xff" * HEADER_SIZE  # its length is none (`remora.wire.frames`): whoever reads it knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Judge(Protocol):
     def arrived(self, kind: int, number: int) -> None: ...
 
 
+def damaged(frame: bytes) -> bytes:
+    """What arrives in the place of a frame that is damaged on the way."""
+    return GARBAGE + frame[HEADER_SIZE:]
+
+
 class Splitter:
     """Cuts a stream into frames, kept as bytes."""
 
@@ -62,8 +67,8 @@ class Splitter:
         self._data += data
         frames: list[tuple[int, int, bytes]] = []
         while len(self._data) >= self._need:
-            length, kind, _, buffers, _, number, _, _ = HEADER.unpack_from(self._data)
-            size = HEADER_SIZE + length
+            _, guarded, kind, _, buffers, _, number, _, _ = HEADER.unpack_from(self._data)
+            size = HEADER_SIZE + guarded // GUARD
             if buffers and len(self._data) >= size:
                 size += sum(struct.unpack_from(f"<{buffers}Q", self._data, size - 8 * buffers))
             if len(self._data) < size:
@@ -157,7 +162,7 @@ class Pipe:
     def _pass_on(self, kind: int, number: int, frame: bytes) -> None:
         fate = self.judge.leaving(kind, number)
         if fate.damaged:
-            frame = GARBAGE + frame[HEADER_SIZE:]
+            frame = damaged(frame)
         due = self.pump.clock.now() + fate.delay if fate.delay else 0.0
         if fate.swapped and fate.copies and self._swapped is None:
             self._swapped = due, frame * fate.copies

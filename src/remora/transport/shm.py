@@ -7,9 +7,13 @@ are there already, which makes the copy several times as fast as one into fresh 
 each end needs one descriptor. Each large tensor has a segment to itself, so a small one that is kept does not keep it.
 
 An arena has no name in the file system, so nothing is left behind however a process ends: the borrower opens it by way of
-the lender's `/proc/<pid>/fd`. Its size is sealed, so neither end can make the other's memory vanish. Memory is taken from
-the system for each segment when it is made, and returned when it was not used for a while (the file has holes). An arena
-belongs to one pair of workers: when the borrower is gone its arena is closed, and what a borrower still uses stays with it.
+the lender's `/proc/<pid>/fd` (`open_sealed`, which opens nothing else). Its size is sealed, so neither end can make the
+other's memory vanish. Memory is taken from the system for each segment when it is made, and returned when it was not used
+for a while (the file has holes). An arena belongs to one pair of workers: when the borrower is gone its arena is closed, and
+what a borrower still uses stays with it.
+
+The lender believes nothing that stands in an arena, which the borrower can write to: what is lent, and where, is in its own
+tables. The borrower believes nothing of a reference before it has checked it against the file (`loans`).
 
 Where all that is not possible (another host, user or container, or a system without it) nothing is lent, and what does not
 fit under the limit is not lent either: messages then go the usual way. So they do while the system has no memory or
@@ -27,6 +31,7 @@ import itertools
 import mmap
 import os
 import platform
+import stat
 import struct
 import sys
 import threading
@@ -54,17 +59,24 @@ ALONE, TOGETHER = 1 << 16, 1 << 17  # bytes
 TURNS, IN_TURN = 4, 1 << 21  # segments, bytes
 # What is not larger is copied when the message has been sent, where others see writes in the order in which they are made.
 LATER = IN_TURN // 2 if platform.machine() in ("x86_64", "AMD64") else 0
-_ALIGNED = 64
+ALIGNED = 64  # bytes: where a buffer begins
 HEAD = 64  # bytes at the beginning of a segment: for `LateFill`
 _STAMP = struct.Struct("<Q")  # at the beginning of an arena: its number
 # Number, process, descriptor and size of the arena; bytes lent; what `LateFill` counts (0: all is there); number of places.
 REFERENCE = struct.Struct("<QIIQQII")
-SHORT = 1 << 60  # among the numbers of loans that are given back: the borrower has no descriptors or memory at present
+# Among the numbers of loans that are given back: the borrower has no descriptors or memory at present,
+SHORT = 1 << 60
+UNUSABLE = SHORT + 1  # or cannot use what we lend at all.
 PLACE = struct.Struct("<QQQ")  # number of the loan, offset in the arena, bytes
 
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 SEALS = sum(getattr(fcntl, name, 0) for name in _SEALS)
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
+
+try:
+    HOST_MEMORY = os.sysconf("SC_PHYS_PAGES") * PAGE  # bytes; no worker lends more, so no arena is larger than twice that
+except (AttributeError, ValueError, OSError):
+    HOST_MEMORY = 1 << 40
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -136,19 +148,78 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_mappings)
 
 
+def seal(descriptor: int, size: int) -> None:
+    """Give a new memfd its size, for good."""
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+
+
+@lru_cache(maxsize=1)
+def _memory_device() -> int:
+    """The device number that all memfds of this kernel have, and no file with a name. (Those of huge pages have another one:
+    a fault there ends the process when there are no huge pages left.)"""
+    probe = os.memfd_create("remora-probe", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(probe).st_dev
+    finally:
+        os.close(probe)
+
+
+def open_sealed(process: int, descriptor: int, size: int) -> int:
+    """Open memory of another process of this user that has this size for good. Raises ValueError if the descriptor is
+    anything else. That is known before anything is opened: `O_PATH` names a file without opening it, so no device, pipe or
+    file of the user's notices."""
+    named = os.open(f"/proc/{process}/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(named)
+        if not stat.S_ISREG(found.st_mode) or found.st_dev != _memory_device() or found.st_uid != os.geteuid():
+            raise ValueError(f"descriptor {descriptor} of process {process} is not memory that this user shares (memfd)")
+        opened = os.open(f"/proc/self/fd/{named}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(named)
+    try:
+        if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise ValueError("its size is not sealed, so its owner could take it away while it is used")
+        actual = os.fstat(opened).st_size
+        if actual != size:
+            raise ValueError(f"it has {actual} bytes, and not the {size} that were named")
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def has_holes(descriptor: int, start: int, end: int) -> bool:
+    """Whether a part of a memfd has no memory yet: a process that touches it would have to allocate it."""
+    return os.lseek(descriptor, start, os.SEEK_HOLE) < end
+
+
 def identity() -> str:
     """What two processes must have in common to share memory; empty if this one cannot."""
     try:
-        probe = os.memfd_create("remora-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            fcntl.fcntl(probe, fcntl.F_ADD_SEALS, SEALS)
-            os.close(os.open(f"/proc/{os.getpid()}/fd/{probe}", os.O_RDWR))
-        finally:
-            os.close(probe)
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
-    except (OSError, AttributeError):
+        return _identity() if _shares() else ""
+    except (OSError, AttributeError, ValueError):
         return ""
+
+
+def _identity() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
+
+
+def _shares() -> bool:
+    """Whether all that sharing needs works here."""
+    probe = os.memfd_create("remora-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        seal(probe, 2 * PAGE)
+        os.pwrite(probe, b"x", 0)
+        opened = open_sealed(os.getpid(), probe, 2 * PAGE)
+        try:
+            return not has_holes(opened, 0, PAGE) and has_holes(opened, 0, 2 * PAGE)
+        finally:
+            os.close(opened)
+    finally:
+        os.close(probe)
 
 
 class Segment:
@@ -169,7 +240,7 @@ class Arena:
     __slots__ = ("_gaps", "free", "lent", "map", "number", "total")
 
     def __init__(self, size: int) -> None:
-        self.number = _numbers()
+        self.number = int.from_bytes(os.urandom(8), "little")  # the borrower knows the arena by it: no other has it
         self.total = 0  # bytes of its segments; changes under the lock of the `Lender`, like the gaps between them
         self._gaps = [(PAGE, size - PAGE)]  # offset, bytes; in order
         self.free: dict[int, deque[Segment]] = {}  # by size; the one that came back first is the first
@@ -177,8 +248,7 @@ class Arena:
         self.lent: dict[int, tuple[Segment, Placement]] = {}
         descriptor = os.memfd_create("remora", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, size)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            seal(descriptor, size)
             os.posix_fallocate(descriptor, 0, PAGE)
         except BaseException:
             os.close(descriptor)
@@ -194,7 +264,8 @@ class Arena:
             if room >= size and mapping is not None:
                 # Take it from the system now: else a write would end the process when memory is short.
                 os.posix_fallocate(mapping.descriptor, offset, size)
-                populate(mapping.address + offset, size)
+                if not populate(mapping.address + offset, size):  # an older system
+                    ctypes.memset(mapping.address + offset, 0, size)  # the borrower takes what was never touched for a hole
                 self._gaps[index : index + 1] = [(offset + size, room - size)] if room > size else []
                 self.total += size
                 return Segment(offset, size)
@@ -357,23 +428,25 @@ def size_class(size: int) -> tuple[int, int]:
 
 
 def lent_bytes(message: bytes | bytearray | memoryview, at: int) -> int:
-    """How much memory a reference in a message says was lent."""
+    """How much memory a reference in a message of ours says was lent."""
     found: int = REFERENCE.unpack_from(message, at)[4]
     return found
 
 
-def places_in(reference: bytes | bytearray | memoryview, count: int | None = None) -> list[tuple[int, int, int]]:
+def places_in(reference: bytes | bytearray | memoryview) -> list[tuple[int, int, int]]:
     """The places of a message's buffers: number of the loan, offset, bytes."""
-    if count is None:
-        count = REFERENCE.unpack_from(reference)[-1]
-    if REFERENCE.size + count * PLACE.size != len(reference):
+    size = len(reference)
+    if size < REFERENCE.size or size != REFERENCE.size + REFERENCE.unpack_from(reference)[-1] * PLACE.size:
         raise ValueError("a reference to shared memory has not the length it should have")
     return list(PLACE.iter_unpack(reference[REFERENCE.size :]))
 
 
 def loans_in(reference: bytes | bytearray | memoryview) -> list[int]:
-    """The numbers of the loans that a message comes with."""
-    return list(dict.fromkeys(number for number, _, _ in places_in(reference)))
+    """The numbers of the loans that a message comes with; none if it does not say."""
+    try:
+        return list(dict.fromkeys(number for number, _, _ in places_in(reference)))
+    except ValueError:
+        return []
 
 
 def shared_out(buffers: Sequence[memoryview]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -384,7 +457,7 @@ def shared_out(buffers: Sequence[memoryview]) -> tuple[list[int], list[tuple[int
     places: list[tuple[int, int]] = []
     shared = -1  # the segment that small ones share
     for buffer in buffers:
-        room = -(-buffer.nbytes // _ALIGNED) * _ALIGNED
+        room = -(-buffer.nbytes // ALIGNED) * ALIGNED
         if room < ALONE and shared >= 0 and sizes[shared] + room <= TOGETHER:
             places.append((shared, sizes[shared]))
             sizes[shared] += room
@@ -400,7 +473,7 @@ class Lender:
     """What one worker lends to others."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit  # bytes, lent and free together
+        self.limit = min(limit, HOST_MEMORY)  # bytes, lent and free together
         self._arenas: dict[Hashable, Arena] = {}  # by borrower
         self._making = threading.Lock()  # guards the making and unmaking of arenas and segments; no thread waits for it
         self._again_at = 0.0  # when to ask the system for memory again
@@ -441,6 +514,8 @@ class Lender:
         if now < self._again_at or not self._making.acquire(False):
             return None
         try:
+            if borrower in self._arenas:  # another thread was quicker
+                return self._arenas[borrower]
             made = Arena(max(-(-2 * self.limit // PAGE), 2) * PAGE)  # twice the limit: there is a gap for everything
         except OSError:
             self._again_at = now + PAUSE
@@ -517,7 +592,8 @@ class Lender:
         for loan in loans:
             _, placement = arena.lent.get(loan, (None, None))
             if placement is not None:
-                placement.returned.append(loan)
+                if loan not in placement.returned:
+                    placement.returned.append(loan)
                 if not placement.filling:
                     arena.end(loan, now)
 

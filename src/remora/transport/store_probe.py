@@ -6,6 +6,7 @@ only while this connection is open: the kernel closes it when the store's proces
 
 The two messages are torch's own handshake (`TCPStoreBackend.hpp`, since torch 2.3): VALIDATE with a magic number, which is
 not answered, and PING, which is answered with its number. `tests/transport/test_store_probe.py` fails if torch changes that.
+Programs do not: `rendezvous/store.py` does without the probe if a store of this process does not answer it either.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from remora.clock import NEVER, SYSTEM, Clock
+from remora.clock import SYSTEM, Clock
 from remora.transport import eagerness
 from remora.wire.frames import Damaged, Frame, FrameReader
 from remora.wire.memory import copied, lasts
@@ -24,6 +25,8 @@ _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _SEND_FLAGS = _DONTWAIT | _NOSIGNAL
 _MAX_PARTS = 64
+_PEER: int | None = getattr(socket, "SO_PEERCRED", None)
+_CREDENTIALS = struct.Struct("=iII")  # process, user, group
 _AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not hear what the other end has taken
 # Bytes of something large that should have come over TCP before whoever reads is woken for them: else it is for each packet,
 # and to be woken takes as long as to copy it. 0: none.
@@ -137,17 +140,17 @@ class StreamLink:
             raise BlockingIOError
         return self.sock.recv_into(space, 0, _DONTWAIT)
 
-    def await_bytes(self, seconds: float | None, again: bool = False) -> bool:
+    def await_bytes(self, seconds: float, again: bool = False) -> bool:
         """Wait for bytes, for `seconds` or about a second, whichever is shorter. False if none came. `again`: a frame
         below of this thread does so, too."""
         if self.clock is not SYSTEM:
-            return self.clock.block(self._await_for_a_while, NEVER if seconds is None else self.now() + seconds)
+            return self.clock.block(self._await_for_a_while, self.now() + seconds)
         if again:
-            return waiter(self._fd, False)(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
-        if (seconds is None or seconds >= BLOCK_LIMIT) and self._eagerness.watch():
-            return True
+            return waiter(self._fd, False)(min(max(seconds, 0.0), BLOCK_LIMIT))
         # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
-        return self._await_bytes(BLOCK_LIMIT if seconds is None else min(max(seconds, 0.0), BLOCK_LIMIT))
+        if seconds < BLOCK_LIMIT:
+            return self._await_bytes(max(seconds, 0.0))
+        return bool(self._eagerness.watch()) or self._await_bytes(BLOCK_LIMIT)
 
     def read_some(self) -> list[Frame]:
         """Read once, without waiting; the frames that are complete now. For a thread that waits for little."""
@@ -311,6 +314,17 @@ def tune(sock: socket.socket, unreachable_after: float) -> None:
                 option(socket.IPPROTO_TCP, getattr(socket, name), value)
     else:
         option(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+
+def process_at(sock: socket.socket) -> int:
+    """The process at the other end of a Unix socket, by the word of the kernel: the one that connected, or listened. 0 if
+    the kernel does not say, as with TCP; -1 if it is in a part of the system that cannot be seen from here."""
+    if _PEER is None or sock.family != getattr(socket, "AF_UNIX", None):
+        return 0
+    try:
+        return _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, _PEER, _CREDENTIALS.size))[0] or -1
+    except OSError:  # closed
+        return 0
 
 
 def waiter(fd: int, writable: bool) -> Callable[[float], bool]:

@@ -12,7 +12,9 @@ _NAME = re.compile(r"[A-Za-z0-9\-_:]+")
 
 
 def check_worker_name(name: str) -> None:
-    """Raise RuntimeError unless `name` may name a worker (the rule and its words are PyTorch's)."""
+    """Raise RuntimeError unless `name` may name a worker (the rule and its words are PyTorch's); TypeError if no text."""
+    if not isinstance(name, str):
+        raise TypeError(f"Worker name must be a str, got {type(name).__name__} {name!r}.")
     if not name or len(name) >= MAX_NAME_LENGTH:
         raise RuntimeError(
             f"Worker name must be non-empty and shorter than {MAX_NAME_LENGTH} chars, not {name[:40]!r}."

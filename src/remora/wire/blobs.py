@@ -1,9 +1,10 @@
-"""Large `bytes` and `bytearray` travel beside the pickle, as tensors do, wherever in a value they are. No I/O.
+"""Large `bytes`, `bytearray` and `str` travel beside the pickle, as tensors do, wherever in a value they are. No I/O.
 
 The C pickler does not ask a dispatch table about them. But it does not copy them either, if they are large and it writes to
 a file: it hands the file what it has, which ends with an opcode and the length, and then the object itself. Our file is a
 list of pieces (`_Packer`), so the object is a piece of its own there. It becomes a buffer of the message, and a call of a
-function that finds the buffer on arrival takes the place of the opcode. The receiver sees a pickle like any other.
+function that finds the buffer on arrival takes the place of the opcode. The receiver sees a pickle like any other. A `str`
+is handed over as `bytes` that the pickler has encoded.
 
 (An interpreter that writes its pickles in another way has them whole: what is not found here stays where it is.)
 """
@@ -16,13 +17,14 @@ import pickle
 import struct
 from typing import Any
 
-from remora.wire.memory import copied, fill_fresh, raw_copy
-from remora.wire.scopes import incoming
+from remora.wire.memory import buffer_of, copied, fill_fresh, raw_copy
 from remora.wire.stencils import LARGE_BYTES, by_number
-from remora.wire.storages import Outgoing
+from remora.wire.storages import Outgoing, buffer_at
 
 BYTES_CODE = 0x52454D05  # the function that makes bytes on arrival, in copyreg's registry
 BYTEARRAY_CODE = 0x52454D06  # … and a bytearray
+TEXT_CODE = 0x52454D07  # … and a str
+_TEXT_OPCODES = (pickle.BINUNICODE, pickle.BINUNICODE8)
 
 _CALL = pickle.TUPLE1 + pickle.REDUCE
 
@@ -47,7 +49,8 @@ def set_beside(pieces: list[Any], out: Outgoing) -> None:
         if not header:
             continue
         if type(piece) is bytes:
-            code, buffer = BYTES_CODE, memoryview(piece)
+            is_text = before[-header:][:1] in _TEXT_OPCODES
+            code, buffer = TEXT_CODE if is_text else BYTES_CODE, memoryview(piece)
         else:
             # The program may change it as soon as it has made the call; and could not make it longer or shorter while
             # there is a view of it.
@@ -61,9 +64,10 @@ def set_beside(pieces: list[Any], out: Outgoing) -> None:
 def _header(before: bytes, piece: Any) -> int:
     """How many bytes at the end of a piece announce the next one; 0 if they do not."""
     if type(piece) is bytes:
-        if before.endswith(pickle.BINBYTES8 + struct.pack("<Q", len(piece))):
+        length = struct.pack("<Q", len(piece))
+        if before.endswith((pickle.BINBYTES8 + length, pickle.BINUNICODE8 + length)):
             return 9
-        return 5 if before.endswith(pickle.BINBYTES + struct.pack("<Q", len(piece))[:4]) else 0
+        return 5 if before.endswith((pickle.BINBYTES + length[:4], pickle.BINUNICODE + length[:4])) else 0
     return 9 if before[-9:-8] == pickle.BYTEARRAY8 else 0
 
 
@@ -79,18 +83,23 @@ def _frozen(data: bytearray) -> memoryview:
 
 
 def _bytes(number: int) -> bytes:
-    storage = incoming.frame[0][number]
+    storage = buffer_at(number)
     made: bytes = raw_copy(None, storage.nbytes())
     fill_fresh(_address_of_bytes(made), storage.data_ptr(), len(made))  # (no other thread has it yet)
     return made
 
 
 def _bytearray(number: int) -> bytearray:
-    storage = incoming.frame[0][number]
+    storage = buffer_at(number)
     made: bytearray = _new_bytearray(None, storage.nbytes())
     fill_fresh(_address_of_bytearray(made), storage.data_ptr(), len(made))
     return made
 
 
+def _text(number: int) -> str:
+    return str(buffer_of(buffer_at(number)), "utf-8", "surrogatepass")
+
+
 copyreg.add_extension(_bytes.__module__, _bytes.__qualname__, BYTES_CODE)
 copyreg.add_extension(_bytearray.__module__, _bytearray.__qualname__, BYTEARRAY_CODE)
+copyreg.add_extension(_text.__module__, _text.__qualname__, TEXT_CODE)

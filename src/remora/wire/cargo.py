@@ -26,6 +26,7 @@ import torch
 
 from remora.devices import copies
 from remora.devices.transit import Download, Upload, plainly, upload
+from remora.errors import SerializationError
 from remora.wire.memory import allocate, storage_view
 from remora.wire.warm import warm
 
@@ -196,9 +197,13 @@ class Landing:
         if self._trial is not None:
             self._try_out()
         lot, index = place
+        if not 0 <= lot < len(self._lots):
+            raise SerializationError(f"a message with {len(self._lots)} lots of device memory has no lot {lot}")
         reference = self._lots[lot]
         if isinstance(reference, tuple):
             number = reference[0] + index
+            if not 0 <= index < reference[1] or not 0 <= number < len(buffers):
+                raise SerializationError(f"lot {lot} of device memory has no storage {index}")
             if number in self._uploads:
                 return self._uploads[number].storage()
             host = buffers[number]
@@ -206,7 +211,10 @@ class Landing:
         if reference:
             self._lots[lot] = b""  # fetched: it is not for us to give it back
             self._found[lot] = self._lender.fetch(reference, device)
-        return self._found[lot][index]
+        found = self._found[lot]
+        if not 0 <= index < len(found):
+            raise SerializationError(f"lot {lot} of device memory has no storage {index}")
+        return found[index]
 
     def _try_out(self) -> None:
         assert self._trial is not None

@@ -24,11 +24,12 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType, ParamSpec, TypeVar, TypeVarTuple
 
 import cloudpickle  # type: ignore[import-untyped]
 
 CACHED = functools._lru_cache_wrapper
+TYPE_NAMES: tuple[Any, ...] = (TypeVar, ParamSpec, TypeVarTuple, NewType)  # pickle knows them by their names alone
 MAIN = "main"  # where a worker's record says what it runs
 MAIN_NAMES = ("__main__", "__mp_main__")  # the second one: in processes that multiprocessing, or a Supervisor, started
 _IN_BOTH = b"_main__"
@@ -98,6 +99,20 @@ def reduce_cached(cached: Any) -> tuple[Any, ...]:
     return _cached_again, (cached.__wrapped__, cached.cache_parameters())
 
 
+def reduce_type_name(obj: Any) -> tuple[Any, ...]:
+    """A TypeVar and the like, which typing pickles by name alone. It comes back as what it was, like a class."""
+    kind = type(obj)
+    args: tuple[Any, ...] = (obj.__name__,)
+    kwargs: dict[str, Any] = {}
+    if kind is NewType:
+        args += (obj.__supertype__,)
+    elif kind is not TypeVarTuple:
+        args += getattr(obj, "__constraints__", ())
+        kwargs = {"bound": obj.__bound__, "covariant": obj.__covariant__, "contravariant": obj.__contravariant__}
+    identity = cloudpickle.cloudpickle._get_or_create_tracker_id(obj)
+    return _type_name_again, (kind.__name__, args, kwargs, obj.__module__, identity)
+
+
 def keep_home(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """What cloudpickle made of a class, such that it is left alone where it was defined. cloudpickle makes a class with
     `__slots__` anew without them; then its instances would have a `__dict__`, and could not come back."""
@@ -110,11 +125,17 @@ def keep_home(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     return (make, args, *reduced[2:5], _set_class_state)
 
 
-# What follows runs on the receiver. Its name is on the wire.
+# What follows runs on the receiver. Its names are on the wire.
 
 
 def _cached_again(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _type_name_again(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, identity: str) -> Any:
+    made = next(each for each in TYPE_NAMES if each.__name__ == kind)(*args, **kwargs)
+    made.__module__ = module
+    return cloudpickle.cloudpickle._lookup_class_or_track(identity, made)
 
 
 def _set_class_state(cls: type, state: Any) -> type:

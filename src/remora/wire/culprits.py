@@ -20,8 +20,12 @@ from remora.wire.scopes import PackScope
 _ATTEMPTS = 500  # parts that are tried; what has more is not looked into any further
 _FEW = 8  # parts that are tried one by one: of more, halves
 _TEXT = 40  # characters of a key
+_STEPS = 4  # steps of the way into what is nested too deeply: it goes on like that
 
-_PLAIN = (TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, pickle.PickleError, pickle.PicklingError)
+_PLAIN = (
+    TypeError, AttributeError, ValueError, RuntimeError, NotImplementedError, RecursionError,
+    pickle.PickleError, pickle.PicklingError,
+)  # fmt: skip
 
 Part = tuple[str, Any]  # what leads to it from the whole, and the part itself
 NewScope = Callable[[], PackScope]
@@ -45,20 +49,33 @@ _OTHERWISE = (
 )
 
 
+_TOO_DEEP = (
+    "nested too deeply to be pickled: send it in a flat form (a list of its parts), or keep it here and send a reference: "
+    "rpc.RRef(x)."
+)
+
+
 def explain(error: BaseException, roots: Sequence[Part], of: str, scope: NewScope) -> None:
     """Add to the text of `error`, which packing these raised, which part of them is to blame. `of`: what they belong to.
     `scope` makes what such values are packed with. Never raises."""
-    if not isinstance(error, Exception) or isinstance(error, (RecursionError, MemoryError)):
+    if not isinstance(error, Exception) or isinstance(error, MemoryError):
         return
     try:
         place, culprit = _Search(scope, error).descend(roots)
-        text = f"{place} of {of} is {_a(type(culprit).__qualname__)}. {_advice(culprit, error)}".rstrip()
+        if _too_deep(error):
+            text = f"{place}… of {of} is {_TOO_DEEP}"
+        else:
+            text = f"{place} of {of} is {_a(type(culprit).__qualname__)}. {_advice(culprit, error)}".rstrip()
         if type(error) in _PLAIN or type(error).__module__ == "remora.errors":
             error.args = (f"{error}: {text}",)
         else:  # it may be that more depends on its arguments
             error.add_note(text)
     except Exception:  # of the program's `__reduce__` or `__repr__`, most likely
         pass
+
+
+def _too_deep(error: Exception) -> bool:
+    return isinstance(error, RecursionError) or (type(error) is pickle.PicklingError and "deep recursion" in str(error))
 
 
 def _a(name: str) -> str:
@@ -82,6 +99,8 @@ class _Search:
     def __init__(self, scope: NewScope, error: Exception) -> None:
         self._scope = scope
         self._error = (type(error), str(error))
+        self._too_deep = _too_deep(error)
+        self._steps = _STEPS if self._too_deep else _ATTEMPTS
         self._attempts = 0
         self._seen: set[int] = set()
 
@@ -91,7 +110,7 @@ class _Search:
         if found is None:
             raise LookupError("nothing of it fails when it is packed alone")
         place, culprit = found
-        while id(culprit) not in self._seen and not _known(culprit):
+        while id(culprit) not in self._seen and not _known(culprit) and len(self._seen) < self._steps:
             self._seen.add(id(culprit))
             try:
                 found = self._first_of(list(_parts(culprit)))
@@ -120,7 +139,7 @@ class _Search:
         try:
             pack(value, scope)
         except Exception as error:
-            return (type(error), str(error)) == self._error
+            return _too_deep(error) if self._too_deep else (type(error), str(error)) == self._error
         scope.roll_back()  # it was a trial
         return False
 

@@ -2,7 +2,7 @@
 
 What arrives is an exception of the original type that is also a `RemoteError`: an instance of a class made on the fly
 from both, with the remote traceback chained as its cause. Where that cannot be, because the exception does not pickle
-or its class is missing here, a `RemoteError` says what happened in words.
+or its class is missing here, a `RemoteError` says what happened in words; so it does for SystemExit and its like.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
+
+
+class _EndsProcesses(Exception):
+    """The original is no `Exception`: SystemExit, KeyboardInterrupt and their like are not raised here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,12 @@ def rebuild(failure: Failure) -> Exception:
     try:
         recipe = unpack(body, [from_bytes(buffer) for buffer in buffers])
         return _revive(recipe, failure.worker, failure.traceback, failure.notes)
+    except _EndsProcesses:
+        text = (
+            f"{failure.summary} was raised on {failure.worker}. It arrives as a RemoteError, because it would end this process; "
+            f"that worker goes on.\n{failure.traceback}"
+        )
+        return _signed(RemoteError(text), failure.worker, failure.traceback, failure.notes)
     except Exception as error:
         return _in_words(failure, _printable(error))
 
@@ -213,7 +223,7 @@ def _remote_type(original: type) -> Any:
     if issubclass(original, RemoteError):
         return original
     if not issubclass(original, Exception):
-        raise TypeError(f"a remote {original.__qualname__} must not end this process")
+        raise _EndsProcesses
     known = _remote_types.get(original)
     made = known() if known is not None else None
     if made is None:

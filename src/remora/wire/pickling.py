@@ -7,7 +7,9 @@ runs cloudpickle's instead. The table is the costly part, so it is kept for the 
 from __future__ import annotations
 
 import copyreg
+import io
 import pickle
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -115,7 +117,7 @@ def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = N
         if scope is not None:
             scope.roll_back(mark, error)
         raise
-    if body is None:
+    if body is None or (len(body) >= stencils.LARGE_BYTES and stencils.has_large_text(value)):
         if scope is not None:
             scope.roll_back(mark)  # all of it is found again
         return None
@@ -292,13 +294,23 @@ def _with_scope(reduce: Reduce, out: Outgoing) -> Callable[[Any], Reduced]:
     return bound
 
 
+def _reduce_file(file: io.TextIOWrapper) -> Any:
+    """cloudpickle would send all that is in a text file, and a StringIO would arrive. Other files are refused in any case."""
+    if file in (sys.stdout, sys.stderr):  # what functions and handlers name by these names
+        return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
+    raise TypeError(f"cannot pickle {type(file).__module__ + '.' + type(file).__qualname__!r} object")
+
+
+_FILES: dict[type, Callable[[Any], Any]] = {io.TextIOWrapper: _reduce_file}
+
+
 class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler with our table, and only for code that does not go by name."""
 
     def __init__(
         self, file: _Packer, table: dict[type, Any], buffer_callback: Callable[[pickle.PickleBuffer], bool]
     ) -> None:
-        self.dispatch_table = ChainMap(table, cloudpickle.Pickler.dispatch_table)  # read once, by the next line
+        self.dispatch_table = ChainMap(table, _FILES, cloudpickle.Pickler.dispatch_table)  # read once, by the next line
         self.shares_main = file.shares_main
         super().__init__(file, _PROTOCOL, buffer_callback)
 
@@ -306,6 +318,8 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(obj, FunctionType | type):
             if isinstance(obj, code.CACHED) and code.goes_by_value(obj.__module__, self.shares_main):
                 return code.reduce_cached(obj)
+            if type(obj) in code.TYPE_NAMES and code.goes_by_value(obj.__module__, self.shares_main):
+                return code.reduce_type_name(obj)
             return super().reducer_override(obj)
         by_value = code.goes_by_value(obj.__module__, self.shares_main)
         if not by_value and code.has_name(obj):

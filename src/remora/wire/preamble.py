@@ -12,6 +12,7 @@ import pickle
 import struct
 from typing import Any
 
+from remora.errors import SerializationError
 from remora.wire.frames import REFERENCES
 from remora.wire.packed import Packed
 from remora.wire.scopes import PackScope
@@ -48,5 +49,7 @@ def detach(body: Body) -> tuple[Creates | None, list[Any], Body]:
     if not length:
         return creates, [], body[start:]
     end = start + length
+    if end > len(body):
+        raise SerializationError(f"a message of {len(body)} bytes announces {length} bytes of references")
     view = memoryview(body)
     return creates, pickle.loads(view[start:end]), view[end:]

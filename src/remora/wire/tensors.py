@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -26,11 +27,14 @@ from remora.wire.storages import (
     Outgoing,
     Reduced,
     Source,
+    bare_storage_of,
     cannot_send,
+    check_place,
+    check_shape,
+    dtype_of,
     flagged,
     prototypes,
     reduce_strided,
-    storage_of,
     storage_on,
     strided,
     without_modes,
@@ -141,7 +145,7 @@ def reduce_storage(out: Outgoing, storage: torch.UntypedStorage) -> Reduced:
     if device != "cpu" or not on_host:
         return storage_on, (device, first)
     out.untracked = out.untracked or type(first) is not bytes
-    return storage_of, (first,)
+    return bare_storage_of, (first,)
 
 
 def reduce_typed_storage(out: Outgoing, storage: torch.TypedStorage) -> Reduced:
@@ -167,24 +171,27 @@ def _with_attributes(tensor: torch.Tensor, reduced: Reduced) -> Reduced:
 
 
 def _small(data: bytes, name: str, shape: tuple[int, ...], flags: int = 0) -> torch.Tensor:
-    tensor: torch.Tensor = prototypes[name].new(*shape)
+    prototype, nbytes = prototypes[name], len(data)
+    if prod(shape) * prototype.itemsize != nbytes:  # before any memory is asked for
+        raise SerializationError(f"{nbytes} bytes came for a tensor of {prototype.dtype} and shape {shape}")
+    tensor: torch.Tensor = prototype.new(*shape)
     if type(tensor) is not torch.Tensor:
         return without_modes(_small, data, name, shape, flags)
     if not shape:
         tensor.resize_(())  # `new()` has the shape (0,)
-    nbytes = len(data)
-    if nbytes != tensor.nbytes:
-        raise SerializationError(f"{nbytes} bytes arrived for a tensor of {tensor.nbytes}.")
+    if nbytes != tensor.nbytes:  # (what is no shape may have been taken for one)
+        raise SerializationError(f"{nbytes} bytes came for a tensor of {tensor.nbytes}")
     raw_fill(tensor.data_ptr(), data, nbytes)
     return flagged(tensor, flags) if flags else tensor
 
 
 def _meta_storage(nbytes: int) -> torch.UntypedStorage:
+    check_shape((nbytes,), 1)
     return torch.UntypedStorage(nbytes, device="meta")  # type: ignore[no-untyped-call]
 
 
 def _typed_storage(storage: torch.UntypedStorage, name: str) -> torch.TypedStorage:
-    return torch.TypedStorage(wrap_storage=storage, dtype=DTYPES[name], _internal=True)  # type: ignore[no-untyped-call]
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype_of(name), _internal=True)  # type: ignore[no-untyped-call]
 
 
 def linked_tensor(number: int, build: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
@@ -211,6 +218,7 @@ def _as_view(scope: UnpackScope, number: int, args: tuple[Any, ...]) -> torch.Te
     if flags or 0 in shape:
         return None
     storage = source.untyped_storage()
+    check_place(storage.nbytes(), dtype_of(name).itemsize, offset, shape, stride)
     key = storage._cdata, name
     owners = scope.owners.get(key)  # each element has the number of a tensor behind it, and 1
     if owners is None:

@@ -10,11 +10,12 @@ import importlib.util
 import os
 import sys
 
+_OFF = ("", "0", "no", "off", "false")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _watch() -> None:
-    if os.environ.get("REMORA_COMPAT", "0") in ("", "0"):
+    if sys.flags.ignore_environment or os.environ.get("REMORA_COMPAT", "").strip().lower() in _OFF:
         return
     try:
         from remora.compat import arrival

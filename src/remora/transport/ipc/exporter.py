@@ -13,8 +13,8 @@ import torch
 
 from remora.transport.ipc import driver as cuda
 from remora.transport.ipc.leavings import leave
-from remora.transport.ipc.reference import Place, Reference, Region
-from remora.transport.ipc.tally import EVERY, SLOTS, Tally, Word
+from remora.transport.ipc.reference import SLOTS, Place, Reference, Region
+from remora.transport.ipc.tally import EVERY, Tally, Word
 
 log = logging.getLogger("remora")
 

@@ -33,10 +33,10 @@ class _Allocation:
 class Importer:
     """What one worker has of the device memory of one other."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, process: int = 0) -> None:
         self._lock = threading.RLock()
         self._clock = clock
-        self._process = 0
+        self._process = process  # whose memory it is; 0: not known, then the first one that it names
         self._tally: Tally | None = None
         self._tally_name: tuple[int, int, int] | None = None
         self._open: dict[tuple[bytes, int], _Allocation] = {}  # the one used last is the last
@@ -78,9 +78,11 @@ class Importer:
 
     def _tally_of(self, named: Reference) -> Tally:
         if self._tally is None:
+            if self._process and named.process != self._process:
+                raise Unreachable(f"it is memory of process {named.process}, which is not the lender's")
             try:
                 self._tally = Tally.open(*named.tally)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise Unreachable(f"the tally of process {named.process} cannot be opened: {error}") from error
             self._tally_name, self._process = named.tally, named.process
         if named.tally != self._tally_name:

@@ -11,6 +11,8 @@ from remora.transport.ipc.driver import HANDLE_BYTES, UUID_BYTES
 
 Region = tuple[torch.UntypedStorage, int, int]  # storage, first byte, how many
 
+SLOTS = 256  # exports at a time that one exporter can count
+
 _HEAD = struct.Struct(f"<QIIQII{UUID_BYTES}sI")
 _PLACE = struct.Struct(f"<{HANDLE_BYTES}sQQQ")
 
@@ -55,6 +57,8 @@ class Reference(NamedTuple):
             places = [Place(*_PLACE.unpack_from(data, _HEAD.size + i * _PLACE.size)) for i in range(count)]
         except struct.error as error:
             raise Unreachable(f"a reference to device memory is cut short: {error}") from None
+        if slot >= SLOTS:
+            raise Unreachable(f"a reference to device memory names slot {slot} of {SLOTS}")
         return cls(number, slot, use, (tally, process, descriptor), device, places)
 
 

@@ -15,8 +15,9 @@ from enum import IntEnum
 import torch
 
 from remora.transport.ipc.driver import Driver
+from remora.transport.ipc.reference import SLOTS
+from remora.transport.shm import open_sealed, seal
 
-SLOTS = 256
 EVERY = 1 << 32  # words count to here, and begin anew
 
 _SIZE = 4096
@@ -48,8 +49,9 @@ class Tally:
 
     @classmethod
     def create(cls) -> Tally:
-        descriptor = os.memfd_create("remora-tally", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("remora-tally", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            seal(descriptor, _SIZE)
             os.posix_fallocate(descriptor, 0, _SIZE)  # or a write would end the process when memory is short
             page = mmap.mmap(descriptor, _SIZE)
         except BaseException:
@@ -68,11 +70,9 @@ class Tally:
 
     @classmethod
     def open(cls, number: int, process: int, descriptor: int) -> Tally:
-        """One that another process has made. OSError if it cannot be had."""
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        """One that another process has made. OSError or ValueError if it cannot be had."""
+        opened = open_sealed(process, descriptor, _SIZE)
         try:
-            if os.fstat(opened).st_size != _SIZE:
-                raise OSError("it does not have the size of a tally")
             page = mmap.mmap(opened, _SIZE)
         finally:
             os.close(opened)

@@ -1,0 +1,164 @@
+"""Floods by strangers on real sockets: members' calls go on, honest callers get in, and nothing is left afterwards.
+
+In short form by default; REMORA_THOROUGH=1 floods at full strength.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from remora import rpc
+from remora.agent import door
+from remora.protocol.conversation import Kind, header
+from remora.protocol.handshake import Caller, Identity
+from tests.processes import targets
+from tests.processes.flooder import connect
+from tests.workers import Workers
+
+THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
+RATE, SECONDS, SILENT = (7000.0, 20.0, 2000) if THOROUGH else (1500.0, 2.0, 500)
+STEP = 0.1  # seconds that an honest newcomer takes for each step of its handshake
+SECRET = "the secret of this group of workers"
+HALF = header(Kind.HELLO, True, 256) + b"x" * 40  # of a greeting
+FLOODER = Path(__file__).with_name("flooder.py")
+
+
+@contextmanager
+def flood(address: str, what: str, rate: float, seconds: float, kept: int) -> Iterator[subprocess.Popen[str]]:
+    greeting = HALF if what == "half" else b""
+    arguments = [sys.executable, str(FLOODER), address, greeting.hex(), str(rate), str(seconds), str(kept)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def settings() -> tuple[str, str, str]:
+    """(address of this worker's listening socket, incarnation, group)"""
+    worker = rpc._get_current_rpc_agent()
+    address = worker.record.addresses[0].partition("://")[2]
+    return address.rpartition(":")[2], worker.record.incarnation, worker.group.group_id
+
+
+def calls_in(seconds: float) -> int:
+    """How many calls of a member are answered in this time."""
+    end, made = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        assert rpc.rpc_sync("worker1", targets.double, args=(made,)) == 2 * made
+        made += 1
+    return made
+
+
+def memory() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def without_collection() -> None:
+    gc.collect()
+    gc.disable()
+
+
+def pending() -> int:
+    return len(rpc._get_current_rpc_agent().agent.door._strangers)
+
+
+def shake_hands_slowly(address: str, incarnation: str, group: str, number: int) -> None:
+    """An honest newcomer that takes its time. Any error is a handshake that was lost."""
+    me = Identity(f"newcomer{number}", 1000 + number, f"newcomer {number}", group)
+    machine = Caller(me, f"session {number}", 0, SECRET.encode())
+    with connect(address) as sock:
+        sock.settimeout(20.0)
+        time.sleep(STEP)
+        answer = machine.start()
+        while True:
+            sock.sendall(answer)
+            data = sock.recv(4096)
+            if not data:
+                raise ConnectionError(f"newcomer {number} was closed out")
+            time.sleep(STEP)
+            answer = machine.receive(data)
+            if machine.result is not None:
+                assert machine.result.peer.incarnation == incarnation
+                return
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+@pytest.mark.parametrize("what", ["half", "silent"])
+def test_a_flood(transport: str, what: str) -> None:
+    rate, seconds = (RATE, SECONDS) if what == "half" else (SILENT / 2, 2.0)
+    options = {"transports": [transport], "secret": SECRET, "host": "127.0.0.1"}
+    with Workers(2, options=options) as workers:
+        address, incarnation, group = workers.run(1, settings)
+        workers.run(1, without_collection)
+        workers.run(0, calls_in, 0.3)
+        before = workers.run(0, calls_in, 1.0)
+        rss = workers.run(1, memory)
+        lost: list[str] = []
+
+        def newcomers() -> None:
+            for number in range(8 if THOROUGH else 3):
+                try:
+                    shake_hands_slowly(address, incarnation, group, number)
+                except Exception as error:
+                    lost.append(repr(error))
+
+        kept = SILENT if what == "silent" else int(RATE)
+        with flood(address, what, rate, seconds, kept) as process:
+            thread = threading.Thread(target=newcomers)
+            thread.start()
+            during = workers.start(0, calls_in, seconds).result(60 + seconds) / seconds
+            thread.join(60)
+            assert process.stdout is not None
+            made = int(process.stdout.readline())
+        targets.wait_until(lambda: workers.run(1, pending) == 0, 5.0)
+        grown = workers.run(1, memory) - rss
+        lines = workers.output(1).count("\n")
+        report = f"{transport} {what}: {made / seconds:.0f}/s; calls {before}/s, then {during:.0f}/s"
+        print(f"{report}; {grown} MB; {lines} lines")
+        for rank in range(2):  # (the newcomers were no workers: nothing comes of waiting for them)
+            workers.run(rank, rpc.shutdown, graceful=False)
+        assert not lost
+        assert grown < 32
+        assert lines < 100
+        # The flood itself needs a processor. Where it takes one from the calls, no more can be asked than that they go on.
+        assert during > before * (0.5 if THOROUGH and (os.cpu_count() or 1) >= 4 else 0.2)
+
+
+def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read: with the secret of this user, no other user has a part in this."""
+    from tests.agent.alone import worker_alone
+
+    said: list[object] = []
+    with worker_alone(transports=["unix"]):
+        worker = rpc._get_current_rpc_agent()
+        name = "\0" + worker.record.addresses[0].partition("@")[2]
+        assert worker.introduction.secret_is_of_user
+        monkeypatch.setattr(door._Stranger, "begin", lambda self: said.append(self) or True)
+        monkeypatch.setattr(door.dial, "peer_process", lambda sock: (os.getuid() + 1, 1))
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(5.0)
+            stranger.connect(name)
+            assert stranger.recv(1) == b""
+        assert not said
+        monkeypatch.setattr(worker.introduction, "secret_is_of_user", False)  # with a given secret they may come
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(name)
+            targets.wait_until(lambda: len(said) == 1)
