@@ -214,7 +214,8 @@ class Supervisor:
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End all processes: with that signal, and with SIGKILL if that does not do in time. On any thread."""
         if not isinstance(number, int):
-            raise TypeError(f"stop ends all processes, with a signal (signal.SIGTERM); got {type(number).__name__} {number!r}.")
+            got = f"{type(number).__name__} {number!r}"
+            raise TypeError(f"stop ends all processes, with a signal (signal.SIGTERM); got {got}.")
         charges = self._all()
         for charge in charges:
             charge.stopped = True  # before we look at what runs

@@ -84,8 +84,8 @@ def rebuild(failure: Failure) -> Exception:
         return _revive(recipe, failure.worker, failure.traceback, failure.notes)
     except _EndsProcesses:
         text = (
-            f"{failure.summary} was raised on {failure.worker}. It arrives as a RemoteError, because it would end this process; "
-            f"that worker goes on.\n{failure.traceback}"
+            f"{failure.summary} was raised on {failure.worker}. It arrives as a RemoteError, because it would end "
+            f"this process; that worker goes on.\n{failure.traceback}"
         )
         return _signed(RemoteError(text), failure.worker, failure.traceback, failure.notes)
     except Exception as error:

@@ -295,7 +295,7 @@ def _with_scope(reduce: Reduce, out: Outgoing) -> Callable[[Any], Reduced]:
 
 
 def _reduce_file(file: io.TextIOWrapper) -> Any:
-    """cloudpickle would send all that is in a text file, and a StringIO would arrive. Other files are refused in any case."""
+    """Refuse text files: cloudpickle sends their content, and a StringIO arrives. It refuses other files itself."""
     if file in (sys.stdout, sys.stderr):  # what functions and handlers name by these names
         return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
     raise TypeError(f"cannot pickle {type(file).__module__ + '.' + type(file).__qualname__!r} object")

@@ -27,7 +27,7 @@ from remora.wire.storages import INLINE_BYTES, NAMES, ROOM
 PLAIN = frozenset({type(None), bool, int, float, str})  # what pickle treats as we would; bytes, if small
 _ARE_PLAIN = PLAIN.issuperset
 _ARE_PLAIN_KEYS = PLAIN.union({bytes}).issuperset
-LARGE_BYTES = 1 << 19  # from here on `bytes` and `str` go beside the pickle (`blobs`): below, they are there sooner inside it
+LARGE_BYTES = 1 << 19  # from here on `bytes` and `str` go beside the pickle (`blobs`); smaller ones arrive sooner inside it
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one
 LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
