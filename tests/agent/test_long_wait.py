@@ -217,6 +217,20 @@ def test_calls_without_a_timeout_say_for_whom_they_wait_and_for_how_long(caplog:
     assert len(said(caplog)) == 3
 
 
+def test_a_call_that_was_answered_before_the_report_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    clock, peer = FakeClock(), FakePeer()
+    reports: list[Callable[[], None]] = []
+    unanswered = Unanswered(clock, reports.append)
+    peer.called()
+    unanswered.look([peer])  # type: ignore[list-item]
+    clock.time += 11
+    unanswered.look([peer])  # type: ignore[list-item]
+    peer.pending.clear()
+    assert len(reports) == 1
+    reports[0]()
+    assert not said(caplog)
+
+
 def test_a_worker_reports_its_calls(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.long_wait.FIRST", 0.2)
     gate.clear()

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from remora import autograd, rpc
+from remora.agent.channel import Channel
 from remora.errors import CallNotSent, OwnerDied
 from remora.testing.world import World
 
@@ -331,6 +332,28 @@ def test_a_call_that_was_never_sent_leaves_no_fork(world: World) -> None:
         with pytest.raises(CallNotSent):
             rpc.rpc_async("worker2", keep, args=(mine,)).wait()
     world.wait_until(lambda: counts(world, 0)["num_forks"] == 0)
+
+
+def test_what_was_sent_is_not_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception strikes behind the commit point: the callee has a reference that counts."""
+    send = Channel.send_unhurried
+
+    def send_and_strike(channel: Channel, *message: Any) -> bool:
+        send(channel, *message)
+        raise KeyboardInterrupt
+
+    with world.acting(0):
+        mine = rpc.RRef([1])
+        monkeypatch.setattr(Channel, "send_unhurried", send_and_strike)
+        with pytest.raises(KeyboardInterrupt):
+            rpc.remote("worker1", keep, args=(mine,))
+        monkeypatch.undo()
+        del mine
+    world.wait_until(lambda: "worker1" in kept)
+    with world.acting(1):
+        assert kept["worker1"][0].to_here() == [1]
+        kept.clear()
+    nothing_is_left(world, 0, 1)
 
 
 def test_a_late_reply_with_references_leaves_no_fork(world: World) -> None:

@@ -172,8 +172,7 @@ def test_a_strike_leaves_nothing_behind(
             raise AssertionError(f"after a strike at {place}: {error!r}") from error
     assert struck > 0.8 * len(places), "the places were not found again"
     gc.collect()
-    if scenario is not pass_on_a_reference:  # (struck between packing and sending, a fork stays counted: docs/threads.md)
-        wait_until(lambda: not rpc.references().owned and not rpc.references().held, SOON)
+    wait_until(lambda: not rpc.references().owned and not rpc.references().held, SOON)
 
 
 def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatch: pytest.MonkeyPatch) -> None:

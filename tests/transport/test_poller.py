@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,23 @@ def test_disarming_takes_it_back(poller: Poller, pair: tuple[socket.socket, sock
     poller.arm(source, 0)
     pair[1].send(b"x")
     assert nothing_is_ready(poller)
+
+
+def test_waiting_takes_no_descriptor(poller: Poller, pair: tuple[socket.socket, socket.socket]) -> None:
+    """A process that has no descriptors left still hears what its sources say."""
+    source = Source(pair[0])
+    poller.add(source)
+    poller.arm(source)
+    pair[1].send(b"x")
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(pair[0].fileno())
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        assert wait_for_event(poller) == [(source, READ)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_removed_source_never_fires_and_may_be_armed_in_vain(

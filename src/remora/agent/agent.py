@@ -109,9 +109,11 @@ class Agent:
     def call(self, peer: Peer, kind: int, packed: Packed, flags: int, timeout: float, target: object) -> Any:
         """Call and wait for the value."""
         call = Call(peer, target)
-        call.undo = packed.undo
+        call.undo = undo = packed.undo
         call.recording = packed.recording
         sent = peer.outgoing.session.sent
+        if undo is not None:
+            undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
         try:
             self._exchange(peer, call, kind, packed, flags, timeout)
         except (CallNotSent, NotInitialized):
@@ -211,10 +213,12 @@ class Agent:
         """Send an asynchronous call. Control messages are ours: they are small, and wait for no thread. If it is not
         urgent, it may wait a moment for company, and the reply is taken note of when a thread looks at the link next
         (at the next tick at the latest). `asked`: the fault plan, if there is one, has had its say."""
-        call.undo = packed.undo
+        call.undo = undo = packed.undo
         call.recording = packed.recording
         channel = peer.outgoing
         sent = channel.session.sent
+        if undo is not None:
+            undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
         try:
             if not self.running or peer.state != "alive":
                 self._check(peer, call)

@@ -18,6 +18,7 @@ from remora.wire import failures
 from remora.wire.frames import FAILED, RECORDED, SHARED, Frame
 from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import UnpackScope
+from remora.wire.undo import Undo
 
 if TYPE_CHECKING:
     from remora.agent.channel import Channel
@@ -79,7 +80,7 @@ class Call:
         self.asynchronous = on_settled is not None  # no thread waits: the crew passes the outcome on
         self.on_settled = on_settled
         self.future: Future[Any] | None = None  # in the place of on_settled
-        self.undo: list[Callable[[], None]] | None = None  # takes back what packing did, if the call is never sent
+        self.undo: Undo | None = None  # takes back what packing did, if the call is never sent
         self.recording: Recording | None = None  # what the call belongs to, and its reply with it
         self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of whoever called
         self.heeded = False  # somebody wants to hear of the outcome, and will not come to read it
@@ -100,8 +101,8 @@ class Call:
 
     def take_back(self) -> None:
         """It was never sent: what packing its arguments did (references handed on) did not happen."""
-        while self.undo:
-            self.undo.pop()()
+        if self.undo:
+            self.undo.run()
 
     @property
     def what(self) -> str:

@@ -285,8 +285,8 @@ class Request:
         try:
             channel.send_packed(kind, call, packed, flags, 0.0, AT_ONCE)
         except SerializationError as error:  # it is on a device, and cannot be had from there; or cannot be copied
-            while packed.undo:
-                packed.undo.pop()()
+            if packed.undo:
+                packed.undo.run()
             described = failures.describe(error, repr(self._dispatch.me), shares_main=self.caller.shares_main)
             channel.send(EXCEPTION, call, failures.dump(described), FAILED)
 

@@ -305,7 +305,10 @@ class Sending(ABC):
         if not is_of_socket(error):
             self._break_off(link, error)
             self._want_flush()  # what other threads left to us
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: what the program had in hand would wait for the collector
         if link is not None:
             link.failed = True
             self._link_failed(link, error)

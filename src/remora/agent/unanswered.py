@@ -48,6 +48,8 @@ def _oldest(calls: dict[int, Call]) -> Call | None:
 
 def _description(call: Call, calls: dict[int, Call]) -> Callable[[], str]:
     def describe() -> str:
+        if call.id not in calls:
+            return ""  # it was answered before this thread came to report
         others = len(calls) - 1
         more = f" ({others} more calls wait for it)" if others > 0 else ""
         return f"{call.what} waits for its answer, without a timeout{more}"

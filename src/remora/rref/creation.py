@@ -27,23 +27,31 @@ def create(
     rref = references.table.new_id()
     if peer is references.me:
         return _create_here(references, rref, kind, target, what, flags, timeout)
-    fork = references.table.new_id()
-    references.table.hold(rref, fork, peer.key)
+    table = references.table
+    fork = table.new_id()
+    # First: its destructor drops the fork, should an exception of a signal handler strike from here on.
+    handle: RRef[Any] = RRef._to_fork(references, peer, rref, fork, kind == MessageType.SCRIPT_REMOTE_CALL)
 
     def settled(call: Call) -> None:
         error = call.error()
         if error is None:
-            references.table.confirmed(fork)
+            table.confirmed(fork)
         else:
             _creation_failed(references, peer, rref, fork, error)
 
     try:
-        _ask(references, peer, kind, target, what, flags, timeout, rref, fork, settled)
+        table.hold(rref, fork, peer.key)
+        call = Call(peer, what, settled)
     except BaseException:
-        references.table.forget(fork)
+        table.forget(fork)
         raise
-    handle: RRef[Any] = RRef._to_fork(references, peer, rref, fork, kind == MessageType.SCRIPT_REMOTE_CALL)
-    references.table.relieve()
+    try:
+        _ask(references, call, kind, target, flags, timeout, rref, fork)
+    except BaseException:
+        if call.id not in peer.outgoing.pending and not call.settled:  # else it was sent: the owner counts the fork
+            table.forget(fork)
+        raise
+    table.relieve()
     return handle
 
 
@@ -76,7 +84,7 @@ def _create_here(
 
     try:
         table.share_value(value, rref, me.key)
-        _ask(references, me, kind, target, what, flags, timeout, rref, rref, settled)
+        _ask(references, Call(me, what, settled), kind, target, flags, timeout, rref, rref)
     except BaseException:
         table.deleted(rref, rref)
         raise
@@ -85,29 +93,27 @@ def _create_here(
 
 def _ask(
     references: References,
-    peer: Peer,
+    call: Call,
     kind: MessageType,
     target: tuple[Any, ...],
-    what: object,
     flags: int,
     timeout: float,
     rref: RRefId,
     fork: ForkId,
-    settled: Any,
 ) -> None:
+    peer = call.peer
     scope = PackScope(peer, ordered=True, route=peer.ways.requests, shares_main=peer.shares_main)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
     try:
         packed, more = pack_recorded(target, scope, current_recording.get(), creates)
     except BaseException as error:
-        explain_arguments(error, peer, what, *target[-2:])
+        explain_arguments(error, peer, call.target, *target[-2:])
         raise
     flags |= more
-    call = Call(peer, what, settled)
     try:
         references.agent.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)
-    except BaseException:
+    except RemoraError:  # of ours: it was not sent
         call.take_back()
         raise
 

@@ -93,27 +93,26 @@ class References:
         to: Any = rref._owner if scope is None else scope.peer
         child = self.table.new_id()
         parent = self.agent.me.id
-        undo: Callable[[], None] | None = None
         if rref._creation_error is not None:
             raise fresh(rref._creation_error)
         if rref._value is not None:
+            if scope is not None:
+                scope.undo.append(partial(self.table.deleted, rref._rref_id, child))  # first: it may be for nothing
             self.table.share_value(rref._value, child, to.key)
-            undo = partial(self.table.deleted, rref._rref_id, child)
         else:
             rref._check_usable("fork an UserRRef")
             assert rref._fork is not None
             if scope is not None and scope.ordered and to is rref._owner:
                 parent = NOBODY  # our goodbye cannot overtake this message: the owner has the value when it comes
             else:
+                if scope is not None:
+                    scope.undo.append(partial(self.table.accepted, child))  # first: it may be for nothing
                 self.table.share(rref._fork, child, to.key)
-                undo = partial(self.table.accepted, child)
         rid, kind = rref._rref_id, "script" if rref._script else "PyObject"
         data = (rref._owner.id, rid.created_on, rid.local_id, child.created_on, child.local_id, parent, kind)
         if scope is not None:
             owner = rref._owner
             scope.attachments.append((data, owner.record.incarnation, owner.record if self.dynamic else None))
-            if undo is not None:
-                scope.undo.append(undo)
         return data
 
     # Arriving.

@@ -231,6 +231,10 @@ class EpollPoller(Poller):
     abandon = close
 
 
+# Not the default selector: that has a descriptor of its own, which cannot be had when this process has too many.
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
 class SelectPoller(Poller):
     """Anywhere: one thread at a time waits in `selectors`, the others wait for their turn."""
 
@@ -269,7 +273,7 @@ class SelectPoller(Poller):
         with self._turn:
             with self._changes:
                 armed = dict(self._armed)
-            with selectors.DefaultSelector() as selector:
+            with _Selector() as selector:
                 selector.register(self._wake.fileno(), selectors.EVENT_READ)
                 for descriptor, (_, events) in armed.items():
                     try:

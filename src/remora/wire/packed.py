@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from remora.devices.transit import Download
+from remora.wire.undo import Undo
 
 CARGO = 32  # a flag of frames: the body ends with a manifest of device memory; see `remora.wire.cargo`
 
@@ -34,7 +35,7 @@ class Packed:
     buffers: list[memoryview]
     keepalive: list[object]  # owns the memory of `buffers`
     tensors: list[torch.Tensor]  # referenced in place: a change to one of them changes what is sent
-    undo: list[Callable[[], None]] | None  # takes back what the reducers did, if this is never sent
+    undo: Undo | None  # takes back what the reducers did, if this is never sent
     recording: Any  # what the message belongs to, if anything: its reply belongs to the same
     flags: int  # what whoever sends it says of it
     lent: Sequence[bytes]  # references to device memory that goes with it

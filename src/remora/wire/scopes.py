@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from remora.wire.cargo import Landing, Route
+from remora.wire.undo import Undo
 
 Mark = tuple[int, int]  # so many undos, so many attachments
 BEGINNING: Mark = (0, 0)
@@ -26,7 +27,7 @@ class PackScope:
     route: Route | None  # the way there of tensors on devices; None: there is none
     ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
     shares_main: bool  # the receiver runs the same main program: code of `__main__` goes by name
-    undo: list[Callable[[], None]]
+    undo: Undo
     attachments: list[object]  # what the receiver must know before it unpacks the value
     detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
     links: list[torch.Tensor] | None  # those whose history goes on at the receiver; None if none is recorded
@@ -38,7 +39,7 @@ class PackScope:
         self.shares_main = shares_main
         self.route = route
         self.ordered = ordered
-        self.undo = []
+        self.undo = Undo(armed=ordered)  # (an ordered message is a request)
         self.attachments = []
         self.links = None
         self.detached = False
@@ -54,13 +55,14 @@ class PackScope:
         undos, attachments = mark
         del self.attachments[attachments:]
         while len(self.undo) > undos:
-            undo = self.undo.pop()
+            undo = self.undo[-1]
             try:
                 undo()
             except Exception as failure:
                 if error is None:
                     raise
                 error.add_note(f"While taking back what packing had done, {undo!r} raised {failure!r}.")
+            self.undo.pop()  # now: had it been interrupted, the destructor would run it
 
 
 class UnpackScope:
