@@ -134,6 +134,7 @@ def check_health(me: str, other: torch.futures.Future[Any], place: Place) -> Non
     for channel in channels:
         assert channel.link is not None
         wait_until(lambda channel=channel: not (channel._inbox or channel._answered or channel._lazy), SOON)  # type: ignore[misc]
+        wait_until(lambda channel=channel: not channel.sleeping, SOON)  # type: ignore[misc]
         for turn in (channel._reading, channel._writing, channel._arming):
             wait_until(lambda turn=turn: not turn.locked(), SOON)  # type: ignore[misc]
         with channel._sorting, channel._writing:

@@ -12,6 +12,7 @@ from time import monotonic
 
 from remora.agent.calls import Call
 from remora.agent.crew import Crew
+from remora.agent.futures import Sleeper
 from remora.agent.receiving import Port, Receiving
 from remora.agent.settling import have_settled, settle
 from remora.transport.poller import Poller
@@ -29,9 +30,9 @@ class Attending(Receiving):
         self.visited = 0.0  # when a thread last came to read
         self._aside: dict[int, Call] = {}  # answered, and not passed on yet
         self._long_aside: dict[int, Call] = {}  # … for one look of `Attendance`, at least
-        self.sleeping: set[object] = set()  # threads that wait for futures, and found that they could not read
+        self.sleeping: set[Sleeper] = set()  # threads that wait for futures, and found that they could not read
 
-    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: object) -> None:
+    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None:
         """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
         asynchronous, and need not be woken. Returns when it is over, or if somebody else reads, or there is no link. Then
         `thread` is among those that are sleeping, until it is taken out again: somebody else may have read the reply."""
@@ -160,6 +161,12 @@ class Attending(Receiving):
         self.expect(call)
         if self.attended:
             self.flush()
+
+    def look_after_reader(self) -> None:
+        super().look_after_reader()
+        for thread in list(self.sleeping):
+            if thread.awake:  # an exception struck it before it could say so
+                self.sleeping.discard(thread)
 
     def desert(self) -> None:
         """Threads do not come any more: everything is as on any other channel."""

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from remora.agent.futures import Future, Origin
+from remora.agent.futures import Future, Origin, Sleeper
 from remora.agent.turn import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallOutcomeUnknown, CallTimeout, RemoraError, SerializationError, WorkerLost
@@ -231,7 +231,7 @@ class Call:
         channel.look_up()
         return True
 
-    def attend(self, future: Future[Any], timeout: float | None, thread: object) -> None:
+    def attend(self, future: Future[Any], timeout: float | None, thread: Sleeper) -> None:
         """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after
         that: then `thread` sleeps, and must be woken, until it does `rise`."""
         lane = self.lane
@@ -239,7 +239,7 @@ class Call:
             deadline = self.deadline if timeout is None else min(self.deadline, self.peer.now() + timeout)
             lane.attend((self,), deadline, lambda: self.id not in lane.pending, thread)
 
-    def rise(self, thread: object) -> None:
+    def rise(self, thread: Sleeper) -> None:
         """It waits no longer."""
         self.peer.outgoing.sleeping.discard(thread)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from remora.agent.futures import Future, failure_of, when_done
+from remora.agent.futures import Future, Sleeper, failure_of, when_done
 from remora.agent.turn import Turn
 from remora.clock import NEVER
 
@@ -28,9 +28,9 @@ class Lane(Protocol):
     def flush(self) -> None:
         """Write the calls that wait to be written."""
 
-    sleeping: set[object]
+    sleeping: set[Sleeper]
 
-    def attend(self, calls: Collection[Any], deadline: float, over: Callable[[], bool], thread: object) -> None:
+    def attend(self, calls: Collection[Any], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None:
         """Read them, until it is over; or leave `thread` among those that sleep."""
 
     def look_up(self) -> None:
@@ -52,7 +52,7 @@ class _Members:
         """There is nothing to give up: the members are others'."""
         return False
 
-    def attend(self, everything: Future[Any], timeout: float | None, thread: object) -> None:
+    def attend(self, everything: Future[Any], timeout: float | None, thread: Sleeper) -> None:
         """Read the replies of members, on one lane after the other: the crew does so on the rest. One that fails on another
         lane, or without a reply, ends it."""
         deadline = NEVER if timeout is None else time.monotonic() + timeout
@@ -74,7 +74,7 @@ class _Members:
         finally:
             self._reading.pop(reader, None)
 
-    def rise(self, thread: object) -> None:
+    def rise(self, thread: Sleeper) -> None:
         """A thread waits no longer."""
         for lane in list(self._lanes):
             lane.sleeping.discard(thread)

@@ -176,6 +176,15 @@ def chain(
         object.__setattr__(error, name, value)
 
 
+class Sleeper:
+    """A thread, for as long as it waits for one future."""
+
+    __slots__ = ("awake",)
+
+    def __init__(self) -> None:
+        self.awake = False  # it waits no longer, though it may still be on a list
+
+
 class Future(torch.futures.Future[T]):
     """What `rpc_async` returns."""
 
@@ -314,13 +323,14 @@ class Future(torch.futures.Future[T]):
         if not hasattr(of, "attend"):
             block_until(self._when_settled, timeout, self.what, clock, began, self._forget)
             return
-        thread = object()  # (this one, for as long as it waits here)
+        thread = Sleeper()
         try:
             with waiting():
                 of.attend(self, timeout, thread)  # calls can be waited for in a better way
             if not self._settled:
                 block_until(self._when_settled, timeout, self.what, clock, began, self._forget)
         finally:
+            thread.awake = True  # (no call: nothing can strike before it)
             of.rise(thread)
 
     def result(self, timeout: float | None = None) -> T:
