@@ -298,6 +298,8 @@ class Agent:
         self._unanswered.look(self.peers.all())
         if forgotten.due:
             self.crew.serve(forgotten.report)  # not here: the text of an error is the program's code
+        if self.execution.raised.due:
+            self.crew.serve(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -381,6 +383,7 @@ class Agent:
         self.running = False
         forgotten.reporters -= 1
         forgotten.report()
+        self.execution.raised.report(at_once=True)
 
     def kill(self) -> None:
         """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
