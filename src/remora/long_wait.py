@@ -30,11 +30,6 @@ class LongWait:
         self._began = clock.now()
         self._after = FIRST  # seconds from the beginning to the next report
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time to report."""
-        return self._clock.now() - self._began >= self._after
-
     def look(self) -> None:
         """Report, if it is time to."""
         waited = self._clock.now() - self._began

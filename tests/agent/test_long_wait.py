@@ -124,9 +124,12 @@ def test_a_gathering_says_whom_it_waits_for(caplog: pytest.LogCaptureFixture) ->
         ]
 
 
-def test_shutdown_says_whom_it_waits_for_and_what_that_one_runs(soon: None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("timeout", [50.0, 0.0])
+def test_shutdown_says_whom_it_waits_for_and_what_that_one_runs(
+    soon: None, caplog: pytest.LogCaptureFixture, timeout: float
+) -> None:
     with World(2) as world, ThreadPoolExecutor(1) as pool:
-        future = world.run(0, rpc.rpc_async, "worker1", pass_gate)
+        future = world.run(0, rpc.rpc_async, "worker1", pass_gate, timeout=timeout)
         ending = pool.submit(world.shutdown)
         try:
             wait_until(lambda: any("shutdown waits" in each for each in said(caplog)))
@@ -136,8 +139,8 @@ def test_shutdown_says_whom_it_waits_for_and_what_that_one_runs(soon: None, capl
         future.wait()
     texts = [each for each in said(caplog) if "shutdown waits" in each]
     running = r"shutdown waits for worker1, which runs tests\.agent\.test_long_wait\.pass_gate since \d+ s"
-    serving = "shutdown waits for 1 call of worker0 served here"
-    assert all(re.match(running, each) or each.startswith(serving) for each in texts), texts
+    serving = r"shutdown waits for 1 call of worker0 served here \(tests\.agent\.test_long_wait\.pass_gate\)"
+    assert all(re.match(running, each) or re.match(serving, each) for each in texts), texts
 
 
 def test_a_call_that_waits_for_room_says_so(
@@ -176,53 +179,55 @@ def test_what_has_come_meanwhile_is_not_reported(caplog: pytest.LogCaptureFixtur
 class FakePeer:
     """A worker that has not answered some calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         self.key = self
         self.name = "w1"
         self.outgoing = self
+        self.now = clock.now
         self.pending: dict[int, Call] = {}
+        self._unanswered = Unanswered(clock, lambda report: report())
+        self._clock = clock
 
-    def called(self, deadline: float = NEVER) -> Call:
+    def called(self, timeout: float = 0.0) -> Call:
         call = Call(self, "train")  # type: ignore[arg-type]
-        call.deadline = deadline
+        call.limit(timeout, 60.0)
         self.pending[call.id] = call
         return call
 
+    def answers(self, call: Call) -> None:
+        del self.pending[call.id]
 
-def test_calls_without_a_timeout_say_for_whom_they_wait_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
-    clock, peer = FakeClock(), FakePeer()
-    unanswered = Unanswered(clock, lambda report: report())
+    def look_for(self, seconds: float) -> None:
+        for _ in range(int(2 * seconds)):
+            self._clock.time += 0.5
+            self._unanswered.look([self])  # type: ignore[list-item]
 
-    def look_for(seconds: int) -> None:
-        for _ in range(2 * seconds):
-            clock.time += 0.5
-            unanswered.look([peer])  # type: ignore[list-item]
 
-    peer.called(deadline=clock.time + 30)
-    look_for(30)
-    assert not said(caplog), "one with a timeout ends by itself"
-    peer.pending.clear()
+def test_calls_say_for_whom_they_wait_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
+    peer = FakePeer(FakeClock())
     first = peer.called()
-    unanswered.look([peer])  # type: ignore[list-item]
-    look_for(5)
-    second = peer.called()
-    look_for(16)
-    text = "call of train on w1 waits for its answer, without a timeout"
-    assert said(caplog) == [f"{text} (1 more calls wait for it), {n} s" for n in (10, 20)]
-    del peer.pending[first.id]
-    look_for(12)
-    assert said(caplog)[2:] == [f"{text}, 10 s"]
-    del peer.pending[second.id]
-    look_for(100)
-    assert len(said(caplog)) == 3
+    peer.look_for(5)
+    second = peer.called(30.0)
+    peer.look_for(16)
+    text = "call of train on w1 waits for its answer, "
+    assert said(caplog) == [f"{text}without a timeout (1 more call to w1), {n} s" for n in (10, 20)]
+    peer.answers(first)
+    caplog.clear()
+    peer.look_for(10)
+    assert not said(caplog), "calls to this worker take long, as was said"
+    peer.answers(second)
+    peer.look_for(61)
+    peer.called(-1.0)
+    peer.look_for(21)
+    assert said(caplog) == [f"{text}with a timeout of 60 s, {n} s" for n in (10, 20)]
 
 
 def test_a_call_that_was_answered_before_the_report_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    clock, peer = FakeClock(), FakePeer()
+    clock = FakeClock()
+    peer = FakePeer(clock)
     reports: list[Callable[[], None]] = []
     unanswered = Unanswered(clock, reports.append)
     peer.called()
-    unanswered.look([peer])  # type: ignore[list-item]
     clock.time += 11
     unanswered.look([peer])  # type: ignore[list-item]
     peer.pending.clear()
@@ -231,11 +236,30 @@ def test_a_call_that_was_answered_before_the_report_is_not_reported(caplog: pyte
     assert not said(caplog)
 
 
-def test_a_worker_reports_its_calls(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_all_take_long_are_not_all_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither one by one, nor in a queue, where each is old when it becomes the oldest."""
+    peer = FakePeer(FakeClock())
+    for _ in range(20):
+        call = peer.called()
+        peer.look_for(12)
+        peer.answers(call)
+    assert len(said(caplog)) == 1
+    peer.look_for(61)
+    caplog.clear()
+    for call in [peer.called() for _ in range(100)]:
+        peer.look_for(1)
+        peer.answers(call)
+    assert [text.split()[-2] for text in said(caplog)] == ["10", "20", "40", "80"]
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0])
+def test_a_worker_reports_its_calls(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
     monkeypatch.setattr("remora.long_wait.FIRST", 0.2)
     gate.clear()
     with World(2) as world:
-        future = world.run(0, rpc.rpc_async, "worker1", pass_gate, timeout=0)
+        future = world.run(0, rpc.rpc_async, "worker1", pass_gate, timeout=timeout)
         try:
             wait_until(lambda: any("pass_gate on worker1 waits for its answer" in text for text in said(caplog)))
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -97,6 +98,32 @@ def test_what_was_forgotten_is_reported_before_the_worker_ends(caplog: pytest.Lo
     forgotten.reporters = 0
     forgotten.add("call of f on w1", None, ValueError("third"))
     assert "third" in caplog.records[1].getMessage()
+
+
+def test_without_a_worker_they_share_lines_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.agent.futures.TOGETHER", 1000.0)
+    forgotten = Forgotten()
+    for number in range(200):
+        forgotten.add("call of f on w1", None, ValueError(number))
+    assert len(caplog.records) == 1
+    forgotten.report()
+    assert "(198 more calls failed and nobody looked; this was the first)" in caplog.records[1].getMessage()
+
+
+def test_those_of_a_worker_that_has_ended_are_told_when_the_program_ends() -> None:
+    program = """
+from remora.agent import futures
+futures.TOGETHER = 1000.0
+for number in range(3):
+    futures.forgotten.add("call of f on w1", None, ValueError(number))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    first, rest = done.stderr.splitlines()
+    assert first.endswith("ValueError(0)")
+    assert rest.endswith("ValueError(1) (1 more call failed and nobody looked; this was the first)")
 
 
 def _wait(future: Any) -> None:

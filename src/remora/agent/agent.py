@@ -10,7 +10,7 @@ from typing import Any
 
 from remora.agent import injection
 from remora.agent.attendance import Attendance
-from remora.agent.calls import NEVER, Call, name_of, next_call_id
+from remora.agent.calls import Call, name_of, next_call_id
 from remora.agent.channel import Channel
 from remora.agent.company import Company
 from remora.agent.coroutines import Coroutines
@@ -50,9 +50,7 @@ def describe_wait(peer: Peer) -> str:
     if not calls:
         return f"{peer.name} (suspected: {peer.doubt})" if peer.doubt else peer.name
     oldest, more = calls[0], len(calls) - 1
-    # (A call that may take for ever does not know when it began.)
-    since = f" since {oldest.timeout - oldest.left():.0f} s" if oldest.deadline != NEVER else ""
-    return f"{peer.name}, which runs {name_of(oldest.target)}{since}{f' and {more} more' if more else ''}"
+    return f"{peer.name}, which runs {name_of(oldest.target)} since {oldest.age:.0f} s{f' and {more} more' if more else ''}"
 
 
 def _refused(call: Call) -> CallNotSent:
@@ -304,6 +302,8 @@ class Agent:
         self._unanswered.look(self.peers.all())
         if forgotten.due:
             self.crew.serve(forgotten.report)  # not here: the text of an error is the program's code
+        if self.execution.raised.due:
+            self.crew.serve(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -357,8 +357,13 @@ class Agent:
     def _under_way(self) -> str:
         """Calls of ours, and what runs here for others, in words."""
         asked = [describe_wait(peer) for peer in self.peers.all() if peer.outgoing.pending]
-        callers = Counter(request.caller.name for request in self.dispatch.serving.copy().values())
-        served = [f"{n} call{'s' if n > 1 else ''} of {name} served here" for name, n in callers.items()]
+        serving = list(self.dispatch.serving.copy().values())
+        callers = Counter(request.caller.name for request in serving)
+        served = []
+        for name, n in callers.items():
+            functions = {name_of(each.function): None for each in serving if each.caller.name == name and each.function}
+            which = f" ({listed(list(functions), 3)})" if functions else ""
+            served.append(f"{n} call{'s' if n > 1 else ''} of {name} served here{which}")
         return listed(asked + served)
 
     def discard(self) -> None:
@@ -382,6 +387,7 @@ class Agent:
         self.running = False
         forgotten.reporters -= 1
         forgotten.report()
+        self.execution.raised.report(at_once=True)
 
     def kill(self) -> None:
         """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""

@@ -63,8 +63,8 @@ class Call:
     """
 
     __slots__ = (
-        "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "progress", "recording",
-        "reply", "signal", "target", "timeout", "translate", "undo", "whose",
+        "_began", "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "progress",
+        "recording", "reply", "signal", "target", "timeout", "translate", "undo", "whose",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -318,6 +318,7 @@ class Call:
             timeout = check_timeout(timeout, f"the timeout of the {self.what}")
         self.timeout = timeout
         if timeout == 0 or timeout >= LIFETIME:
+            self._began = self.peer.now()  # (no deadline says it)
             return 0.0
         self.deadline = self.peer.now() + timeout
         return max(timeout, A_LITTLE)
@@ -325,6 +326,12 @@ class Call:
     def left(self) -> float:
         """How long it has now, as the callee is told."""
         return 0.0 if self.deadline == NEVER else max(self.deadline - self.peer.now(), A_LITTLE)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was made, for messages to people; 0 before `limit`."""
+        began: float | None = getattr(self, "_began", None) if self.deadline == NEVER else self.deadline - self.timeout
+        return 0.0 if began is None else max(self.peer.now() - began, 0.0)
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed. The words are those programs match on."""

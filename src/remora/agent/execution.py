@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from types import CoroutineType
@@ -16,6 +14,7 @@ from remora.agent.calls import current_deadline
 from remora.agent.coroutines import Coroutines
 from remora.agent.dispatch import Dispatch, Request
 from remora.agent.futures import failure_of, when_done
+from remora.agent.raised import Raised
 from remora.agent.recording import current_recording, recording_for
 from remora.devices import streams
 from remora.errors import SerializationError
@@ -42,6 +41,7 @@ class Execution:
 
     def __init__(self, dispatch: Dispatch, coroutines: Coroutines) -> None:
         self._coroutines = coroutines
+        self.raised = Raised()
         self.observer: Callable[..., Any] | None = None  # calls the function in our place: observer(function, *args, …)
         dispatch.on(MessageType.PYTHON_CALL, self.python_call)
         dispatch.on(MessageType.SCRIPT_CALL, self.script_call)
@@ -74,7 +74,7 @@ class Execution:
                 self._await(request, result, finish)
                 return
         except BaseException as error:
-            print_failure(error)
+            self.raised.show(error)  # its worker's output is where people look first
             finish([], error)
             return
         if request.frame.flags & ASYNC:
@@ -173,12 +173,3 @@ def find_script(kind: str, name: str) -> Callable[..., Any]:
             f"the module that defines it on the callee too."
         )
     return function
-
-
-def print_failure(error: BaseException) -> None:
-    """Print what a user function raised where it ran, too: its worker's log is where people look first."""
-    try:
-        text = "".join(traceback.format_exception(error))
-        sys.stderr.write(text)
-    except Exception:
-        pass

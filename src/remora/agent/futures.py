@@ -4,6 +4,7 @@ account."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import copy
 import logging
 import sys
@@ -57,12 +58,14 @@ class Forgotten:
     log.
 
     Destructors add to it, on any thread and under any lock, so `add` is one `append`. A worker calls `report` when `due`,
-    on a thread of its crew; where no worker runs that would, `add` reports at once, as there is no better moment.
+    on a thread of its crew. Where no worker runs that would, `add` reports the first at once, and those that come within a
+    moment of it go with a later one, or are reported when the program ends.
     """
 
     def __init__(self) -> None:
         self._failures: deque[tuple[str, Origin | None, BaseException]] = deque()
         self._since = NEVER  # when the oldest of them was added, in real time
+        self._alone = -NEVER  # when `add` last reported
         self.reporters = 0  # workers that run (changed by their own threads alone, one at a time each)
 
     def add(self, what: str, origin: Origin | None, error: BaseException) -> None:
@@ -70,7 +73,8 @@ class Forgotten:
         if not self._failures:
             self._since = time.monotonic()
         self._failures.append((what, origin, error))
-        if not self.reporters:
+        if not self.reporters and time.monotonic() - self._alone >= TOGETHER:
+            self._alone = time.monotonic()
             self.report()
 
     @property
@@ -90,11 +94,13 @@ class Forgotten:
         if first is not None:
             what, origin, error = first
             where = "an unknown place" if origin is None else "{}:{}".format(*_place(origin))
-            others = f" ({count - 1} more calls failed and nobody looked; this was the first)" if count > 1 else ""
+            calls = "call" if count == 2 else "calls"
+            others = f" ({count - 1} more {calls} failed and nobody looked; this was the first)" if count > 1 else ""
             log.error("%s, started at %s, failed and nobody looked: %r%s", what, where, error, others)
 
 
 forgotten = Forgotten()
+atexit.register(forgotten.report)
 
 
 class _Failure:
