@@ -325,6 +325,20 @@ def test_a_sealed_message_out_of_turn_is_malformed(kind: Kind) -> None:
         b.receive(a._message(kind, {}))
 
 
+@pytest.mark.parametrize("size", [HEADER.size, HEADER.size + 40])
+def test_another_message_than_the_awaited_one_is_refused_before_its_end_is_waited_for(size: int) -> None:
+    """A longer one in its place: its sender has sent all that it has, and waits for an answer."""
+    a, b = caller(), listener()
+    hello = a.start()
+    b.receive(hello)
+    for end in (a, b):
+        with pytest.raises(ProtocolError, match=f"kind 1 instead of {end.awaits.name}"):
+            end.receive(hello[:size])
+        assert end.why is Why.MALFORMED
+        assert not end.proven
+        assert end.refusal[-SEAL_SIZE:] == bytes(SEAL_SIZE)
+
+
 @pytest.mark.parametrize("change", [{"received": -1}, {"received": True}, {"id": 1 << 15}, {"session": "s" * 201}])
 def test_fields_out_of_range_are_malformed(change: dict[str, object]) -> None:
     a, b = caller(), listener()

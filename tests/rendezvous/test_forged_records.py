@@ -167,3 +167,17 @@ def test_a_dynamic_group_has_one_secret() -> None:
     DynamicGroup(store, 20.0, seal()).join(record("a", 0))
     with pytest.raises(AuthenticationError, match=r"'b' \(rank 1\) cannot join .*same secret"):
         DynamicGroup(store, 20.0, RecordSeal(b"another one")).join(record("b", 1))
+
+
+def test_in_an_insecure_group_a_stranger_can_seal_but_not_reach_the_terminal() -> None:
+    """The key of the empty secret is known to all: so texts are looked at once more before people see them."""
+    store = HashStore()
+    board = Board(store)
+    base = f"static/{board.seal.fingerprint}/3/0"
+    board.put(f"{base}/gone/1", "\x1b[2J\n" + "x" * 100_000)
+    with pytest.raises(RendezvousError) as error:
+        StaticGroup(store, 3, 0.5).join(record("worker0", 0))
+    text = str(error.value)
+    assert "Given up: ?[2J?xxx" in text
+    assert text.isprintable()
+    assert len(text) < 2000

@@ -127,7 +127,13 @@ class Conversation:
             self._fail(Why.DAMAGED)
         if length > MAX_BODY:
             self._fail(Why.OVERSIZE, f"{length}")
-        return length if have >= HEADER.size + length + SEAL_SIZE else None
+        if have >= HEADER.size + length + SEAL_SIZE:
+            return length
+        kind = self._buffer[_KIND_AT]
+        if kind not in (self.awaits, Kind.REFUSAL):  # another one in its place: its length is of no use here
+            self.proven = False
+            self._fail(Why.MALFORMED, f"kind {kind} instead of {self.awaits.name}")
+        return None
 
     def _take(self, length: int) -> bytes:
         kind = self._buffer[_KIND_AT]
@@ -233,14 +239,15 @@ def _guess(start: bytes) -> str:
 
 
 def is_unfinished(data: bytes) -> bool:
-    """Whether bytes are the beginning of a message that this end would go on to read. Costs next to nothing: a stranger may
-    send many beginnings."""
+    """Whether bytes are the beginning of a first message that a listener would go on to read. Costs next to nothing: a
+    stranger may send many beginnings."""
     if not data.startswith(MAGIC) or len(data) <= _VERSION_AT:
         return MAGIC.startswith(data[: len(MAGIC)]) and len(data) <= _VERSION_AT
     if data[_VERSION_AT] != VERSION or len(data) < HEADER.size:
         return data[_VERSION_AT] == VERSION
     length, intact = _length(data)
-    return intact and length <= MAX_BODY and len(data) < HEADER.size + length + SEAL_SIZE
+    expected = data[_KIND_AT] in (Kind.HELLO, Kind.REFUSAL)
+    return expected and intact and length <= MAX_BODY and len(data) < HEADER.size + length + SEAL_SIZE
 
 
 def printable(text: str, most: int = MAX_TEXT) -> str:
