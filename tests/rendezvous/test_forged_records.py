@@ -181,3 +181,23 @@ def test_in_an_insecure_group_a_stranger_can_seal_but_not_reach_the_terminal() -
     assert "Given up: ?[2J?xxx" in text
     assert text.isprintable()
     assert len(text) < 2000
+
+
+@pytest.mark.parametrize("field", ["incarnation", "host", "addresses"])
+def test_control_characters_in_a_record_are_refused(field: str) -> None:
+    """Errors and logs show these texts."""
+    fields = json.loads(record("worker0", 0).to_json())
+    strange = "tcp:127.0.0.1:5000\x1b[2J"
+    with pytest.raises(RendezvousError, match="not a worker's record") as error:
+        WorkerRecord.from_json(json.dumps(fields | {field: [strange] if field == "addresses" else strange}))
+    assert str(error.value).isprintable()
+
+
+def test_the_error_in_a_roster_and_the_hint_of_a_dynamic_group_are_printable_and_short() -> None:
+    assert Roster.from_json(Roster("", (), "\x1b[2J" + "x" * 9000).to_json()).error == "?[2J" + "x" * 4092
+    store = HashStore()
+    Board(store).put_hint("dynamic/secret", "\x1b[2J\n" + "x" * 9000)
+    with pytest.raises(AuthenticationError) as error:
+        DynamicGroup(store, 1.0, seal()).join(record("worker0", 0))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1000
