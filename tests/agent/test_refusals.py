@@ -42,5 +42,6 @@ def test_what_is_unfinished() -> None:
     assert not is_unfinished(hello)
     assert not is_unfinished(hello + b"x")
     oversize = header(Kind.HELLO, True, MAX_BODY + 1)
-    for strange in (b"G", b"RMRX", b"GET / HTTP/1.1", b"RMRA\x09", oversize):
+    out_of_turn = header(Kind.PROOF, True, 2)
+    for strange in (b"G", b"RMRX", b"GET / HTTP/1.1", b"RMRA\x09", oversize, out_of_turn):
         assert not is_unfinished(strange)

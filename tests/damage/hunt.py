@@ -101,7 +101,7 @@ def samples(subject: Subject) -> list[Sample]:
     for program in PROGRAMS:
         for sample in receivers.captured(captured(subject, "unix", program)):
             found.setdefault((sample.receiver, sample.data), sample)
-    plain = [*found.values(), *receivers.handshakes(), *receivers.records()]
+    plain = [*found.values(), *receivers.handshakes(), *receivers.records(), *receivers.words()]
     return [each for each in plain if len(each.data) <= SHORT]
 
 

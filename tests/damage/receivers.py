@@ -9,24 +9,28 @@ from __future__ import annotations
 import pickle
 import pickletools
 import random
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from remora.agent.bulk import Bulk
 from remora.agent.functions import Heard
 from remora.errors import AuthenticationError, ProtocolError, RendezvousError
 from remora.protocol.handshake import Accepted, Caller, Hello, Identity, Listener
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.roll_call import Roster
+from remora.rendezvous.seal import RecordSeal
 from remora.transport import loans, shm
+from remora.vocabulary.ids import WorkerKey
 from remora.wire import failures, frames, preamble
-from remora.wire.cargo import Landing
+from remora.wire.cargo import Landing, split
 from remora.wire.frames import FrameReader
 from remora.wire.identities import unpack_id, unpack_ids
 from remora.wire.memory import from_bytes
-from remora.wire.pickling import unpack
+from remora.wire.pickling import pack, unpack
 from remora.wire.scopes import UnpackScope
 from tests.damage.mutations import Mutation, apply
 from tests.damage.units import Unit
@@ -125,6 +129,14 @@ def records() -> Iterator[Sample]:
     ]
     yield Sample("record", workers[0].to_json())
     yield Sample("roster", Roster("group", tuple(workers)).to_json().encode())
+    yield Sample("sealed", _seal.close("tcp port 1", "static/0/1", workers[0].to_json().decode()).encode())
+
+
+def words() -> Iterator[Sample]:
+    """What stands beside a pickle: loans that are given back, and the list of what lies on devices."""
+    yield Sample("given back", struct.pack("<4Q", 1, shm.SHORT, 1 << 63 | 5, 1 << 63 | 1 << 61 | 7))
+    listed = pickle.dumps([("cpu", (0, 1)), ("cpu", b"t" + bytes(80)), ("?cpu", b"h" + bytes(8))])
+    yield Sample("manifest", b"body" + listed + struct.pack("<I", len(listed)))
 
 
 # Receiving.
@@ -247,6 +259,35 @@ def _roster(sample: Sample) -> object:
     return Roster.from_json(sample.data.decode())
 
 
+_seal = RecordSeal(SECRET, "a secret")
+
+
+def _sealed(sample: Sample) -> object:
+    return _seal.open("tcp port 1", "static/0/1", sample.data.decode(errors="replace"), "a store")
+
+
+def _given_back(sample: Sample) -> object:
+    """By a peer to which something is lent, and to one to which nothing is."""
+    bulk = Bulk(1 << 20, 1 << 20, lambda: 0.0, lambda task: None)
+    sharing = bulk.with_peer(WorkerKey(1, "b" * 32), "worker1")
+    sharing.willing = True
+    assert sharing.lend(pack(torch.zeros(50_000))) is not None
+    lent = bulk.lender.counts()
+    try:
+        sharing.take_back(sample.data)
+        if bulk.lender.counts() != lent:
+            raise Exposed("a loan of which the number was not said came back")
+        return lent
+    finally:
+        sharing.forget()
+
+
+def _manifest(sample: Sample) -> object:
+    body, manifest = split(sample.data)
+    Landing(manifest, _NoLender()).storage((0, 0), torch.device("cpu"), [from_bytes(b"memory")])
+    return len(body)
+
+
 _lender = shm.Lender(1 << 26)
 _borrower = loans.Borrower()
 
@@ -286,13 +327,18 @@ def _borrow(reference: bytes) -> object:
 
 RECEIVERS: dict[str, Callable[[Sample], object]] = {
     "stream": _stream, "body": _body, "preamble": _preamble, "failure": _failure, "ids": _ids, "function": _function,
-    "record": _record, "roster": _roster, "loan": _loan, **{f"handshake {i}": _handshake for i in range(4)},
+    "record": _record, "roster": _roster, "sealed": _sealed, "given back": _given_back, "manifest": _manifest, "loan": _loan,
+    **{f"handshake {i}": _handshake for i in range(4)},
 }  # fmt: skip
+
+PICKLES = ("body", "failure", "preamble", "function", "manifest")  # what they read is, or may hold, a pickle
 
 CLEAR: dict[str, tuple[type[BaseException], ...]] = {
     "stream": (ProtocolError,),
     "record": (RendezvousError,),
     "roster": (RendezvousError, UnicodeDecodeError),
+    "sealed": (RendezvousError,),
+    "given back": (ValueError,),
     "ids": (ProtocolError,),
     **{f"handshake {i}": (ProtocolError, AuthenticationError) for i in range(4)},
 }

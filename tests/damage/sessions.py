@@ -140,6 +140,27 @@ def layouts() -> bool:
     return right and all(map(torch.equal, found[6].unbind(), nested.unbind()))
 
 
+class Marked(torch.Tensor):
+    """A tensor of a class of the program: torch itself rebuilds it, in a storage that goes by itself."""
+
+
+def unusual() -> bool:
+    """Tensors that few programs send: of subclasses, several elements in a byte, nested views, without memory; storages."""
+    dense = torch.arange(12.0).reshape(3, 4)
+    nested = torch.nested.nested_tensor([dense, dense[:2]]).transpose(1, 2)
+    packed = torch.quantize_per_tensor(dense, 0.5, 0, torch.quint4x2)
+    hybrid = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), dense[:2], (3, 4)).coalesce()
+    negative = torch.tensor([1 + 2j, 3j]).conj().imag
+    plain = (dense.to_mkldnn(), negative, torch._efficientzerotensor(5), dense.as_subclass(Marked), dense[1:].to("meta"))
+    found = rpc.rpc_sync(THERE, same, args=(nested, packed, hybrid, *plain))
+    right = all(map(torch.equal, found[0].unbind(), nested.unbind())) and torch.equal(found[2].to_dense(), hybrid.to_dense())
+    right = right and bytes(found[1].untyped_storage()) == bytes(packed.untyped_storage())
+    right = right and torch.equal(found[3].to_dense(), dense) and torch.equal(found[4], negative)
+    right = right and not found[5].any() and type(found[6]) is Marked and found[7].shape == (2, 4)
+    empty, bare = rpc.rpc_sync(THERE, same, args=(torch.empty(0).as_subclass(Marked), dense.untyped_storage()))
+    return right and type(empty) is Marked and not empty.numel() and bytes(bare) == bytes(dense.untyped_storage())
+
+
 def references() -> bool:
     """References made, fetched, passed on, used and dropped."""
     reference = rpc.remote(THERE, double, args=(6,))
@@ -161,8 +182,8 @@ def gradients() -> bool:
 
 
 PROGRAMS: dict[str, Callable[[], bool]] = {
-    "calls": calls, "functions": functions, "tensors": tensors, "bulk": bulk, "layouts": layouts, "references": references,
-    "gradients": gradients,
+    "calls": calls, "functions": functions, "tensors": tensors, "bulk": bulk, "layouts": layouts, "unusual": unusual,
+    "references": references, "gradients": gradients,
 }  # fmt: skip
 
 

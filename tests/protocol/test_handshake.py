@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -285,6 +286,18 @@ def test_an_announcement_of_too_much_is_refused_before_it_is_read() -> None:
         b.receive(header(Kind.HELLO, True, MAX_BODY + 1))
 
 
+def test_bytes_of_a_header_that_changed_places_are_noticed() -> None:
+    """A length and what guards it, too: so a longer message is not waited for."""
+    for length in (2, 0x15C, 0x1A3, MAX_BODY):
+        good = header(Kind.HELLO, True, length)
+        for i, j in combinations(range(LENGTH_AT, HEADER.size), 2):
+            swapped = bytearray(good)
+            swapped[i], swapped[j] = good[j], good[i]
+            if swapped != good:
+                with pytest.raises(ProtocolError, match="arrived damaged"):
+                    listener().receive(bytes(swapped))
+
+
 @pytest.mark.parametrize("bit", range(8 * LENGTH_AT, 8 * HEADER.size))
 def test_a_damaged_length_is_refused_before_anything_is_waited_for(bit: int) -> None:
     b, hello = listener(), bytearray(caller().start())
@@ -323,6 +336,20 @@ def test_a_sealed_message_out_of_turn_is_malformed(kind: Kind) -> None:
     a, b = caller(), listener()
     with pytest.raises(ProtocolError, match=f"kind {int(kind)} instead of HELLO"):
         b.receive(a._message(kind, {}))
+
+
+@pytest.mark.parametrize("size", [HEADER.size, HEADER.size + 40])
+def test_another_message_than_the_awaited_one_is_refused_before_its_end_is_waited_for(size: int) -> None:
+    """A longer one in its place: its sender has sent all that it has, and waits for an answer."""
+    a, b = caller(), listener()
+    hello = a.start()
+    b.receive(hello)
+    for end in (a, b):
+        with pytest.raises(ProtocolError, match=f"kind 1 instead of {end.awaits.name}"):
+            end.receive(hello[:size])
+        assert end.why is Why.MALFORMED
+        assert not end.proven
+        assert end.refusal[-SEAL_SIZE:] == bytes(SEAL_SIZE)
 
 
 @pytest.mark.parametrize("change", [{"received": -1}, {"received": True}, {"id": 1 << 15}, {"session": "s" * 201}])
@@ -413,7 +440,7 @@ def test_a_reflected_message_is_refused(relabelled: bool) -> None:
     for end, own, kind in ((a, hello, Kind.CHALLENGE), (b, challenge, Kind.PROOF)):
         echo = bytearray(own)
         if relabelled:
-            echo[5] = kind
+            echo[: HEADER.size] = header(kind, True, len(own) - HEADER.size - SEAL_SIZE)
         with pytest.raises(AuthenticationError):
             end.receive(bytes(echo))
 

@@ -167,3 +167,37 @@ def test_a_dynamic_group_has_one_secret() -> None:
     DynamicGroup(store, 20.0, seal()).join(record("a", 0))
     with pytest.raises(AuthenticationError, match=r"'b' \(rank 1\) cannot join .*same secret"):
         DynamicGroup(store, 20.0, RecordSeal(b"another one")).join(record("b", 1))
+
+
+def test_in_an_insecure_group_a_stranger_can_seal_but_not_reach_the_terminal() -> None:
+    """The key of the empty secret is known to all: so texts are looked at once more before people see them."""
+    store = HashStore()
+    board = Board(store)
+    base = f"static/{board.seal.fingerprint}/3/0"
+    board.put(f"{base}/gone/1", "\x1b[2J\n" + "x" * 100_000)
+    with pytest.raises(RendezvousError) as error:
+        StaticGroup(store, 3, 0.5).join(record("worker0", 0))
+    text = str(error.value)
+    assert "Given up: ?[2J?xxx" in text
+    assert text.isprintable()
+    assert len(text) < 2000
+
+
+@pytest.mark.parametrize("field", ["incarnation", "host", "addresses"])
+def test_control_characters_in_a_record_are_refused(field: str) -> None:
+    """Errors and logs show these texts."""
+    fields = json.loads(record("worker0", 0).to_json())
+    strange = "tcp:127.0.0.1:5000\x1b[2J"
+    with pytest.raises(RendezvousError, match="not a worker's record") as error:
+        WorkerRecord.from_json(json.dumps(fields | {field: [strange] if field == "addresses" else strange}))
+    assert str(error.value).isprintable()
+
+
+def test_the_error_in_a_roster_and_the_hint_of_a_dynamic_group_are_printable_and_short() -> None:
+    assert Roster.from_json(Roster("", (), "\x1b[2J" + "x" * 9000).to_json()).error == "?[2J" + "x" * 4092
+    store = HashStore()
+    Board(store).put_hint("dynamic/secret", "\x1b[2J\n" + "x" * 9000)
+    with pytest.raises(AuthenticationError) as error:
+        DynamicGroup(store, 1.0, seal()).join(record("worker0", 0))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1000

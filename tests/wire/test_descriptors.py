@@ -148,12 +148,14 @@ class Sub(torch.Tensor):
     """A tensor of a class of the program: torch rebuilds it."""
 
 
-@pytest.mark.parametrize("size", [100, 200_000])
+@pytest.mark.parametrize("size", [0, 100, 200_000])
 def test_a_storage_by_itself_cannot_be_made_larger(size: int) -> None:
     """Torch puts tensors of subclasses into it, and believes what the message says of them."""
     arrived = unpack_packed(torch.ones(size).untyped_storage())
-    with pytest.raises(RuntimeError, match="not resizable"):
-        torch.empty(0).set_(arrived, 0, (size + 1,), (1,))
+    assert arrived.nbytes() == 4 * size
+    for storage in (arrived, storages.bare_storage_on("cpu", bytes(4 * size))):
+        with pytest.raises(RuntimeError, match="not resizable"):
+            torch.empty(0).set_(storage, 0, (size + 1,), (1,))
     same = unpack_packed(torch.arange(size).as_subclass(Sub))
     assert type(same) is Sub
     assert same.tolist() == list(range(size))
@@ -222,11 +224,30 @@ def test_and_a_compressed_one(layout: str, compressed: list[int], plain: list[in
         ([[2, 3]], [[3, 1]], [-1]),
         ([[2, 3]], [[3, 1]], [0, 0]),
         ([[2, 3]], [[3]], [0]),
+        (3, 1, [0]),
+        ([3], [1], [0]),
     ],
 )
 def test_and_a_nested_one(sizes: Any, strides: Any, offsets: Any) -> None:
     with pytest.raises(SerializationError, match="nested"):
         layouts._nested(torch.arange(10.0), I(sizes), I(strides), I(offsets), False)
+
+
+@pytest.mark.parametrize("columns", [0, 1, 2])
+def test_a_nested_one_without_rows_is_refused(columns: int) -> None:
+    """Torch reads the first row, and ends the process."""
+    table = torch.zeros(0, columns, dtype=torch.int64)
+    with pytest.raises(SerializationError, match="nested"):
+        layouts._nested(torch.arange(10.0), table, table, torch.zeros(0, dtype=torch.int64), False)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (0, 3), (3, 0)])
+@pytest.mark.parametrize("name", ["quint4x2", "quint2x4"])
+def test_several_elements_in_a_byte_arrive_whatever_their_shape(name: str, shape: tuple[int, ...]) -> None:
+    sent = torch._empty_affine_quantized(shape, scale=0.5, zero_point=0, dtype=getattr(torch, name))
+    arrived = unpack_packed(sent)
+    assert (arrived.shape, arrived.dtype) == (sent.shape, sent.dtype)
+    assert bytes(arrived.untyped_storage()) == bytes(sent.untyped_storage())
 
 
 def test_and_a_quantised_one() -> None:

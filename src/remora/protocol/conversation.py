@@ -1,8 +1,7 @@
 """The sealed messages of a handshake: framing, sealing, refusing. What they mean is in `remora.protocol.handshake`.
 
-A message is a header (magic, version, kind, whether its sender has a secret, length, the length's complement), a JSON
-object, and a seal:
-HMAC-SHA256 keyed with the group's secret, over the sender's role and every byte exchanged so far, this message's
+A message is a header (magic, version, kind, whether its sender has a secret, length, a CRC-16 of all that), a JSON object,
+and a seal: HMAC-SHA256 keyed with the group's secret, over the sender's role and every byte exchanged so far, this message's
 included. The seal is checked over raw bytes, in constant time, before the JSON is looked at. Only a REFUSAL is read
 without a valid seal, since the commonest reason to refuse is that the secrets differ. What an unproven one says is a hint
 for people (`proven`). An end that refuses a message without a valid seal answers without one: a stranger gets nothing
@@ -17,6 +16,7 @@ import hashlib
 import hmac
 import json
 import struct
+from binascii import crc_hqx
 from enum import Enum, IntEnum
 from typing import ClassVar, Never
 
@@ -28,9 +28,9 @@ MAX_BODY = 4096
 MAX_TEXT = 200
 SEAL_SIZE = 32
 HEADER = struct.Struct(">4sBB?HH")
+_CHECK = struct.Struct(">H")
 _LENGTH = struct.Struct(">HH")
-_ALL_ONES = 0xFFFF
-_VERSION_AT, _KIND_AT, _SECURED_AT, LENGTH_AT = 4, 5, 6, 7
+_VERSION_AT, _KIND_AT, _SECURED_AT, LENGTH_AT, CHECK_AT = 4, 5, 6, 7, 9
 
 Body = dict[str, object]
 
@@ -51,7 +51,7 @@ class Why(Enum):
     GARBAGE = "the peer does not speak Remora's protocol"
     VERSION = "the ends speak different versions of the protocol; install the same version of remora everywhere"
     OVERSIZE = f"the peer announced a message of more than {MAX_BODY} bytes"
-    DAMAGED = "the length of a message arrived damaged; the connection is not reliable"
+    DAMAGED = "the header of a message arrived damaged; the connection is not reliable"
     CLOSED = "the peer closed the connection before the handshake was over"
     MALFORMED = "the peer sent a message that makes no sense at this point"
     SECRET = (
@@ -127,7 +127,13 @@ class Conversation:
             self._fail(Why.DAMAGED)
         if length > MAX_BODY:
             self._fail(Why.OVERSIZE, f"{length}")
-        return length if have >= HEADER.size + length + SEAL_SIZE else None
+        if have >= HEADER.size + length + SEAL_SIZE:
+            return length
+        kind = self._buffer[_KIND_AT]
+        if kind not in (self.awaits, Kind.REFUSAL):  # another one in its place: its length is of no use here
+            self.proven = False
+            self._fail(Why.MALFORMED, f"kind {kind} instead of {self.awaits.name}")
+        return None
 
     def _take(self, length: int) -> bytes:
         kind = self._buffer[_KIND_AT]
@@ -196,13 +202,19 @@ class Conversation:
 
 def header(kind: Kind, secured: bool, length: int) -> bytes:
     """What a message begins with."""
-    return HEADER.pack(MAGIC, VERSION, kind, secured, length, length ^ _ALL_ONES)
+    unchecked = HEADER.pack(MAGIC, VERSION, kind, secured, length, 0)[:CHECK_AT]
+    return unchecked + _CHECK.pack(_check(unchecked))
+
+
+def _check(data: bytes | bytearray) -> int:
+    """Finds up to three flipped bits, any damage within 16 neighbouring ones, and all but one in 65,536 others."""
+    return crc_hqx(data[:CHECK_AT], 0)
 
 
 def _length(data: bytes | bytearray) -> tuple[int, bool]:
     """The length of the body as a header says it, and whether it arrived as it was sent."""
-    length, complement = _LENGTH.unpack_from(data, LENGTH_AT)
-    return length, length ^ complement == _ALL_ONES
+    length, check = _LENGTH.unpack_from(data, LENGTH_AT)
+    return length, check == _check(data)
 
 
 def _error(why: Why) -> type[RemoraError]:
@@ -233,14 +245,15 @@ def _guess(start: bytes) -> str:
 
 
 def is_unfinished(data: bytes) -> bool:
-    """Whether bytes are the beginning of a message that this end would go on to read. Costs next to nothing: a stranger may
-    send many beginnings."""
+    """Whether bytes are the beginning of a first message that a listener would go on to read. Costs next to nothing: a
+    stranger may send many beginnings."""
     if not data.startswith(MAGIC) or len(data) <= _VERSION_AT:
         return MAGIC.startswith(data[: len(MAGIC)]) and len(data) <= _VERSION_AT
     if data[_VERSION_AT] != VERSION or len(data) < HEADER.size:
         return data[_VERSION_AT] == VERSION
     length, intact = _length(data)
-    return intact and length <= MAX_BODY and len(data) < HEADER.size + length + SEAL_SIZE
+    expected = data[_KIND_AT] in (Kind.HELLO, Kind.REFUSAL)
+    return expected and intact and length <= MAX_BODY and len(data) < HEADER.size + length + SEAL_SIZE
 
 
 def printable(text: str, most: int = MAX_TEXT) -> str:

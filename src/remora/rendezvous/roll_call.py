@@ -284,7 +284,7 @@ class RollCall:
             f"for a group of {self._size} workers.",
             f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'nobody'}.",
             f"Present: {_listed(list(map(str, present)))}.",
-            f"Given up: {_listed(self._there(f'gone/{number}' for number in gone))}." if gone else "",
+            f"Given up: {_listed(list(map(printable, self._there(f'gone/{number}' for number in gone))))}." if gone else "",
             self._silent_host([number for number in absent if number not in gone]).removeprefix(". "),
             self._other_size(),
             "Start the missing ones with the same init_method and world_size, or allow more time.",

@@ -15,9 +15,10 @@ belong to one connection alone (PING, PONG, ACK) and are not repeated on the nex
 is its product with a prime, and what is no multiple of that was damaged on the way (any change within 23 neighbouring bits,
 and all but one in 16 million others). The checksum (Adler-32) covers the rest of the header and the body, of a body of more
 than WHOLE bytes the first ENDS bytes and the last, with the lengths of all buffers. It is checked before anything of the
-message is believed, and finds every one or two flipped bits, and other damage but for one in 2^29. (CRC-32 takes 110 ns
-longer for a small frame, at each end: 1.5 % of a call.) Not covered: the middle of a large body, and the buffers, which are
-the numbers in tensors; to check those would halve the speed of a fast link.
+message is believed, and finds every one or two flipped bits. Of other damage it misses one in about 200,000 if that is
+confined to three or four neighbouring bytes, and less the more bytes are changed. (CRC-32 finds all of that kind, and takes
+110 ns longer for a small frame, at each end: 1.5 % of a call.) Not covered: the middle of a large body, and the buffers,
+which are the numbers in tensors; to check those would halve the speed of a fast link.
 
 **Memory** grows with what arrives. Nothing is reserved for a body of more than the stream buffer until its first bytes are
 here, and then never more than is here already (but for a first step of a megabyte). A buffer gets its memory when the one

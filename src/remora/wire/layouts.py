@@ -136,11 +136,12 @@ def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tens
         values.layout is not torch.strided or values.dim() != 1 or not values.is_contiguous()
     ):
         raise SerializationError("a nested tensor is not made of a row of values and three tables of int64")
-    if offsets.dim() != 1 or sizes.shape != strides.shape or sizes.shape[:1] != offsets.shape[: sizes.dim()]:
+    # (torch reads the first row of each table, whether there is one or not.)
+    if sizes.dim() != 2 or not len(sizes) or sizes.shape != strides.shape or sizes.shape[:1] != offsets.shape:
         raise SerializationError(f"a nested tensor has {tuple(sizes.shape)} sizes, {tuple(strides.shape)} strides and "
                                  f"{tuple(offsets.shape)} offsets")
     if not sizes.numel():
-        if sizes.dim() > 1 and len(offsets) and _end_of(offsets) > values.numel():
+        if _end_of(offsets) > values.numel():
             raise SerializationError("a nested tensor reaches beyond its values")
         return
     least = min(int(each.min()) for each in numbers)
@@ -239,8 +240,8 @@ def _check_packed(name: str, nbytes: int, offset: int, shape: tuple[int, ...], s
     """Raise unless a tensor with several elements in a byte is plain, and all its bytes came: torch knows no views of it."""
     count = check_shape(shape, 1)
     per_byte = _PER_BYTE[name]
-    rows = count // shape[-1] if count else 0
-    expected = rows * -(-shape[-1] // per_byte) if shape else 1
+    row = shape[-1] if shape else 1
+    expected = count // row * -(-row // per_byte) if count else 0
     if offset != 0 or nbytes != expected:
         raise SerializationError(f"{nbytes} bytes came for a tensor of {name} and shape {shape}, which has {expected}")
 

@@ -182,9 +182,12 @@ def untouched(nbytes: int) -> mmap.mmap:
 
 
 def fixed(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage over the same memory that cannot be made larger."""
-    if storage.device.type != "cpu" or not storage.nbytes() or not storage.resizable():
+    """A storage over the same memory that cannot be made larger. (There is no such storage on other devices.)"""
+    if storage.device.type != "cpu" or not storage.resizable():
         return storage
+    if not storage.nbytes():
+        part: torch.UntypedStorage = storage[:0]  # the size of a part is fixed
+        return part
     with torch._C._DisableTorchDispatch():
         return torch.frombuffer(buffer_of(storage), dtype=torch.uint8).untyped_storage()
 

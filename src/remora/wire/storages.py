@@ -420,3 +420,10 @@ def storage_on(device: str, source: Source) -> torch.UntypedStorage:
     if isinstance(source, bytes | int) and device != "cpu":
         return copies.to_device(storage_of(source), place)
     return storage_of(source)
+
+
+def bare_storage_on(device: str, source: Source) -> torch.UntypedStorage:
+    """The same for a storage that tensors of torch's own making are put into. On the CPU it cannot be made larger, unless it
+    is that of a tensor which came before: both are one storage for those that they are sent on to."""
+    storage = storage_on(device, source)
+    return storage if isinstance(source, torch.Tensor) else fixed(storage)

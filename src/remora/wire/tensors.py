@@ -28,6 +28,7 @@ from remora.wire.storages import (
     Reduced,
     Source,
     bare_storage_of,
+    bare_storage_on,
     cannot_send,
     check_place,
     check_shape,
@@ -35,7 +36,6 @@ from remora.wire.storages import (
     flagged,
     prototypes,
     reduce_strided,
-    storage_on,
     strided,
     without_modes,
 )
@@ -143,7 +143,7 @@ def reduce_storage(out: Outgoing, storage: torch.UntypedStorage) -> Reduced:
         out.seen[key] = storage
         first = (out.place if on_host else out.load)(storage, 0, storage.nbytes())
     if device != "cpu" or not on_host:
-        return storage_on, (device, first)
+        return bare_storage_on, (device, first)
     out.untracked = out.untracked or type(first) is not bytes
     return bare_storage_of, (first,)
 
