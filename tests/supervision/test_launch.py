@@ -100,6 +100,10 @@ def test_only_tracebacks_of_an_interrupt_are_folded() -> None:
     ]  # fmt: skip
     assert list(folded([*trace, b"ValueError: x\n"])) == [*trace, b"ValueError: x\n"]
     assert list(folded(trace)) == trace  # killed in the midst of it
+    gone = b"worker0 (pid 17) is gone: its process ended\n"  # said by another thread
+    assert list(folded([*trace[:2], gone, trace[2], b"KeyboardInterrupt\n"])) == [
+        gone, b"KeyboardInterrupt in step (train.py, line 3)\n",
+    ]  # fmt: skip
 
 
 def test_one_process_prints_as_it_is(tmp_path: Path) -> None:

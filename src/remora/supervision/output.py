@@ -21,6 +21,7 @@ LAST_WORDS = 2.0  # seconds for what has been printed to be passed on
 PAUSE = 0.2  # seconds that the rest of a line may take
 _LINE_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!$)")  # (behind a last carriage return, a line feed may follow)
 _LIBRARIES = (b"site-packages", b"<frozen", os.path.dirname(os.path.dirname(__file__)).encode())
+_LAST_LINE = re.compile(rb"[\w.]+(:|\s*$)")  # of a traceback: the exception's type, and its text if it has one
 _PLACE = re.compile(rb'  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
 
 
@@ -89,10 +90,13 @@ def pieces(pipe: FileIO) -> Iterator[bytes]:
 
 
 def folded(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines, but for tracebacks of KeyboardInterrupt: one line that says where it came."""
+    """The lines, but for tracebacks of KeyboardInterrupt: one line that says where it came. Another thread may print a
+    line in the midst of a traceback. That line is passed on at once, and the traceback goes on behind it."""
     held: list[bytes] = []
     for line in lines:
-        if held and not line.startswith(b" "):
+        if held and not line.startswith(b" ") and not _LAST_LINE.match(line):
+            yield line
+        elif held and not line.startswith(b" "):
             yield from [_fold(held, line)] if line.startswith(INTERRUPT) else [*held, line]
             held = []
         elif held or line.startswith(TRACEBACK):
