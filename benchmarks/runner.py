@@ -17,7 +17,7 @@ ROUNDS_OF_SLOW = 3  # more would be most of a run
 
 
 @dataclass(frozen=True)
-class Turn:
+class TryLock:
     """One contestant has the machine to itself, for benchmarks that need the same group."""
 
     who: Contestant
@@ -42,7 +42,7 @@ def run(
 
 def _turns(
     benchmarks: Sequence[Benchmark], contestants: Sequence[Contestant], number: int, quick: bool
-) -> Iterator[Turn]:
+) -> Iterator[TryLock]:
     """Those that start quickly get a group for every turn, which are short; who goes first changes every round.
 
     No two are up at the same time: torch.distributed.rpc burns a fifth of a core in every process that is idle. Actor
@@ -52,11 +52,11 @@ def _turns(
     order = quick_to_start if number % 2 == 0 else quick_to_start[::-1]
     for benchmark in benchmarks:
         for _ in range(1 if quick else benchmark.bouts):
-            yield from (Turn(who, [benchmark]) for who in order if who in benchmark.contestants)
+            yield from (TryLock(who, [benchmark]) for who in order if who in benchmark.contestants)
     if number < (1 if quick else ROUNDS_OF_SLOW):
         for who in contestants:
             if who.slow_to_start:
-                yield from (Turn(who, alike) for alike in _alike([b for b in benchmarks if who in b.contestants]))
+                yield from (TryLock(who, alike) for alike in _alike([b for b in benchmarks if who in b.contestants]))
 
 
 def _alike(benchmarks: Sequence[Benchmark]) -> list[list[Benchmark]]:
@@ -66,7 +66,7 @@ def _alike(benchmarks: Sequence[Benchmark]) -> list[list[Benchmark]]:
     return [list(alike) for _, alike in groupby(sorted(benchmarks, key=needs), key=needs)]
 
 
-def _take(turn: Turn, quick: bool, results: Results) -> None:
+def _take(turn: TryLock, quick: bool, results: Results) -> None:
     first = turn.benchmarks[0]
     setting = Setting(turn.who, first.transport, first.workers, quick)
     try:
@@ -77,7 +77,7 @@ def _take(turn: Turn, quick: bool, results: Results) -> None:
             results.excuse(benchmark.name, turn.who.name, error)
 
 
-def _measure_all(turn: Turn, run_measure: RunMeasure, results: Results) -> None:
+def _measure_all(turn: TryLock, run_measure: RunMeasure, results: Results) -> None:
     for benchmark in turn.benchmarks:
         try:
             results.add(benchmark.name, turn.who.name, run_measure(benchmark.measure))

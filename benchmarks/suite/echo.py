@@ -1,4 +1,4 @@
-"""Bulk data: a tensor goes to the callee and comes back; the bytes of both directions by the time of the call."""
+"""SharedMemory data: a tensor goes to the callee and comes back; the bytes of both directions by the time of the call."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ delays of a fault plan. What measures the machine itself (bursts of microseconds
 large message) is real time whatever the clock.
 
 A thread that waits says how (`wait`, which blocks for a number of seconds, or for ever) and until when. Under the system's
-clock that is all there is to it. Another clock (`remora.testing.clock`) must know who waits until when.
+clock that is all there is to it. Another clock (`remora.testing.virtual_clock`) must know who waits until when.
 """
 
 from __future__ import annotations

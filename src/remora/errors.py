@@ -18,7 +18,7 @@ RemoraError (RuntimeError)            programs written for torch.distributed.rpc
     └── RemoteError                   it ran on the callee and raised
 
 What a remote function raised arrives as an exception of the original type that is *also* a `RemoteError`; see
-`remora.wire.failures`.
+`remora.wire.exceptions`.
 """
 
 from __future__ import annotations

@@ -14,19 +14,19 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
-from remora.agent.bulk import credentials
-from remora.agent.calls import current_deadline
-from remora.agent.collecting import teach_torch
-from remora.agent.crew import forget_thread
-from remora.agent.futures import going_down
-from remora.agent.greeting import greet_neighbours
-from remora.agent.introduction import Introduction
-from remora.agent.membership import Membership
-from remora.agent.peers import Peer
-from remora.agent.places import Places
-from remora.agent.recording import current_recording
+from remora.agent.calls.call import current_deadline
+from remora.agent.calls.call_context import current_recording
+from remora.agent.calls.collect import teach_torch
+from remora.agent.calls.future import going_down
+from remora.agent.memory.routing import Places
+from remora.agent.memory.shared import credentials
+from remora.agent.peers.greeting import greet_neighbours
+from remora.agent.peers.group_membership import Membership
+from remora.agent.peers.handshake_client import HandshakeClient
+from remora.agent.peers.manager import Peer
+from remora.agent.runtime.pool import reset_thread_state
 from remora.autograd.engine import Engine
-from remora.autograd.roots import Roots
+from remora.autograd.rref_backward import RRefBackward
 from remora.devices.maps import DeviceMap, Wishes
 from remora.errors import RendezvousError, WorkerNotFound
 from remora.long_wait import listed
@@ -37,10 +37,10 @@ from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import find_secret, loopback_secret
-from remora.rref.references import References
-from remora.transport import addresses, dial
+from remora.rref.codec import References
+from remora.transport import addresses, sockets
 from remora.vocabulary.ids import WorkerInfo
-from remora.wire import code
+from remora.wire import code_by_value
 
 log = logging.getLogger("remora")
 
@@ -69,11 +69,11 @@ class Worker:
         self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
         settings = settings.with_environment()
         bringup = settings.time_to_meet(timeout)
-        introduction = self.introduction = Introduction(self._me, secrets.token_hex(8), settings)
+        introduction = self.handshake_client = HandshakeClient(self._me, secrets.token_hex(8), settings)
         self._places = Places(name, wishes, settings.auto_device_map)
         self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places)
         self.clock = settings.clock
-        self.agent.crew.worker = self.agent.coroutines.worker = self
+        self.agent.pool.worker = self.agent.coroutines.worker = self
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
         try:
@@ -84,10 +84,10 @@ class Worker:
                 self.group = StaticGroup(store, world_size, bringup, introduction.has_ended, seal)
             else:
                 self.group = DynamicGroup(store, bringup, seal)
-            found = self.agent.door.listen(bind_host)
+            found = self.agent.listener.listen(bind_host)
             host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid()}
             extra = {**credentials(), **self._places.credentials(), **about}
-            extra[code.MAIN] = code.identity()
+            extra[code_by_value.MAIN] = code_by_value.identity()
             self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
             check_devices = self._places.check_group if world_size else self._places.check_alone
@@ -106,7 +106,7 @@ class Worker:
         self._members = members
         self.references = References(self.agent, first_id, not world_size)
         self.autograd = Engine(self.agent, first_id)
-        Roots(self.autograd, self.references)
+        RRefBackward(self.autograd, self.references)
         self.membership = Membership(self.agent, self.group, self.record, dynamic=not world_size)
         self.membership.heard = self.references.table.heard
         self.membership.tell_heard = self.references.table.tell_heard
@@ -125,7 +125,7 @@ class Worker:
     def _bury_predecessors(self) -> bool:
         """Whether all who have our name or id at the store are gone, or nobody has them any more; the gone are removed."""
         rivals = self.group.holders(self.record)
-        dead = [each for each in rivals if self.introduction.is_gone(each)]
+        dead = [each for each in rivals if self.handshake_client.is_gone(each)]
         for each in dead:
             self.group.remove(each)
         return len(dead) == len(rivals)
@@ -260,13 +260,13 @@ def after_fork_in_child(action: Callable[[], None]) -> None:
 def _forget_workers() -> None:
     """In a forked child: the parent's workers are not ours. Close our copies of their descriptors, so that peers notice
     the parent's end, and forget them, so that this process may start a worker of its own."""
-    forget_thread()
+    reset_thread_state()
     current_deadline.set(None)  # it may have been forked in the midst of a call
     current_recording.set(None)
     for worker in list(_workers):
         worker.agent.abandon()
     _workers.clear()
-    dial.forget_inproc()
+    sockets.forget_inproc()
     for action in _after_fork:
         action()
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 import pytest
 
 from remora import rpc
-from remora.agent.calls import Call
-from remora.agent.sending import Sending
-from remora.agent.unanswered import Unanswered
+from remora.agent.calls.call import Call
+from remora.agent.calls.unanswered import Unanswered
+from remora.agent.channel.outbox import Outbox
 from remora.clock import NEVER
 from remora.errors import CallNotSent, CallTimeout
 from remora.long_wait import LongWait, listed
@@ -151,7 +151,7 @@ def test_a_call_that_waits_for_room_says_so(
         call = Call(peer, "train")
         call.limit(0.7, 0.7)
         with monkeypatch.context() as patched:
-            patched.setattr(Sending, "full", True)
+            patched.setattr(Outbox, "full", True)
             with pytest.raises(CallNotSent):
                 peer.outgoing.wait_for_room(call)
     assert said(caplog)[0] == "call of train on worker1 waits until worker1 has taken what was sent before, 0 s"
@@ -159,7 +159,7 @@ def test_a_call_that_waits_for_room_says_so(
 
 def test_waiting_for_a_connection_says_so(soon: None, caplog: pytest.LogCaptureFixture) -> None:
     with World(2, reconnect_timeout=1.0) as world:
-        world[0].introduction.barred = lambda name: name == "worker1"
+        world[0].handshake_client.barred = lambda name: name == "worker1"
         with pytest.raises(CallNotSent):
             world.run(0, rpc.rpc_sync, "worker1", pass_gate)
     assert said(caplog)[0] == "worker0 still waits for a connection with worker1 (1 call pending), 0 s"
@@ -197,7 +197,7 @@ class FakePeer:
     def answers(self, call: Call) -> None:
         del self.pending[call.id]
 
-    def look_for(self, seconds: float) -> None:
+    def verify(self, seconds: float) -> None:
         for _ in range(int(2 * seconds)):
             self._clock.time += 0.5
             self._unanswered.look([self])  # type: ignore[list-item]
@@ -206,19 +206,19 @@ class FakePeer:
 def test_calls_say_for_whom_they_wait_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
     peer = FakePeer(FakeClock())
     first = peer.called()
-    peer.look_for(5)
+    peer.verify(5)
     second = peer.called(30.0)
-    peer.look_for(16)
+    peer.verify(16)
     text = "call of train on w1 waits for its answer, "
     assert said(caplog) == [f"{text}without a timeout (1 more call to w1), {n} s" for n in (10, 20)]
     peer.answers(first)
     caplog.clear()
-    peer.look_for(10)
+    peer.verify(10)
     assert not said(caplog), "calls to this worker take long, as was said"
     peer.answers(second)
-    peer.look_for(61)
+    peer.verify(61)
     peer.called(-1.0)
-    peer.look_for(21)
+    peer.verify(21)
     assert said(caplog) == [f"{text}with a timeout of 60 s, {n} s" for n in (10, 20)]
 
 
@@ -241,13 +241,13 @@ def test_calls_that_all_take_long_are_not_all_reported(caplog: pytest.LogCapture
     peer = FakePeer(FakeClock())
     for _ in range(20):
         call = peer.called()
-        peer.look_for(12)
+        peer.verify(12)
         peer.answers(call)
     assert len(said(caplog)) == 1
-    peer.look_for(61)
+    peer.verify(61)
     caplog.clear()
     for call in [peer.called() for _ in range(100)]:
-        peer.look_for(1)
+        peer.verify(1)
         peer.answers(call)
     assert [text.split()[-2] for text in said(caplog)] == ["10", "20", "40", "80"]
 

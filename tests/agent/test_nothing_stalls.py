@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from remora import autograd, rpc
-from remora.agent import sending
-from remora.agent.channel import Channel
-from remora.agent.vigil import Vigil
+from remora.agent.channel import outbox
+from remora.agent.channel.channel import Channel
+from remora.agent.peers.failure_detector import FailureDetector
 from remora.testing.world import World
-from remora.transport import stream
+from remora.transport import link as stream
 from tests.agent.alone import wait_until
 
 SOON = 2.0  # seconds: much longer than anything here takes
@@ -27,7 +27,7 @@ arrived: list[str] = []
 
 @pytest.fixture(autouse=True)
 def nobody_repairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(Vigil, "tick", lambda self, now: None)
+    monkeypatch.setattr(FailureDetector, "tick", lambda self, now: None)
     monkeypatch.setattr(stream, "BLOCK_LIMIT", LONG / 2)
     yield
     gates.clear()
@@ -135,7 +135,7 @@ def begin_reading(world: World, begin: Callable[..., Future[Any]]) -> Callable[.
 def wait_until_asleep(world: World) -> None:
     """Until a thread has found that another one reads, or has said that it does not want to read."""
     channel = channel_of(world)
-    wait_until(lambda: channel.sleeping or channel.expected)
+    wait_until(lambda: channel.parked or channel.notify_ids)
 
 
 Begin = Callable[..., Future[Any]]
@@ -202,8 +202,8 @@ def test_a_reply_that_somebody_listens_for_is_read_though_others_came_and_went(w
     assert listener.result(SOON) == "told"
 
 
-def test_replies_are_read_while_the_crew_is_reading(world: World, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that finds a thread of the crew at it sleeps, and that one goes when it has read."""
+def test_replies_are_read_while_the_pool_is_reading(world: World, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that finds a thread of the pool at it sleeps, and that one goes when it has read."""
     go_on, reads = threading.Event(), threading.Event()
     receive = Channel._receive
 
@@ -233,7 +233,7 @@ def test_replies_are_read_while_the_crew_is_reading(world: World, begin: Begin, 
 @pytest.fixture
 def expecting_company(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last message that nobody was in a hurry for was followed by another: the next one waits for such a one."""
-    monkeypatch.setattr(sending, "NO_TIME", 60.0)
+    monkeypatch.setattr(outbox, "NO_TIME", 60.0)
     for _ in range(2):
         assert world.run(0, by_reference, echo, 1) == 1
     wait_until(lambda: not owned(world) and nobody_expects_company(world))
@@ -273,8 +273,8 @@ def test_the_release_of_a_context_that_nothing_follows_is_sent(world: World, exp
 
 
 def test_calls_in_a_burst_are_sent_though_nobody_waits_for_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share a write, which the crew is asked for."""
-    monkeypatch.setattr(sending, "BURST_GAP", 60.0)
+    """They share a write, which the pool is asked for."""
+    monkeypatch.setattr(outbox, "BURST_GAP", 60.0)
     futures = [world.run(0, rpc.rpc_async, "worker1", pass_gate, (name,)) for name in "abc"]
     wait_until(lambda: all(map(is_at_gate, "abc")), SOON)
     for name in "abc":

@@ -38,7 +38,7 @@ RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 # These compute and nothing else: no I/O, no threads, no clock, no torch.
 PURE = ("remora.vocabulary", "remora.protocol", "remora.errors", "remora.autograd.ledger")
 PURE_STDLIB = {
-    "__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "hashlib",
+    "__future__", "abc", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "hashlib",
     "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types", "typing",
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ EXCEPTIONS = {
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",
     ("remora.supervision.output", "threading.Thread"): "reads what processes print, however the supervisor is busy",
-    ("remora.rpc.gathering", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
+    ("remora.rpc.all_gather", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
 }
 
 
@@ -190,8 +190,8 @@ def made_of(**files: str) -> dict[str, Module]:
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (upward_imports, "import remora.agent.calls"),
-        (upward_imports, "def f():\n    from remora.agent import calls"),
+        (upward_imports, "import remora.agent.calls.call"),
+        (upward_imports, "def f():\n    from remora.agent.calls import call as calls"),
         (upward_imports, "from ..agent import calls"),
         (impure_imports, "import time"),
         (impure_imports, "from torch import Tensor"),

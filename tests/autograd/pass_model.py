@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from remora.autograd.errands import Errand
+from remora.autograd.countdown import Countdown
 from remora.autograd.ledger import Ledger
 
 ROOTS = -1  # the source on worker 0 where the pass begins
@@ -68,7 +68,7 @@ class Run:
         self.reports: list[str | None] = []
         self.complete_when_reported = False
         self.events: dict[str, Callable[[], None]] = {}
-        errand: Errand[str] = Errand(self._report)
+        errand: Countdown[str] = Countdown(self._report)
         self._arrive(0, [ROOTS], errand)
         errand.finish()
 
@@ -76,16 +76,16 @@ class Run:
         self.reports.append(failure)
         self.complete_when_reported = all(worker.ledger.done for worker in self.workers.values())
 
-    def _arrive(self, number: int, sources: list[int], errand: Errand[str]) -> None:
+    def _arrive(self, number: int, sources: list[int], errand: Countdown[str]) -> None:
         worker = self.workers[number]
         self._start(number, worker.ledger.arrive(worker.bits[source] for source in sources), errand)
 
-    def _start(self, number: int, ready: list[int], errand: Errand[str]) -> None:
+    def _start(self, number: int, ready: list[int], errand: Countdown[str]) -> None:
         for label in ready:
             errand.begin()
             self.events[f"worker {number} has run {label:b}"] = lambda label=label: self._ran(number, label, errand)
 
-    def _ran(self, number: int, label: int, errand: Errand[str]) -> None:
+    def _ran(self, number: int, label: int, errand: Countdown[str]) -> None:
         if self.fails == (number, label):
             errand.finish(f"worker {number} failed")
             return
@@ -97,13 +97,13 @@ class Run:
         worker.ledger.check()
         errand.finish()
 
-    def _parcel(self, message: int, parent: Errand[str]) -> None:
+    def _parcel(self, message: int, parent: Countdown[str]) -> None:
         self.delivered.append(message)
 
         def answer(failure: str | None) -> None:
             self.events[f"answer for {message} arrives"] = lambda: parent.finish(failure)
 
-        errand: Errand[str] = Errand(answer)
+        errand: Countdown[str] = Countdown(answer)
         self._arrive(self.world.messages[message][0], [message], errand)
         errand.finish()
 

@@ -10,10 +10,10 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from remora.autograd import segments
-from remora.autograd.books import Divided, Whole
 from remora.autograd.graph import Division, Reach
 from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Recv, receive
+from remora.autograd.schedule import Divided, Whole
 
 
 def edge(tensor: torch.Tensor) -> GradientEdge:

@@ -28,7 +28,7 @@ LEFT_OUT = {
         rpc._invoke_remote_builtin rpc._invoke_remote_python_udf rpc._invoke_remote_torchscript rpc._invoke_rpc_builtin
         rpc._invoke_rpc_python_udf rpc._invoke_rpc_torchscript
     """,
-    "the profiler's compiled state; remora.rpc.profiling brings the events of other workers": """
+    "the profiler's compiled state; remora.rpc.profiler.spans brings the events of other workers": """
         rpc.RemoteProfilerManager rpc._set_profiler_node_id rpc._enable_server_process_global_profiler
         rpc._disable_server_process_global_profiler rpc.api._enable_rpc_profiler rpc.api._get_should_profile
         rpc.internal._start_record_function

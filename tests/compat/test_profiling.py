@@ -14,9 +14,10 @@ from torch.autograd.profiler_legacy import profile
 
 from remora import rpc
 from remora.errors import CallCancelled
-from remora.rpc import api, profiled
-from remora.rpc.events import Event, TracedCall, _skew
+from remora.rpc import api
 from remora.rpc.internal import check_arguments
+from remora.rpc.profiler import callee_events
+from remora.rpc.profiler.tracing import Event, TracedCall, _skew
 from tests.workers import Workers
 
 SYNC, ASYNC, REMOTE = (f"rpc_{kind}#{{}}(worker0 -> worker1)" for kind in ("sync", "async", "remote"))
@@ -123,13 +124,13 @@ def test_a_value_made_elsewhere(workers: Workers) -> None:
         rref = rpc.remote("worker1", Counter)
         value = rref.rpc_sync().add(1)
         rref._get_profiling_future().wait()
-        return value, len(profiled._kept)
+        return value, len(callee_events._kept)
 
     (value, _), events = workers.run(0, lambda: profiled_by(work))
     assert value == 2
     only(events, REMOTE.format("Counter"))
     only(events, SYNC.format("add"))
-    assert workers.run(1, lambda: len(profiled._kept)) == 0, "events were kept that nobody will ask for"
+    assert workers.run(1, lambda: len(callee_events._kept)) == 0, "events were kept that nobody will ask for"
 
 
 def test_calls_of_the_callee_show_too(workers: Workers) -> None:

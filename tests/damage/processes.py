@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from remora.transport import dial
+from remora.transport import sockets
 from tests.damage import proxy, sessions
 from tests.damage.trials import LIMIT, ROADS, TIMEOUT, Damage, Trial, described
 from tests.workers import Workers
@@ -49,7 +49,7 @@ class Pair:
 def _install() -> None:
     global _middle
     _middle = proxy.Proxy()
-    dial.connect = _middle.connect
+    sockets.connect = _middle.connect
 
 
 def _lives() -> bool:

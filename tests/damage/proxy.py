@@ -1,6 +1,7 @@
 """A man in the middle of every connection that this process makes, on whatever road: sees each unit, and may damage one.
 
-`installed()` replaces `dial.connect`. A connection to a TCP or Unix address then leads to a socket of the same family here,
+`installed()` replaces `sockets.connect`. A connection to a TCP or Unix address then leads to a socket of the same
+family here,
 and from there on to the address; one inside the process leads through a second pair of sockets. So the two workers have real
 sockets of their road, and the proxy has the bytes of the handshake, too.
 """
@@ -16,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from remora.transport import dial
+from remora.transport import sockets
 from remora.transport.addresses import Address
 from tests.damage.units import Cutter, Unit
 
 CHUNK = 1 << 18
 OUT, BACK = "out", "back"  # from the worker that dialled, and to it
 
-Judge = Callable[[str, Unit, Sequence[Unit]], bytes]
+PeerEvents = Callable[[str, Unit, Sequence[Unit]], bytes]
 """What arrives in the place of a unit, given where it goes and what came there before it on this connection."""
 
 
@@ -36,17 +37,17 @@ def pass_on(direction: str, unit: Unit, before: Sequence[Unit]) -> bytes:
 class Proxy:
     """What sits in the middle. `judge` is asked about each unit and may be replaced at any time."""
 
-    judge: Judge = pass_on
+    judge: PeerEvents = pass_on
     record: list[tuple[str, Unit]] | None = None  # everything that passes, while this is a list
     _threads: list[threading.Thread] = field(default_factory=list)
     _sockets: set[socket.socket] = field(default_factory=set)
-    _connect: Callable[..., socket.socket] = dial.connect
+    _connect: Callable[..., socket.socket] = sockets.connect
     closed: bool = False
 
     def connect(
         self, address: Address, timeout: float, opened: Callable[[socket.socket], None] = lambda _: None
     ) -> socket.socket:
-        """In the place of `dial.connect`."""
+        """In the place of `sockets.connect`."""
         far = self._connect(address, timeout)
         try:
             near, ours = _pair(address.kind, opened)
@@ -137,7 +138,7 @@ def _pair(kind: str, opened: Callable[[socket.socket], None]) -> tuple[socket.so
 def installed() -> Iterator[Proxy]:
     """Inside, every connection that is made passes the proxy."""
     proxy = Proxy()
-    with mock.patch.object(dial, "connect", proxy.connect):
+    with mock.patch.object(sockets, "connect", proxy.connect):
         try:
             yield proxy
         finally:

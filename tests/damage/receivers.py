@@ -16,22 +16,23 @@ from typing import Any
 
 import torch
 
-from remora.agent.bulk import Bulk
-from remora.agent.functions import Heard
+from remora.agent.channel.function_table import Heard
+from remora.agent.memory.shared import SharedMemory
 from remora.errors import AuthenticationError, ProtocolError, RendezvousError
-from remora.protocol.handshake import Accepted, Caller, Hello, Identity, Listener
+from remora.protocol.handshake import Accepted, Hello, Identity, Initiator, Responder
 from remora.rendezvous.record import WorkerRecord
-from remora.rendezvous.roll_call import Roster
 from remora.rendezvous.seal import RecordSeal
-from remora.transport import loans, shm
+from remora.rendezvous.static_join import Roster
+from remora.transport.shm import borrower as loans
+from remora.transport.shm import lender as shm
 from remora.vocabulary.ids import WorkerKey
-from remora.wire import failures, frames, preamble
-from remora.wire.cargo import Landing, split
+from remora.wire import exceptions, frames, ref_header
+from remora.wire.device_buffers import Landing, split
 from remora.wire.frames import FrameReader
-from remora.wire.identities import unpack_id, unpack_ids
-from remora.wire.memory import from_bytes
-from remora.wire.pickling import pack, unpack
-from remora.wire.scopes import UnpackScope
+from remora.wire.id_codec import unpack_id, unpack_ids
+from remora.wire.pack_scope import UnpackScope
+from remora.wire.pickler import pack, unpack
+from remora.wire.raw_memory import from_bytes
 from tests.damage.mutations import Mutation, apply
 from tests.damage.units import Unit
 
@@ -90,7 +91,7 @@ def _of_frame(frame: frames.Frame) -> Iterator[Sample]:
         yield Sample("ids", body[1:] if frame.kind == 0x10B else body)  # (before goodbyes is a byte)
     elif frame.flags & frames.REFERENCES:
         yield Sample("preamble", body, buffers)
-        _, _, rest = preamble.detach(body)
+        _, _, rest = ref_header.detach(body)
         yield Sample("body", bytes(rest), buffers)
     elif body and not frame.flags & frames.SHARED and frame.kind >= 0x100:
         yield Sample("body", body, buffers)
@@ -112,9 +113,9 @@ def handshakes() -> Iterator[Sample]:
 _ME, _PEER = Identity("worker0", 0, "a" * 32, "group"), Identity("worker1", 1, "b" * 32, "group")
 
 
-def _ends() -> tuple[Caller, Listener]:
-    caller = Caller(_ME, "s" * 32, 3, SECRET, expected=_PEER, nonce=b"n" * 16)
-    return caller, Listener(_PEER, _admit, SECRET, nonce=b"m" * 16)
+def _ends() -> tuple[Initiator, Responder]:
+    caller = Initiator(_ME, "s" * 32, 3, SECRET, expected=_PEER, nonce=b"n" * 16)
+    return caller, Responder(_PEER, _admit, SECRET, nonce=b"m" * 16)
 
 
 def _admit(hello: Hello) -> int:
@@ -139,7 +140,7 @@ def words() -> Iterator[Sample]:
     yield Sample("manifest", b"body" + listed + struct.pack("<I", len(listed)))
 
 
-# Receiving.
+# Inbox.
 
 
 def _stream(sample: Sample) -> object:
@@ -217,12 +218,12 @@ class _NoLender:
 
 
 def _preamble(sample: Sample) -> object:
-    creates, listed, rest = preamble.detach(sample.data)
+    creates, listed, rest = ref_header.detach(sample.data)
     return creates, len(listed), len(rest)
 
 
 def _failure(sample: Sample) -> object:
-    error = failures.load(sample.data)
+    error = exceptions.load(sample.data)
     return f"{error!s} {error!r}"
 
 
@@ -268,7 +269,7 @@ def _sealed(sample: Sample) -> object:
 
 def _given_back(sample: Sample) -> object:
     """By a peer to which something is lent, and to one to which nothing is."""
-    bulk = Bulk(1 << 20, 1 << 20, lambda: 0.0, lambda task: None)
+    bulk = SharedMemory(1 << 20, 1 << 20, lambda: 0.0, lambda task: None)
     sharing = bulk.with_peer(WorkerKey(1, "b" * 32), "worker1")
     sharing.willing = True
     assert sharing.lend(pack(torch.zeros(50_000))) is not None

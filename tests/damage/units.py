@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from remora.protocol import conversation
-from remora.transport.faulty import Splitter
+from remora.transport.fault_link import Splitter
 from remora.wire import frames
 
 _SIZES = {"B": 1, "?": 1, "H": 2, "I": 4, "Q": 8, "d": 8, "f": 4, "i": 4, "q": 8}

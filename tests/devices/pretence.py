@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from remora.devices import kinds, streams
+from remora.devices import registry, streams
 
 PRETENDED = torch.device("cuda:0")
 CPU = torch.device("cpu")
@@ -86,6 +86,6 @@ class Module:
 def module(monkeypatch: pytest.MonkeyPatch) -> Module:
     """A watched device."""
     made = Module()
-    monkeypatch.setattr(kinds, "module", lambda kind: made)
+    monkeypatch.setattr(registry, "module", lambda kind: made)
     monkeypatch.setattr(streams, "watched", (PRETENDED,))
     return made

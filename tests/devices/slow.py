@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from remora.devices import copies, streams, transit
+from remora.devices import copies, staging, streams
 from remora.wire.frames import FrameReader
-from remora.wire.storages import Outgoing
+from remora.wire.tensors.storages import Outgoing
 
 CHUNK = 1 << 20
 PATIENCE = 20.0  # seconds until a test fails that waits in vain
@@ -112,8 +112,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDevice]:
     monkeypatch.setattr(copies, "pinned", made.pin)
     monkeypatch.setattr(streams, "aside", lambda device: "another stream")
     monkeypatch.setattr(streams, "follow", lambda device, event: None)
-    monkeypatch.setattr(transit, "worthwhile", lambda device: True)
-    monkeypatch.setattr(transit, "begin", made.begin)
+    monkeypatch.setattr(staging, "worthwhile", lambda device: True)
+    monkeypatch.setattr(staging, "begin", made.begin)
     monkeypatch.setattr(FrameReader, "received", note)
     yield made
     made.allow(1 << 30)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from remora import autograd, rpc
-from remora.agent.crew import acting_worker
+from remora.agent.runtime.pool import current_worker
 from remora.errors import RemoraError
 from remora.testing.world import World
 
@@ -78,7 +78,7 @@ class Story:
 
     def step(self, name: str, wanted: Any, action: Callable[[], Any]) -> Any:
         """Take a step; its value, or None if it failed."""
-        self.whose[name] = acting_worker().get_worker_info().name
+        self.whose[name] = current_worker().get_worker_info().name
         try:
             value = action()
         except Exception as error:
@@ -88,7 +88,7 @@ class Story:
         return value
 
     def problems(self, dead: Collection[str] = ()) -> list[str]:
-        """Steps that yielded something wrong; those of the dead do not count."""
+        """SerialQueue that yielded something wrong; those of the dead do not count."""
         return [
             f"{name}: {got!r} instead of {wanted!r}"
             for name, (wanted, got) in self.outcomes.items()

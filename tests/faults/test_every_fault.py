@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from remora.protocol.session import Session
-from remora.rref.table import Table
+from remora.rref.ref_table import Table
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.trials import (
     REAL,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.faults.deeds import (
+from remora.faults.kinds import (
     DEEDS,
     Cut,
     Fault,

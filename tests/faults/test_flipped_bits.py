@@ -15,7 +15,7 @@ import torch
 from remora import rpc
 from remora.errors import RemoraError, WorkerLost
 from remora.testing.world import World
-from remora.transport import faulty
+from remora.transport import fault_link
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import HEADER, HEADER_SIZE
 
@@ -50,7 +50,7 @@ class Flips:
 @pytest.fixture
 def flips(monkeypatch: pytest.MonkeyPatch) -> Flips:
     made = Flips()
-    monkeypatch.setattr(faulty, "damaged", made)
+    monkeypatch.setattr(fault_link, "damaged", made)
     return made
 
 
@@ -114,7 +114,7 @@ def test_and_so_does_one_of_a_word(world: World, flips: Flips, word: MessageType
     channel = world[0].agent.peers.find("worker1").outgoing
     for bit in BITS[::3]:
         flips.next(word, bit)
-        channel.say(int(word))
+        channel.send_unsequenced(int(word))
         assert flips.done.wait(5)
         check_call(world, bit)
 

@@ -12,7 +12,7 @@ from remora.errors import CallTimeout, ProtocolError, RemoraError
 from remora.protocol.holder import Holder
 from remora.protocol.session import Session
 from remora.testing.world import World
-from remora.transport.faulty import GARBAGE
+from remora.transport.fault_link import GARBAGE
 from remora.vocabulary.effects import TellParent
 from remora.vocabulary.ids import GloballyUniqueId, WorkerKey
 from remora.wire.frames import Damaged, FrameReader, encode

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
 
-from remora.agent import agent, dialling, peers, retries
-from remora.faults.deeds import DEEDS, Cut, Fault, Freeze, Kill, MessageFault, Pair, Partition, When, Which
+from remora.agent import agent
+from remora.agent.calls import retries
+from remora.agent.peers import manager, reconnect
 from remora.faults.injector import Message
+from remora.faults.kinds import DEEDS, Cut, Fault, Freeze, Kill, MessageFault, Pair, Partition, When, Which
 from remora.faults.plan import Plan
-from remora.rpc import gathering
+from remora.rpc import all_gather
 from remora.testing.world import World
 from remora.vocabulary.messages import REQUEST, MessageType
 from tests.faults import scenarios
@@ -60,9 +62,9 @@ def quick_time() -> Iterator[None]:
     """What happens twice a second happens fifty times a second, and so on: the same stack, in less time."""
     with (
         mock.patch.object(agent, "TICK", 0.02),
-        mock.patch.object(peers, "GRACE", 0.03),
-        mock.patch.object(dialling, "LAST_TRY", 0.2),
-        mock.patch.object(gathering, "LOOK_AGAIN", 0.1),
+        mock.patch.object(manager, "GRACE", 0.03),
+        mock.patch.object(reconnect, "LAST_TRY", 0.2),
+        mock.patch.object(all_gather, "LOOK_AGAIN", 0.1),
     ):
         yield
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from remora.transport import ipc
+from remora.transport import cuda_ipc
 
 CYCLES = 1_800_000_000  # a second of torch.cuda._sleep, about
 DEVICE = torch.device("cuda", 0)
@@ -71,8 +71,8 @@ class Life:
     """What it does."""
 
     def __init__(self) -> None:
-        self.exporter = ipc.Exporter()
-        self.importer = ipc.Importer()
+        self.exporter = cuda_ipc.Exporter()
+        self.importer = cuda_ipc.Importer()
         self.fetched = torch.empty(0)
 
     def export(self, size: str, value: str, seconds: str) -> str:
@@ -103,7 +103,7 @@ class Life:
         return str(torch.cuda.memory_reserved())
 
     def available(self) -> str:
-        return ipc.available(DEVICE) or "yes"
+        return cuda_ipc.available(DEVICE) or "yes"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.devices import copies, transit
+from remora.devices import copies, staging
 from remora.rpc.api import _get_current_rpc_agent
 from tests.gpu.conftest import identical_maps
 from tests.gpu.late import clutter, delay, late, on_another_stream, on_another_thread, seen
@@ -218,4 +218,4 @@ def _pinned() -> int:
 def test_nothing_grows(pair: Workers) -> None:
     device, host = pair.run(0, nothing_grows, "worker1")
     assert device <= 100 * MB
-    assert host <= transit.PINNED_UP_TO // 2
+    assert host <= staging.PINNED_UP_TO // 2

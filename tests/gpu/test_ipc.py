@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from remora.transport import ipc
-from remora.transport.ipc import importer, leavings
-from remora.transport.ipc.tally import SLOTS
+from remora.transport import cuda_ipc
+from remora.transport.cuda_ipc import deferred_free, importer
+from remora.transport.cuda_ipc.flags import SLOTS
 from tests.gpu.neighbour import DEVICE, Neighbour, busy
 
 if not torch.cuda.is_available():
@@ -40,8 +40,8 @@ def other() -> Iterator[Neighbour]:
 
 
 @pytest.fixture(scope="module")
-def taker(other: Neighbour) -> Iterator[ipc.Importer]:
-    made = ipc.Importer()
+def taker(other: Neighbour) -> Iterator[cuda_ipc.Importer]:
+    made = cuda_ipc.Importer()
     fetch(made, other.export(100, 1))  # what is opened once is open before a test begins
     yield made
     other.kill()
@@ -50,15 +50,15 @@ def taker(other: Neighbour) -> Iterator[ipc.Importer]:
 
 
 def _nothing_is_left() -> bool:
-    ipc.sweep()
-    return leavings.count() == 0
+    cuda_ipc.sweep()
+    return deferred_free.count() == 0
 
 
 def tensor_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage)
 
 
-def fetch(taker: ipc.Importer, reference: bytes) -> torch.Tensor:
+def fetch(taker: cuda_ipc.Importer, reference: bytes) -> torch.Tensor:
     (storage,) = taker.fetch(reference, DEVICE)
     return tensor_of(storage)
 
@@ -72,18 +72,18 @@ def let_go(other: Neighbour) -> bool:
 
 
 def test_memory_can_be_shared_here() -> None:
-    assert ipc.available(DEVICE) == ""
+    assert cuda_ipc.available(DEVICE) == ""
 
 
 @pytest.mark.parametrize("size", [1, 1000, MB + 1, 300 * MB])
-def test_what_is_fetched_is_what_was_exported(other: Neighbour, taker: ipc.Importer, size: int) -> None:
+def test_what_is_fetched_is_what_was_exported(other: Neighbour, taker: cuda_ipc.Importer, size: int) -> None:
     got = fetch(taker, other.export(size, 7))
     assert got.numel() == size
     assert holds(got, 7)
     assert let_go(other)
 
 
-def test_neither_side_waits_for_the_kernels_before_it(other: Neighbour, taker: ipc.Importer) -> None:
+def test_neither_side_waits_for_the_kernels_before_it(other: Neighbour, taker: cuda_ipc.Importer) -> None:
     torch.cuda.synchronize()
     began = time.monotonic()
     got = fetch(taker, other.export(64 * MB, 9, 0.5))
@@ -93,7 +93,7 @@ def test_neither_side_waits_for_the_kernels_before_it(other: Neighbour, taker: i
     assert let_go(other)
 
 
-def test_every_hand_over_is_in_the_order_of_the_streams(other: Neighbour, taker: ipc.Importer) -> None:
+def test_every_hand_over_is_in_the_order_of_the_streams(other: Neighbour, taker: cuda_ipc.Importer) -> None:
     streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     results: list[tuple[int, torch.Tensor]] = []
     for i in range(120):
@@ -109,7 +109,7 @@ def test_every_hand_over_is_in_the_order_of_the_streams(other: Neighbour, taker:
     assert let_go(other)
 
 
-def test_memory_is_held_until_the_copy_is_done(other: Neighbour, taker: ipc.Importer) -> None:
+def test_memory_is_held_until_the_copy_is_done(other: Neighbour, taker: cuda_ipc.Importer) -> None:
     references = [other.export(32 * MB, value) for value in range(20)]
     busy(0.3)
     got = [fetch(taker, reference) for reference in references]
@@ -122,7 +122,7 @@ def test_memory_is_held_until_the_copy_is_done(other: Neighbour, taker: ipc.Impo
     assert let_go(other)
 
 
-def test_there_is_an_end_to_what_is_held(other: Neighbour, taker: ipc.Importer) -> None:
+def test_there_is_an_end_to_what_is_held(other: Neighbour, taker: cuda_ipc.Importer) -> None:
     references: list[str] = []
     while (answer := other.ask("export", 100, 1, 0)) != "refused":
         references.append(answer)
@@ -133,7 +133,9 @@ def test_there_is_an_end_to_what_is_held(other: Neighbour, taker: ipc.Importer) 
     assert holds(fetch(taker, other.export(100, 5)), 5)
 
 
-def test_an_allocation_that_was_freed_is_not_taken_for_the_one_that_follows(other: Neighbour, taker: ipc.Importer) -> None:
+def test_an_allocation_that_was_freed_is_not_taken_for_the_one_that_follows(
+    other: Neighbour, taker: cuda_ipc.Importer
+) -> None:
     for value in range(4):
         got = fetch(taker, other.export(600 * MB, value))
         assert holds(got, value)
@@ -149,7 +151,7 @@ def test_an_allocation_that_was_freed_is_not_taken_for_the_one_that_follows(othe
 def test_a_killed_exporter_keeps_nobody_waiting(seconds: float) -> None:
     before = set(os.listdir("/dev/shm"))
     with Neighbour() as other:
-        taker = ipc.Importer()
+        taker = cuda_ipc.Importer()
         fetch(taker, other.export(MB, 3))
         torch.cuda.synchronize()
         got = fetch(taker, other.export(256 * MB, 5, seconds))
@@ -167,7 +169,7 @@ def test_a_killed_exporter_keeps_nobody_waiting(seconds: float) -> None:
 
 
 def test_a_killed_importer_leaves_its_exporter_the_memory() -> None:
-    giver = ipc.Exporter()
+    giver = cuda_ipc.Exporter()
     tensor = torch.full((256 * MB,), 4, dtype=torch.uint8, device=DEVICE)
     with Neighbour() as other:
         for _ in range(3):
@@ -184,7 +186,7 @@ def test_a_killed_importer_leaves_its_exporter_the_memory() -> None:
 
 
 def test_a_fence_keeps_later_work_behind_the_copy() -> None:
-    giver = ipc.Exporter()
+    giver = cuda_ipc.Exporter()
     tensor = torch.full((64 * MB,), 4, dtype=torch.uint8, device=DEVICE)
     with Neighbour() as other:
         for value in range(4, 14):
@@ -192,7 +194,7 @@ def test_a_fence_keeps_later_work_behind_the_copy() -> None:
             assert reference is not None
             other.ask("busy", 0.05)
             other.ask("fetch", reference.hex())
-            giver.fence(ipc.number_of(reference))
+            giver.fence(cuda_ipc.number_of(reference))
             tensor.add_(1)
             assert other.ask("value") == f"{value} {value}"
         assert eventually(lambda: giver.collect() is None and giver.outstanding == (0, 0))
@@ -200,7 +202,7 @@ def test_a_fence_keeps_later_work_behind_the_copy() -> None:
         assert reference is not None
         other.ask("busy", 60)
         other.ask("fetch", reference.hex())
-        giver.fence(ipc.number_of(reference))
+        giver.fence(cuda_ipc.number_of(reference))
         other.kill()
     giver.forget()
     assert eventually(_nothing_is_left)
@@ -208,7 +210,7 @@ def test_a_fence_keeps_later_work_behind_the_copy() -> None:
 
 
 def test_a_neighbour_that_is_only_lost_may_finish_its_copy() -> None:
-    giver = ipc.Exporter()
+    giver = cuda_ipc.Exporter()
     tensor = torch.full((64 * MB,), 4, dtype=torch.uint8, device=DEVICE)
     with Neighbour() as other:
         reference = giver.export([(tensor.untyped_storage(), 0, tensor.numel())])
@@ -228,6 +230,6 @@ def test_expandable_segments_are_refused_with_a_reason() -> None:
 
 
 def test_importing_it_does_not_initialise_cuda() -> None:
-    program = "import torch, remora.transport.ipc as i; i.identity(); print(torch.cuda.is_initialized())"
+    program = "import torch, remora.transport.cuda_ipc as i; i.identity(); print(torch.cuda.is_initialized())"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "False"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.handover import tidy
+from remora.agent.memory.device import tidy
 from remora.devices.maps import Wishes
 from remora.rpc.api import _get_current_rpc_agent
 from remora.testing.world import World

@@ -1,7 +1,8 @@
 """Threads of a worker around the machine of `remora.protocol.leader`, in every interleaving. Not tests.
 
 A world has the real machine, a poller, a gate with its timer, a queue, and a few threads that do what
-`remora.agent.runtime.leader` and `remora.agent.crew` do, one step at a time. A step is one method of the machine, one
+`remora.agent.runtime.leader_followers` and `remora.agent.runtime.pool` do, one step at a time. A step is one method
+of the machine, one
 system call, or one operation on a shared count. Between any two of them any other thread may act, an event may arrive, a
 task may be queued by another thread, a destructor may wait, the leader may fail, the end may come.
 
@@ -309,7 +310,7 @@ def step(world: World, me: int) -> None:
         later(world, me, rest)
         carry_out(world, me, first)
     else:
-        getattr(Steps, thread.at)(world, me, thread)
+        getattr(SerialQueue, thread.at)(world, me, thread)
 
 
 def carry_out(world: World, me: int, effect: Any) -> None:
@@ -383,7 +384,7 @@ def take(world: World) -> tuple[str, ...]:
     return taken
 
 
-class Steps:
+class SerialQueue:
     """By where a thread is. Each leaves it somewhere else."""
 
     @staticmethod
@@ -491,7 +492,7 @@ class Steps:
         if READS in thread.hand and not world.freed:
             go(world, me, "reading")
         else:
-            Steps.reading(world, me, thread)
+            SerialQueue.reading(world, me, thread)
 
     @staticmethod
     def reading(world: World, me: int, thread: Thread) -> None:
@@ -529,7 +530,7 @@ class Steps:
         elif task == STAYS:
             go(world, me, "staying", ("block", "ensure", "kick"))
         else:
-            Steps.lasting(world, me, thread)
+            SerialQueue.lasting(world, me, thread)
 
     @staticmethod
     def lasting(world: World, me: int, thread: Thread) -> None:

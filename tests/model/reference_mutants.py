@@ -8,13 +8,13 @@ from typing import Any
 
 from remora.protocol.holder import Held, Holder
 from remora.protocol.owner import Owned, Owner
-from remora.testing import explorer
-from remora.testing.model_driver import Driver, promise
-from remora.testing.model_moves import Move, choices
-from remora.testing.model_scenarios import ASKED_FOR, NOT_ASKED_FOR, OWN, A, B, C, D, call, failing, reply, scenario
-from remora.testing.model_state import Message, Scenario, Site, World, shared_fork
-from remora.testing.model_steps import Step
 from remora.vocabulary.effects import AskSurvivors, Effect, ForkId, Free, Goodbye, NeverMade, RRefId, TellParent, Worker
+from tests.model import reference_explorer
+from tests.model.reference_driver import Driver, promise
+from tests.model.reference_moves import Move, choices
+from tests.model.reference_scenarios import ASKED_FOR, NOT_ASKED_FOR, OWN, A, B, C, D, call, failing, reply, scenario
+from tests.model.reference_state import Message, Scenario, Site, World, shared_fork
+from tests.model.reference_steps import Step
 
 
 @dataclass(frozen=True)
@@ -240,11 +240,11 @@ MUTANTS = [
     Mutant("O3: what is not made is forgotten", "L2", Owner, "never_made", forgets_what_is_not_made, not_asked_for),
     Mutant("O3: or forgotten once somebody asked", "L2", Owner, "never_made", remembers_only_what_nobody_asked_for,
            not_asked_for_twice),
-    Mutant("O4: the owner keeps nothing for itself", "L2", Driver, "come_home", keeps_nothing_for_itself, home),
-    Mutant("O4: nor waits for what comes home first", "S1", Driver, "come_home", keeps_nothing_for_itself,
+    Mutant("O4: the owner keeps nothing for itself", "L2", Driver, "received_by_owner", keeps_nothing_for_itself, home),
+    Mutant("O4: nor waits for what comes home first", "S1", Driver, "received_by_owner", keeps_nothing_for_itself,
            home_in_reply),
     Mutant("home in a reply without a child", "S1", Step, "share", goes_home_without_a_child, home_in_reply),
     Mutant("what was not sent is not taken back, by the owner", "L1", Step, "undo", takes_nothing_back, not_sent),
     Mutant("what was not sent is not taken back, by a holder", "L1", Step, "undo", takes_nothing_back, not_handed_on),
-    Mutant("a fetch does not keep the reference", "S1", explorer, "choices", drops_while_fetching, fetched),
+    Mutant("a fetch does not keep the reference", "S1", reference_explorer, "choices", drops_while_fetching, fetched),
 ]  # fmt: skip

@@ -8,10 +8,10 @@ import pytest
 
 from remora.protocol.holder import Held, Holder
 from remora.protocol.owner import Owned, Owner
-from remora.testing.explorer import explore, main
-from remora.testing.model_scenarios import SMALL
-from remora.testing.model_state import Scenario, beginning, clone_holder, clone_owner, world_key
+from tests.model.reference_explorer import explore, main
 from tests.model.reference_mutants import HARMLESS, MUTANTS, Mutant, chain
+from tests.model.reference_scenarios import SMALL
+from tests.model.reference_state import Scenario, beginning, clone_holder, clone_owner, world_key
 
 
 @pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.name)

@@ -135,7 +135,7 @@ class Remembering(torch.optim.SGD):
 
 
 class Meeting(torch.optim.SGD):
-    """Steps when `expected` of its kind are in `step` at the same time, and raises if they never are."""
+    """SerialQueue when `expected` of its kind are in `step` at the same time, and raises if they never are."""
 
     barrier: ClassVar[threading.Barrier]
 

@@ -42,7 +42,7 @@ class Cycle:
         self.me = self
 
 
-class Dropping:
+class ReleaseQueue:
     """Lets a reference go when it is destroyed itself, and makes another one."""
 
     def __init__(self, rref: rpc.RRef[Any], other: str) -> None:
@@ -99,8 +99,8 @@ def hold(other: str) -> None:
     held["open"] = results(first)
     contextvars.copy_context().run(next, held["open"])  # (which is in an autograd context there)
     held["cycle"] = Cycle([rpc.remote(other, targets.double, args=(1,)), held["module"]])
-    held["dropping"] = [Dropping(rpc.remote(other, targets.double, args=(1,)), other) for _ in range(2)]
-    held["dropping in a cycle"] = Cycle(Dropping(first, other))
+    held["dropping"] = [ReleaseQueue(rpc.remote(other, targets.double, args=(1,)), other) for _ in range(2)]
+    held["dropping in a cycle"] = Cycle(ReleaseQueue(first, other))
     for last in (builtins, sys):  # which are taken apart after everything else
         last.held_to_the_end = {  # type: ignore[attr-defined]
             **held,

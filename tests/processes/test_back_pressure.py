@@ -1,4 +1,4 @@
-"""Peers that do not keep up: they slow their callers, memory stays bounded, deadlines hold, and nothing is lost."""
+"""PeerManager that do not keep up: they slow their callers, memory stays bounded, deadlines hold, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import torch
 
 from remora import rpc
 from remora.errors import WorkerLost
-from remora.transport import shm
-from remora.wire import memory as wire_memory
+from remora.transport.shm import lender as shm
+from remora.wire import raw_memory as wire_memory
 from tests.processes import targets
 from tests.workers import WorkerGone, Workers
 

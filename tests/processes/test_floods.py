@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from remora import rpc
-from remora.agent import door
+from remora.agent.peers import listener
 from remora.protocol.conversation import Kind, header
-from remora.protocol.handshake import Caller, Identity
+from remora.protocol.handshake import Identity, Initiator
 from tests.processes import targets
 from tests.processes.flooder import connect
 from tests.workers import Workers
@@ -76,13 +76,13 @@ def without_collection() -> None:
 
 
 def pending() -> int:
-    return len(rpc._get_current_rpc_agent().agent.door._strangers)
+    return len(rpc._get_current_rpc_agent().agent.listener._strangers)
 
 
 def shake_hands_slowly(address: str, incarnation: str, group: str, number: int) -> None:
     """An honest newcomer that takes its time. Any error is a handshake that was lost."""
     me = Identity(f"newcomer{number}", 1000 + number, f"newcomer {number}", group)
-    machine = Caller(me, f"session {number}", 0, SECRET.encode())
+    machine = Initiator(me, f"session {number}", 0, SECRET.encode())
     with connect(address) as sock:
         sock.settimeout(20.0)
         time.sleep(STEP)
@@ -150,15 +150,15 @@ def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatc
     with worker_alone(transports=["unix"]):
         worker = rpc._get_current_rpc_agent()
         name = "\0" + worker.record.addresses[0].partition("@")[2]
-        assert worker.introduction.secret_is_of_user
-        monkeypatch.setattr(door._Stranger, "begin", lambda self: said.append(self) or True)
-        monkeypatch.setattr(door.dial, "peer_process", lambda sock: (os.getuid() + 1, 1))
+        assert worker.handshake_client.secret_is_of_user
+        monkeypatch.setattr(listener._PendingConnection, "begin", lambda self: said.append(self) or True)
+        monkeypatch.setattr(listener.dial, "peer_process", lambda sock: (os.getuid() + 1, 1))
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(5.0)
             stranger.connect(name)
             assert stranger.recv(1) == b""
         assert not said
-        monkeypatch.setattr(worker.introduction, "secret_is_of_user", False)  # with a given secret they may come
+        monkeypatch.setattr(worker.handshake_client, "secret_is_of_user", False)  # with a given secret they may come
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(name)
             targets.wait_until(lambda: len(said) == 1)

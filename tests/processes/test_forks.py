@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from remora import autograd, rpc
-from remora.agent.calls import current_deadline
-from remora.agent.recording import current_recording
+from remora.agent.calls.call import current_deadline
+from remora.agent.calls.call_context import current_recording
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -203,7 +203,7 @@ def keep_calling(to: str, n: int) -> int:
     return sum(rpc.rpc_sync(to, targets.double, args=(i,), timeout=20) == 2 * i for i in range(n))
 
 
-# A child that is forked by a function which a peer called: on a thread of the crew, in the midst of a request.
+# A child that is forked by a function which a peer called: on a thread of the pool, in the midst of a request.
 
 
 def links_of(to: str) -> list[int]:

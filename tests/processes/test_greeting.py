@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from remora import rpc, worker
-from remora.agent.greeting import cannot_talk
-from remora.agent.peer import ENDED
+from remora.agent.peers.greeting import cannot_talk
+from remora.agent.peers.peer import ENDED
 from remora.errors import AuthenticationError, RemoraError, RendezvousError, WorkerLost
 from remora.rendezvous.record import WorkerRecord
 from remora.worker import Worker

@@ -16,10 +16,10 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from remora import rpc
 from remora.errors import RendezvousError
-from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import loopback_secret
+from remora.rendezvous.store_table import StoreTable
 from remora.transport.addresses import host_identity
 from tests.processes import targets
 from tests.workers import Workers
@@ -206,7 +206,7 @@ def test_a_worker_that_comes_late_is_waited_for(pair: Workers) -> None:
 def test_no_group_is_formed_with_a_worker_that_was_killed_while_it_waited(tmp_path: Path) -> None:
     """Nobody listens where it did; one that is there, whoever it is, keeps its place."""
     seal = RecordSeal(loopback_secret())
-    board, base = Board(FileStore(f"{tmp_path}/rendezvous", -1), seal), f"static/{seal.fingerprint}/1"
+    board, base = StoreTable(FileStore(f"{tmp_path}/rendezvous", -1), seal), f"static/{seal.fingerprint}/1"
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         waiting = WorkerRecord("worker0", 0, "another life", host_identity(), (address,)).to_json().decode()

@@ -94,10 +94,10 @@ def join_slowly(name: str, rank: int, method: str, leaver: str) -> None:
 
     def late(agent: Agent) -> None:
         Agent.start = start  # type: ignore[method-assign]
-        worker: Any = agent.crew.worker
+        worker: Any = agent.pool.worker
         record, patience = agent.peers.find(leaver).record, time.monotonic() + A_WHILE
         targets.wait_until(lambda: worker.group.find(leaver) is None)
-        while not worker.introduction.is_gone(record) and time.monotonic() < patience:
+        while not worker.handshake_client.is_gone(record) and time.monotonic() < patience:
             time.sleep(0.005)
         witness.listen()
         start(agent)

@@ -89,7 +89,7 @@ def is_gone_without_descriptors(name: str) -> bool:
     worker: Any = rpc._get_current_rpc_agent()
     use_up_descriptors()
     try:
-        gone: bool = worker.introduction.is_gone(worker.agent.peers.find(name).record)
+        gone: bool = worker.handshake_client.is_gone(worker.agent.peers.find(name).record)
         return gone
     finally:
         give_descriptors_back()

@@ -16,9 +16,11 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent import bulk, sending
+from remora.agent.channel import outbox
+from remora.agent.memory import shared
 from remora.errors import CallOutcomeUnknown, CallTimeout
-from remora.transport import loans, shm
+from remora.transport.shm import borrower as loans
+from remora.transport.shm import lender as shm
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -148,7 +150,7 @@ def lie(name: str, to: str) -> None:
 
 def no_bytes_count() -> None:
     """The liar's own books do not look at what it sends."""
-    sending.lent_bytes = lambda body: 0
+    outbox.lent_bytes = lambda body: 0
 
 
 def be_honest() -> None:
@@ -225,12 +227,12 @@ def test_so_does_each_lie_about_an_answer() -> None:
 def send_raw(to: str, body: bytes) -> str:
     """A call whose body is this, and says that there is shared memory."""
     agent = rpc._get_current_rpc_agent().agent
-    real = bulk.Sharing.lend
-    bulk.Sharing.lend = lambda self, packed: (body, None)  # type: ignore[method-assign]
+    real = shared.PeerSharedMemory.lend
+    shared.PeerSharedMemory.lend = lambda self, packed: (body, None)  # type: ignore[method-assign]
     try:
         return outcome(to, total, torch.ones(MB))
     finally:
-        bulk.Sharing.lend = real  # type: ignore[method-assign]
+        shared.PeerSharedMemory.lend = real  # type: ignore[method-assign]
         assert agent.peers.by_name[to].outgoing.link is not None, "the link goes on"
 
 
@@ -257,7 +259,7 @@ def start_with(init_method: str, rank: int, size: int, **settings: Any) -> None:
 
 def never_copy() -> None:
     """From now on what is to be copied later is not copied at all."""
-    bulk.Copying.__call__ = lambda self: None  # type: ignore[method-assign]
+    shared.Copying.__call__ = lambda self: None  # type: ignore[method-assign]
 
 
 def send_many_late(to: str, count: int, timeout: float) -> None:

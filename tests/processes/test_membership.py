@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.agent.membership import Membership
-from remora.rpc import gathering
+from remora.agent.peers.group_membership import Membership
+from remora.rpc import all_gather
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -174,7 +174,7 @@ def test_gathering_in_a_dynamic_group_that_changes(trio: Workers) -> None:
 
 def who_has_come() -> list[str]:
     """Those who have come to the gathering that this worker leads and waits for."""
-    states = gathering._of(rpc._get_current_rpc_agent()).states.values()
+    states = all_gather._of(rpc._get_current_rpc_agent()).states.values()
     return sorted(name for state in states if state.expected for name in state.gathered_objects)
 
 
@@ -265,9 +265,9 @@ def test_those_who_are_gone_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyP
 
 
 def remember_only(n: int) -> None:
-    from remora.agent import roll
+    from remora.agent.peers import peer_table
 
-    roll.GRAVES = n
+    peer_table.GRAVES = n
 
 
 def test_the_list_of_a_group_may_be_read_by_many_threads(trio: Workers) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent import door
+from remora.agent.peers import listener
 from tests import hosts
 from tests.hosts import Hosts
 from tests.processes import targets, witness
@@ -21,13 +21,13 @@ IMPATIENT = {"heartbeat": 0.2, "suspect_after": 0.6, "reconnect_timeout": 0.8, "
 
 def shake_hands_slowly(seconds: float) -> None:
     """As on a host with much else to do: each step of a handshake takes long."""
-    ready = door._Stranger.ready
+    ready = listener._PendingConnection.ready
 
     def late(stranger: Any, events: int) -> None:
         time.sleep(seconds)
         ready(stranger, events)
 
-    door._Stranger.ready = late  # type: ignore[method-assign]
+    listener._PendingConnection.ready = late  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])

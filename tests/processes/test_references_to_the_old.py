@@ -207,7 +207,7 @@ def test_one_that_came_back_has_no_value_of_the_old_one(trio: Workers, end: str)
 
 
 def mourn_slowly() -> None:
-    rpc._get_current_rpc_agent().agent.peers.obituaries.insert(0, lambda peer: _known.wait(30.0))
+    rpc._get_current_rpc_agent().agent.peers.on_gone.insert(0, lambda peer: _known.wait(30.0))
 
 
 def mourn() -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from remora import rpc
-from remora.rpc import gathering
+from remora.rpc import all_gather
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -262,7 +262,7 @@ def wait_in_vain_and_end() -> tuple[str, str]:
     """One thread waits for the others to come; another one ends the worker. What the first is told."""
     worker = rpc._get_current_rpc_agent()
     thread, outcomes = leave_in_a_thread()
-    targets.wait_until(lambda: gathering._of(worker).states)
+    targets.wait_until(lambda: all_gather._of(worker).states)
     rpc.shutdown(graceful=False)
     thread.join(2.5)
     assert outcomes, "it waits for ever"
@@ -309,8 +309,8 @@ def leave_late(other: str) -> list[str]:
     peers, stop = worker.agent.peers, worker.stop
 
     def late(graceful: bool = False) -> None:
-        targets.wait_until(lambda: worker.introduction.is_gone(peers.find(other).record))
-        peers.vigil._began = float("-inf")
+        targets.wait_until(lambda: worker.handshake_client.is_gone(peers.find(other).record))
+        peers.failure_detector._began = float("-inf")
         peers.tick(worker.clock.now())
         targets.wait_until(lambda: not peers.find(other).dialling)
         stop(graceful)

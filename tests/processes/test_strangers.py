@@ -12,7 +12,7 @@ import pytest
 
 from remora.errors import AuthenticationError
 from remora.protocol.conversation import Kind, header
-from remora.protocol.handshake import Caller, Identity
+from remora.protocol.handshake import Identity, Initiator
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -38,7 +38,7 @@ def everything_said(connection: socket.socket) -> bytes:
 
 
 def hello(secret: str, version: int | None = None) -> bytes:
-    start = Caller(Identity("worker0", 0, "incarnation", "group"), "session", 0, secret.encode()).start()
+    start = Initiator(Identity("worker0", 0, "incarnation", "group"), "session", 0, secret.encode()).start()
     return start if version is None else start[:4] + bytes([version]) + start[5:]
 
 

@@ -120,7 +120,7 @@ def look_with_an_old_list(name: str) -> str:
 
 
 def incarnation() -> str:
-    return rpc._get_current_rpc_agent().introduction.incarnation
+    return rpc._get_current_rpc_agent().handshake_client.incarnation
 
 
 @pytest.mark.timeout(60)

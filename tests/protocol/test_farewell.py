@@ -53,19 +53,19 @@ def steps(pair: Pair, rule: Rule) -> Iterator[Pair]:
         yield replace(pair, said_on_news=True, news=(FAREWELL,))
     if pair.breaks and pair.linked:
         broken = replace(pair, linked=False, breaks=pair.breaks - 1)
-        # What `Peers.lost` does: a worker that leaves is dialled again only for its answers.
+        # What `PeerManager.lost` does: a worker that leaves is dialled again only for its answers.
         yield hang_up(broken) if pair.leaving and not pair.waiting else replace(broken, dialling=True)
     if pair.dialling:
         yield replace(pair, dialling=False, linked=True)
     if pair.news:
-        yield heed(replace(pair, news=()), False, rule)
+        yield notify(replace(pair, news=()), False, rule)
     if pair.linked and pair.answers:
         first, rest = pair.answers[0], pair.answers[1:]
         after = replace(pair, answers=rest)
-        yield heed(after, True, rule) if first == FAREWELL else replace(after, waiting=pair.waiting - {first})
+        yield notify(after, True, rule) if first == FAREWELL else replace(after, waiting=pair.waiting - {first})
 
 
-def heed(pair: Pair, behind_answers: bool, rule: Rule) -> Pair:
+def notify(pair: Pair, behind_answers: bool, rule: Rule) -> Pair:
     pair = replace(pair, leaving=True)
     match rule(behind_answers, bool(pair.waiting), pair.linked):
         case Parting.HANG_UP:

@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 from remora.errors import AuthenticationError, ProtocolError, RemoraError
 from remora.protocol import conversation
 from remora.protocol.conversation import HEADER, LENGTH_AT, MAGIC, MAX_BODY, SEAL_SIZE, VERSION, Kind, header
-from remora.protocol.handshake import Accepted, Caller, Hello, Identity, Listener, Why
+from remora.protocol.handshake import Accepted, Hello, Identity, Initiator, Responder, Why
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ALICE = Identity("alice", 0, "a" * 16, "group-1")
 BOB = Identity("bob", 1, "b" * 16, "group-1")
 
-End = Caller | Listener
+End = Initiator | Responder
 Tamper = Callable[[int, bytes], bytes]
 
 
-def caller(**changes: object) -> Caller:
+def caller(**changes: object) -> Initiator:
     arguments: dict[str, object] = {"secret": SECRET, "expected": BOB, **changes}
     me = arguments.pop("me", ALICE)
-    return Caller(me, "session-1", 3, **arguments)  # type: ignore[arg-type]
+    return Initiator(me, "session-1", 3, **arguments)  # type: ignore[arg-type]
 
 
-def listener(**changes: object) -> Listener:
+def listener(**changes: object) -> Responder:
     arguments: dict[str, object] = {"admit": lambda hello: 5, "secret": SECRET, **changes}
     me = arguments.pop("me", BOB)
-    return Listener(me, arguments.pop("admit"), **arguments)  # type: ignore[arg-type]
+    return Responder(me, arguments.pop("admit"), **arguments)  # type: ignore[arg-type]
 
 
 def chunks(data: bytes, size: int) -> Iterator[bytes]:
@@ -52,7 +52,7 @@ def deliver(end: End, data: bytes, size: int) -> tuple[bytes, RemoraError | None
 
 
 def converse(
-    a: Caller, b: Listener, tamper: Tamper = lambda turn, data: data, size: int = 10**6
+    a: Initiator, b: Responder, tamper: Tamper = lambda turn, data: data, size: int = 10**6
 ) -> tuple[RemoraError | None, RemoraError | None]:
     """Let the ends talk until one falls silent, then close the link on whoever still waits. Returns their errors."""
     errors: list[RemoraError | None] = [None, None]
@@ -86,9 +86,9 @@ def test_both_ends_learn_who_the_other_is_and_where_the_session_stood(size: int)
 def test_the_first_frames_are_left_over() -> None:
     a, b = caller(), listener()
     proof = a.receive(b.receive(a.start()))
-    welcome = b.receive(proof + b"early")
+    attach_incoming = b.receive(proof + b"early")
     assert b.leftover == b"early"
-    a.receive(welcome + b"first frame")
+    a.receive(attach_incoming + b"first frame")
     assert a.leftover == b"first frame"
 
 
@@ -214,12 +214,12 @@ def test_the_wrong_peer_is_told_apart(me: Identity, expected: Identity | None, w
     assert a.proven or b.proven
 
 
-class TrustingCaller(Caller):
+class TrustingCaller(Initiator):
     def _check(self, peer: Identity) -> None:
         pass
 
 
-class TrustingListener(Listener):
+class TrustingListener(Responder):
     def _read_hello(self, body: dict[str, object]) -> Hello:
         return Hello(ALICE, "session-1", 3)
 
@@ -414,11 +414,11 @@ def test_a_replayed_listener_is_refused() -> None:
 
 
 def test_a_replayed_welcome_is_refused() -> None:
-    _, _, _, welcome = recorded()
+    _, _, _, attach_incoming = recorded()
     a, b = caller(), listener()
     a.receive(b.receive(a.start()))
     with pytest.raises(AuthenticationError):
-        a.receive(welcome)
+        a.receive(attach_incoming)
 
 
 def test_what_makes_a_conversation_unique_is_the_nonce() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests import leaks
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from tests import leaks
 
 
 @pytest.fixture(scope="session", autouse=True)

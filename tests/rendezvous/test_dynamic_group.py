@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, record
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
-from remora.rendezvous.board import Board
 from remora.rendezvous.group import DynamicGroup
 from remora.rendezvous.record import WorkerRecord
+from remora.rendezvous.store_table import StoreTable
+from tests.rendezvous.meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, record
 
 
 @pytest.fixture(params=KINDS)
@@ -145,7 +145,7 @@ def test_a_record_that_somebody_else_wrote_can_be_taken_over() -> None:
     store = HashStore()
     strange = record("a", 0).to_json().decode().replace(":", ": ")
     others = joined(store, record("b", 1))
-    Board(store).put(others._key("name/a"), strange)
+    StoreTable(store).put(others._key("name/a"), strange)
     me = record("a", 0)
     dead = {WorkerRecord.from_json(strange).incarnation}
     assert DynamicGroup(store, 20).join(me, dead=dead) == [me, *others.members()[1:]]
@@ -155,12 +155,12 @@ def test_a_worker_that_dies_while_joining_disturbs_nobody() -> None:
     store = HashStore()
     a = record("a", 0)
     group = joined(store, a)
-    Board(store).add(group._key("lines"), 1)  # one drew a number and was killed before it wrote its line
+    StoreTable(store).add(group._key("lines"), 1)  # one drew a number and was killed before it wrote its line
     b = record("b", 1)
     assert joined(store, b).members() == [a, b]
     assert group.members() == [a, b]
     late = record("late", 2)
-    Board(store).put(group._key("line/2"), f'{{"joined":{late.to_json().decode()}}}')  # or was just slow
+    StoreTable(store).put(group._key("line/2"), f'{{"joined":{late.to_json().decode()}}}')  # or was just slow
     assert group.members() == [a, b, late]
 
 
@@ -168,11 +168,11 @@ def test_a_line_may_be_read_after_the_one_that_ends_it() -> None:
     store = HashStore()
     group = joined(store, record("a", 0))
     slow = record("slow", 1)
-    assert Board(store).add(group._key("lines"), 1) == 2
-    Board(store).put(group._key("line/3"), f'{{"left":"{slow.incarnation}"}}')
-    assert Board(store).add(group._key("lines"), 1) == 3
+    assert StoreTable(store).add(group._key("lines"), 1) == 2
+    StoreTable(store).put(group._key("line/3"), f'{{"left":"{slow.incarnation}"}}')
+    assert StoreTable(store).add(group._key("lines"), 1) == 3
     assert [each.name for each in group.members()] == ["a"]
-    Board(store).put(group._key("line/2"), f'{{"joined":{slow.to_json().decode()}}}')
+    StoreTable(store).put(group._key("line/2"), f'{{"joined":{slow.to_json().decode()}}}')
     assert [each.name for each in group.members()] == ["a"]
 
 
@@ -180,8 +180,8 @@ def test_a_line_may_be_read_after_the_one_that_ends_it() -> None:
 def test_a_line_that_nobody_wrote_is_named(line: str) -> None:
     store = HashStore()
     group = joined(store, record("a", 0))
-    Board(store).put(group._key("line/2"), line or " ")
-    Board(store).add(group._key("lines"), 1)
+    StoreTable(store).put(group._key("line/2"), line or " ")
+    StoreTable(store).add(group._key("lines"), 1)
     with pytest.raises(RendezvousError, match="no worker wrote"):
         group.members()
 

@@ -6,15 +6,15 @@ import json
 import logging
 
 import pytest
-from meeting_places import at_once, record
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.errors import AuthenticationError, RendezvousError
-from remora.rendezvous.board import Board
 from remora.rendezvous.group import DynamicGroup, StaticGroup
 from remora.rendezvous.record import WorkerRecord
-from remora.rendezvous.roll_call import Roster
 from remora.rendezvous.seal import RecordSeal
+from remora.rendezvous.static_join import Roster
+from remora.rendezvous.store_table import StoreTable
+from tests.rendezvous.meeting_places import at_once, record
 
 SECRET = b"the secret that both groups have, as on one host"
 
@@ -76,7 +76,7 @@ def test_values_are_of_no_use_in_another_store() -> None:
 def test_values_are_of_no_use_under_another_key() -> None:
     """A record that was sealed for rank 1 does not stand for rank 0."""
     store = HashStore()
-    board = Board(store, seal())
+    board = StoreTable(store, seal())
     board.put("static/x/1", record("one", 1).to_json().decode())
     store.set("remora/static/x/0", store.get("remora/static/x/1"))
     with pytest.raises(RendezvousError, match="written for 'static/x/1'"):
@@ -85,7 +85,7 @@ def test_values_are_of_no_use_under_another_key() -> None:
 
 def test_a_changed_byte_anywhere_is_noticed() -> None:
     store = HashStore()
-    board = Board(store, seal())
+    board = StoreTable(store, seal())
     board.put("key", "value")
     whole = store.get("remora/key")
     for changed in [whole[:n] for n in range(1, len(whole))] + [whole + b"x"] + [
@@ -106,7 +106,7 @@ def test_the_roster_of_an_earlier_group_is_of_no_use() -> None:
     form(store, "a")
     for key, value in old.items():
         store.set(f"{base(1)}/{key}", value)
-    Board(store, seal()).put(f"{base(1)[7:]}/generation", "0")  # the old value, as a stranger may have kept it
+    StoreTable(store, seal()).put(f"{base(1)[7:]}/generation", "0")  # the old value, as a stranger may have kept it
     assert "a group that ended" in refused(store, record("a", 0), 1)
 
 
@@ -118,7 +118,7 @@ def test_a_line_of_a_stranger_is_left_out_and_the_group_goes_on(caplog: pytest.L
     for number in range(2, 5):
         forged = json.dumps({"joined": json.loads(record("evil", number).to_json())})
         store.set(f"remora/{group._key(f'line/{number}')}", forged)
-        Board(store, seal()).add(group._key("lines"), 1)
+        StoreTable(store, seal()).add(group._key("lines"), 1)
     assert group.members() == [me]
     second = record("b", 1)
     assert DynamicGroup(store, 20.0, seal()).join(second) == [me, second]
@@ -130,7 +130,7 @@ def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
     store = HashStore()
     group = DynamicGroup(store, 20.0, seal())
     group.join(record("a", 0))
-    Board(store, seal()).add(group._key("lines"), 10**12)
+    StoreTable(store, seal()).add(group._key("lines"), 10**12)
     with pytest.raises(RendezvousError, match="a stranger changed it"):
         group.members()
 
@@ -139,9 +139,9 @@ def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
 def test_the_hint_who_came_last_is_not_trusted_either(hint: str) -> None:
     store, me = HashStore(), record("mine", 0)
     group = StaticGroup(store, 2, 1.2, None, seal())
-    original = Board.put_hint
+    original = StoreTable.put_hint
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Board, "put_hint", lambda self, key, value: original(self, key, hint))
+        patch.setattr(StoreTable, "put_hint", lambda self, key, value: original(self, key, hint))
         with pytest.raises(RendezvousError) as caught:
             group.join(me)
     assert str(caught.value).isprintable()
@@ -172,7 +172,7 @@ def test_a_dynamic_group_has_one_secret() -> None:
 def test_in_an_insecure_group_a_stranger_can_seal_but_not_reach_the_terminal() -> None:
     """The key of the empty secret is known to all: so texts are looked at once more before people see them."""
     store = HashStore()
-    board = Board(store)
+    board = StoreTable(store)
     base = f"static/{board.seal.fingerprint}/3/0"
     board.put(f"{base}/gone/1", "\x1b[2J\n" + "x" * 100_000)
     with pytest.raises(RendezvousError) as error:
@@ -196,7 +196,7 @@ def test_control_characters_in_a_record_are_refused(field: str) -> None:
 def test_the_error_in_a_roster_and_the_hint_of_a_dynamic_group_are_printable_and_short() -> None:
     assert Roster.from_json(Roster("", (), "\x1b[2J" + "x" * 9000).to_json()).error == "?[2J" + "x" * 4092
     store = HashStore()
-    Board(store).put_hint("dynamic/secret", "\x1b[2J\n" + "x" * 9000)
+    StoreTable(store).put_hint("dynamic/secret", "\x1b[2J\n" + "x" * 9000)
     with pytest.raises(AuthenticationError) as error:
         DynamicGroup(store, 1.0, seal()).join(record("worker0", 0))
     assert str(error.value).isprintable()

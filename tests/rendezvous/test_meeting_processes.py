@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.workers import Workers
 
 from remora.errors import RendezvousError
+from tests.workers import Workers
 
 TIMEOUT = 30.0
 T = TypeVar("T")

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting_places import at_once, record
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.rendezvous import store as stores
 from remora.rendezvous.group import DynamicGroup, StaticGroup
 from remora.rendezvous.store import open_store, rank_and_size, release_stores
+from tests.rendezvous.meeting_places import at_once, record
 
 
 @pytest.fixture(autouse=True)
@@ -386,7 +386,7 @@ def test_ctrl_c_ends_the_wait_without_noise(port: int, taken: int, listening: bo
 
 
 def test_a_host_that_comes_again_finds_its_store(port: int) -> None:
-    """Dropping the first store does not end it: others may already wait there for the next group."""
+    """ReleaseQueue the first store does not end it: others may already wait there for the next group."""
     url = f"tcp://127.0.0.1:{port}"
     first = open_store(url, 0, 2, 20)
     other = open_store(url, 1, 2, 20)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.agent import membership
-from remora.agent.peer import Peer, State
+from remora.agent.peers import group_membership
+from remora.agent.peers.peer import Peer, State
 from remora.testing.world import World
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import Frame
@@ -79,7 +79,7 @@ class Scene:
 
         def arrive_late(sender: Peer, frame: Frame) -> Any:
             if sender.id == LOST:
-                agent.crew.about_to_wait()  # others are on watch then; readers do not wait, as a rule
+                agent.pool.about_to_block()  # others are on watch then; readers do not wait, as a rule
                 self.reading.set()
                 assert self.go_on.wait(TIMEOUT)
             return arrive(sender, frame)
@@ -134,7 +134,7 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setattr(membership, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(group_membership, "LAST_WORDS", 0.05)
     with World(3) as world:
         found = Scene(world)
         yield found

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 
 from remora import rpc
-from remora.agent import calls, futures
-from remora.agent.crew import acting_worker
+from remora.agent.calls import call as calls
+from remora.agent.calls import future as futures
+from remora.agent.runtime.pool import current_worker
 from remora.errors import CallOutcomeUnknown, CallTimeout
-from remora.rref.table import Table
+from remora.rref.ref_table import Table
 from remora.testing.world import World
-from remora.transport import stream
+from remora.transport import link as stream
 from tests.systematic.tracing import MAKING, AtEachPlace, Place
 
 STUCK = 25.0  # seconds after which a process is
@@ -82,7 +83,7 @@ class Destructor:
             return
         self.count += 1
         try:
-            with self.armed.acting(0) if acting_worker() is None else nullcontext():  # (the thread of the timers)
+            with self.armed.acting(0) if current_worker() is None else nullcontext():  # (the thread of the timers)
                 VERBS[self.verb](self)
         except BaseException:  # as after any destructor, the program goes on
             self.errors.append(f"at {place}: {traceback.format_exc()}")

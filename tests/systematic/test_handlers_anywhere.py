@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent import large
+from remora.agent.channel import bulk
 from remora.errors import CallOutcomeUnknown
 from tests.agent.alone import worker_alone
 from tests.systematic import test_interrupted_anywhere as interrupted
@@ -62,7 +62,7 @@ def test_a_handler_may_call_the_same_worker(
 ) -> None:
     """It is answered, or told at once that it is in the midst of a message to or from that worker."""
     if scenario is interrupted.call_with_large_tensors:
-        monkeypatch.setattr(large, "SHARED_FROM", 1 << 40)
+        monkeypatch.setattr(bulk, "SHARED_FROM", 1 << 40)
     answered, refused = [], []
 
     def handler(place: Place) -> None:

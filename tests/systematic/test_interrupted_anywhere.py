@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent import large
-from remora.agent.calls import Call
+from remora.agent.calls.call import Call
+from remora.agent.channel import bulk
 from tests.agent.alone import wait_until, worker_alone
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
 
@@ -120,7 +120,7 @@ def me() -> Iterator[str]:
 
 
 def check_health(me: str, other: torch.futures.Future[Any], place: Place) -> None:
-    """Peers live, nothing has a hole, later calls are right, nothing is left."""
+    """PeerManager live, nothing has a hole, later calls are right, nothing is left."""
     worker = rpc._get_current_rpc_agent()
     peer = worker.agent.peers.find(me)
     assert other.wait(timeout=SOON) == 14, "a call that was under way lost its answer"
@@ -133,8 +133,8 @@ def check_health(me: str, other: torch.futures.Future[Any], place: Place) -> Non
     wait_until(lambda: not worker.agent.dispatch.counts(), SOON)
     for channel in channels:
         assert channel.link is not None
-        wait_until(lambda channel=channel: not (channel._inbox or channel._answered or channel._lazy), SOON)  # type: ignore[misc]
-        wait_until(lambda channel=channel: not channel.sleeping, SOON)  # type: ignore[misc]
+        wait_until(lambda channel=channel: not (channel._inbox or channel._answered or channel._batched), SOON)  # type: ignore[misc]
+        wait_until(lambda channel=channel: not channel.parked, SOON)  # type: ignore[misc]
         for turn in (channel._reading, channel._writing, channel._arming):
             wait_until(lambda turn=turn: not turn.locked(), SOON)  # type: ignore[misc]
         with channel._sorting, channel._writing:
@@ -147,7 +147,7 @@ def test_a_strike_leaves_nothing_behind(
     me: str, scenario: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if scenario is call_with_large_tensors:
-        monkeypatch.setattr(large, "SHARED_FROM", 1 << 40)
+        monkeypatch.setattr(bulk, "SHARED_FROM", 1 << 40)
     for _ in range(3):
         scenario(me)
     places = list(dict.fromkeys(place for _ in range(3) for place in places_of(lambda: scenario(me), SIGNALS)))

@@ -70,7 +70,7 @@ def is_clean(world: World) -> bool:
     """Whether no worker counts or holds a reference."""
     tables = [worker.references.table for worker in world.workers]
     for table in tables:
-        table.relieve()
+        table.drain_inline()
     return not any(table.owner.values or table.holder.forks or table.holder.parents for table in tables)
 
 

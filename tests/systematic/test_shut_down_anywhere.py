@@ -10,7 +10,7 @@ from remora.errors import RemoraError
 from tests.agent.alone import worker_alone
 from tests.systematic.tracing import AtPlace, Place, places_of
 
-STEPS = ("rref/table.py", "rref/errands.py", "rref/creation.py", "agent/steps.py")
+STEPS = ("rref/ref_table.py", "rref/effect_runner.py", "rref/create.py", "agent/runtime/serial_queue.py")
 
 
 def double(x: int) -> int:

@@ -55,10 +55,10 @@ class Homebound:
     """Can be rebuilt in the process it comes from, and nowhere else."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return come_home, (os.getpid(),)
+        return received_by_owner, (os.getpid(),)
 
 
-def come_home(pid: int) -> str:
+def received_by_owner(pid: int) -> str:
     if os.getpid() != pid:
         raise LookupError("this is not my home")
     return "home"

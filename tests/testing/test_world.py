@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent import injection
+from remora.agent import fault_hooks
 from remora.devices.maps import Wishes
 from remora.errors import CallNotSent, WorkerLost
 from remora.testing import faults
@@ -37,7 +37,7 @@ def test_each_worker_acts_for_itself() -> None:
 def test_options_of_workers_are_given_by_name() -> None:
     maps = {"worker0": {"cpu": "cpu"}}
     with World(1, rpc_timeout=7.0, num_worker_threads=3, heartbeat=0.5, device_maps=maps) as world:
-        assert (world.timeout, world[0].agent.timeout, world[0].agent.crew.limit) == (7.0, 7.0, 3)
+        assert (world.timeout, world[0].agent.timeout, world[0].agent.pool.limit) == (7.0, 7.0, 3)
         assert world[0].get_device_map("worker0") == {torch.device("cpu"): torch.device("cpu")}
 
 
@@ -142,11 +142,11 @@ def test_they_give_the_world_a_plan_if_it_has_none() -> None:
 
 
 def test_of_a_worker_that_ended_nothing_is_kept_by_a_plan_that_comes_later() -> None:
-    before = len(injection._injectors)
+    before = len(fault_hooks._injectors)
     with World(2) as world:
         world.kill(1)
         world.faults.set("drop PYTHON_CALL * 1")
-    assert len(injection._injectors) == before
+    assert len(fault_hooks._injectors) == before
 
 
 def test_a_world_without_a_plan_has_nothing_in_the_way() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from remora.transport.ipc.driver import DriverError
+from remora.transport.cuda_ipc.driver import DriverError
 
 DEVICE = torch.device("cpu")
 UUID = b"the only device."

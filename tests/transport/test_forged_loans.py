@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from remora.transport import loans, shm
-from remora.transport.ipc.tally import Tally
-from remora.transport.stream import process_at
-from remora.wire.memory import readonly_view
+from remora.transport.cuda_ipc.flags import Tally
+from remora.transport.link import process_at
+from remora.transport.shm import borrower as loans
+from remora.transport.shm import lender as shm
+from remora.wire.raw_memory import readonly_view
 
 pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
 

@@ -21,8 +21,9 @@ import pytest
 import torch
 
 from remora.errors import SerializationError
-from remora.transport import loans, shm
-from remora.wire.memory import readonly_view
+from remora.transport.shm import borrower as loans
+from remora.transport.shm import lender as shm
+from remora.wire.raw_memory import readonly_view
 
 pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
 
@@ -225,9 +226,9 @@ def test_memory_that_its_lender_could_take_away_is_refused(lender: shm.Lender, m
 
 def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
     program = (
-        "import sys, torch; from remora.transport import shm\n"
+        "import sys, torch; from remora.transport.shm import lender as shm\n"
         "lender = shm.Lender(1 << 30); tensor = torch.arange(1 << 20)\n"
-        "from remora.wire.memory import readonly_view\n"
+        "from remora.wire.raw_memory import readonly_view\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]\n"
         "placement = lender.lend(buffers, 'b', 0.0); placement.fill(buffers)\n"
         "print(placement.refer().hex(), flush=True)\n"
@@ -321,7 +322,8 @@ def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lend
 @pytest.mark.parametrize("end", ["lender.forget('b')", "lender.close()"])
 def test_one_whose_borrower_dies_while_it_is_being_filled_stays_until_that_is_done(end: str) -> None:
     program = (
-        "import ctypes, torch; from remora.transport import shm; from remora.wire.memory import readonly_view\n"
+        "import ctypes, torch; from remora.transport.shm import lender as shm\n"
+        "from remora.wire.raw_memory import readonly_view\n"
         "lender = shm.Lender(1 << 30); tensor = torch.ones(1 << 20); real = ctypes.memmove\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)] * 2\n"
         "placement = lender.lend(buffers, 'b', 0.0); arena = placement.arena\n"

@@ -8,23 +8,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from remora.agent import injection
-from remora.agent.attendance import Attendance
-from remora.agent.calls import Call, name_of, next_call_id
-from remora.agent.channel import Channel
-from remora.agent.company import Company
-from remora.agent.coroutines import Coroutines
-from remora.agent.crew import Crew, here, leave_job, resume_job, waiting
-from remora.agent.dispatch import Dispatch
-from remora.agent.door import Door
-from remora.agent.execution import Execution
-from remora.agent.futures import Future, Origin, forgotten, wait_until
-from remora.agent.introduction import Introduction
-from remora.agent.peers import Peer, Peers
-from remora.agent.places import Places
-from remora.agent.retries import Retries
-from remora.agent.timers import Timers
-from remora.agent.unanswered import Unanswered
+from remora.agent import fault_hooks
+from remora.agent.calls.call import Call, name_of, next_call_id
+from remora.agent.calls.future import Future, Origin, forgotten, wait_until
+from remora.agent.calls.retries import Retries
+from remora.agent.calls.unanswered import Unanswered
+from remora.agent.channel.channel import Channel
+from remora.agent.channel.delayed_flush import DelayedFlush
+from remora.agent.channel.waiter_owned import WaiterOwned
+from remora.agent.memory.routing import Places
+from remora.agent.peers.handshake_client import HandshakeClient
+from remora.agent.peers.listener import Listener
+from remora.agent.peers.manager import Peer, PeerManager
+from remora.agent.runtime.event_loop import Coroutines
+from remora.agent.runtime.pool import WorkerPool, blocking_region, reacquire_slot, release_slot, thread_state
+from remora.agent.runtime.timers import Timers
+from remora.agent.serving.dispatch import Dispatch
+from remora.agent.serving.execution import Execution
 from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
 from remora.faults.injector import Injector
 from remora.long_wait import LongWait, listed
@@ -66,40 +66,40 @@ class Agent:
         threads: int,
         timeout: float,
         settings: Settings,
-        introduction: Introduction,
+        introduction: HandshakeClient,
         places: Places,
     ) -> None:
         self.me = me
         self.timeout = timeout
         self.clock = settings.clock
         self.poller = make_poller()
-        self.crew = Crew(me.name, threads, self.poller, self.clock)
+        self.pool = WorkerPool(me.name, threads, self.poller, self.clock)
         self.timers = Timers(me.name, self.clock)
-        self.company = Company(self.timers)
-        self.attendance = Attendance(self.timers)
-        self.dispatch = Dispatch(me, self.crew, self.company, self.clock.now)
+        self.company = DelayedFlush(self.timers)
+        self.attendance = WaiterOwned(self.timers)
+        self.dispatch = Dispatch(me, self.pool, self.company, self.clock.now)
         self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
-        self.peers = Peers(self.crew, self.poller, self.timers, self.dispatch, settings, introduction, places)
-        self.door = Door(self.peers, self.poller, introduction, settings, self.timers)
+        self.peers = PeerManager(self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places)
+        self.listener = Listener(self.peers, self.poller, introduction, settings, self.timers)
         self.own_time = introduction.own_time
         self.retries = Retries(self)
         self.faults: Injector | None = None  # what shall go wrong, in tests
         self.running = False
-        self._unanswered = Unanswered(self.clock, self.crew.serve)
+        self._unanswered = Unanswered(self.clock, self.pool.submit_system)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.forked = False  # this is a copy, in a child of the process that it runs in
         self.gil_profiling = False
         if settings.faults:
-            injection.begin(self, settings.faults)
+            fault_hooks.begin(self, settings.faults)
 
     def start(self) -> None:
         """Begin to serve."""
         self.running = True
         forgotten.reporters += 1
         self.timers.start()
-        self.crew.start()
-        self.door.open()
+        self.pool.start()
+        self.listener.open()
         self._tick()
 
     # Making calls.
@@ -146,7 +146,7 @@ class Agent:
             self._check(peer, call)
         if self.faults is not None and self.faults.refuses(peer.name, kind, packed.body):
             raise _refused(call)
-        crew = leave_job()
+        pool = release_slot()
         try:
             if channel.full:
                 channel.wait_for_room(call)
@@ -161,8 +161,8 @@ class Agent:
                 self._recheck(peer, call)
             channel.await_reply(call)
         finally:
-            if crew is not None:
-                resume_job(crew)
+            if pool is not None:
+                reacquire_slot(pool)
 
     def _send_large(self, channel: Channel, call: Call, kind: int, packed: Packed, flags: int, left: float) -> None:
         try:
@@ -186,7 +186,7 @@ class Agent:
         """Call and return a future of the value. Errors of the call itself are passed through `translate`."""
         call = Call(peer, target)
         call.translate = translate
-        future = call.promise(origin)
+        future = call.make_future(origin)
         try:
             self.start_call(peer, call, kind, packed, flags, timeout)
         except CallError as error:  # as with any other failure of the call: who waits for it gets it
@@ -226,7 +226,7 @@ class Agent:
                 call.settle(_at_once)
                 return
             if channel.full and not control:
-                with waiting():
+                with blocking_region():
                     channel.wait_for_room(call)
                 left = call.left()
             hurry = 0.0 < left < 2 * TICK  # the tick could come too late
@@ -235,21 +235,21 @@ class Agent:
             if hurry:
                 self._expire_at(channel, call)
             if not urgent:
-                channel.unhurried.add(call.id)
+                channel.low_priority.add(call.id)
             elif hurry or call.future is None:
                 call.heeded = True
                 channel.expect(call)
-            elif not channel.attended:
+            elif not channel.waiter_owned:
                 self.attendance.expect(channel)
             if packed.buffers:
                 self._send_large(channel, call, kind, packed, flags, left)
             elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
                 channel.send(kind, call.id, packed.body, flags, left)
             elif urgent:
-                channel.send_lazily(kind, call.id, packed.body, flags, left)
-                if call.heeded and channel.attended:
+                channel.send_batched(kind, call.id, packed.body, flags, left)
+                if call.heeded and channel.waiter_owned:
                     channel.flush()  # no thread may come to do it
-            elif channel.send_unhurried(kind, call.id, packed.body, flags, left):
+            elif channel.send_low_priority(kind, call.id, packed.body, flags, left):
                 self.company.expect(channel)
             if peer.state != "alive" or channel.closed:
                 self._recheck(peer, call)
@@ -264,14 +264,14 @@ class Agent:
         next message, or in a moment."""
         if self.running and peer.state == "alive":
             channel = peer.outgoing
-            if channel.send_unhurried(kind, next_call_id(), packed.body):
+            if channel.send_low_priority(kind, next_call_id(), packed.body):
                 self.company.expect(channel)
 
     def _check(self, peer: Peer, call: Call) -> None:
         if not self.running:
             raise self._stopped(call)
         if peer.state != "alive":
-            raise self.peers.epitaph(peer, call.what)
+            raise self.peers.gone_error(peer, call.what)
 
     def _stopped(self, call: Call) -> NotInitialized:
         why = f". {FORKED.format(name=self.me.name)}" if self.forked else ""
@@ -280,8 +280,8 @@ class Agent:
     def _recheck(self, peer: Peer, call: Call) -> None:
         """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
         if peer.outgoing.forget(call):
-            call.fail(self.peers.epitaph(peer, call.what) if self.running else self._stopped(call))
-            call.settle(self.crew.serve if self.running else _at_once)
+            call.fail(self.peers.gone_error(peer, call.what) if self.running else self._stopped(call))
+            call.settle(self.pool.submit_system if self.running else _at_once)
 
     # Time passes.
 
@@ -294,16 +294,16 @@ class Agent:
         self.peers.tick(now)
         for peer in self.peers.all():
             peer.outgoing.look_after_reader()
-        self.crew.look_again()
+        self.pool.look_again()
         for look in self.ticks:
             look()
-        self.door.tick(now)
+        self.listener.tick(now)
         self.dispatch.tell_progress(now, now + 2 * TICK)
         self._unanswered.look(self.peers.all())
         if forgotten.due:
-            self.crew.serve(forgotten.report)  # not here: the text of an error is the program's code
+            self.pool.submit_system(forgotten.report)  # not here: the text of an error is the program's code
         if self.execution.raised.due:
-            self.crew.serve(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
+            self.pool.submit_system(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self._expire_at(channel, call)
 
@@ -311,19 +311,19 @@ class Agent:
         def expire() -> None:
             if channel.forget(call):
                 call.fail(call.timed_out())
-                call.settle(self.crew.serve)
+                call.settle(self.pool.submit_system)
 
         self.timers.at(call.deadline, expire)
 
     def counters(self) -> dict[str, int | float]:
         """What the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""
-        _, watching, active = self.crew.counts()
+        _, watching, active = self.pool.counts()
         found: dict[str, int | float] = {
-            "agent.thread_pool_size": self.crew.limit,
-            "agent.num_idle_threads": min(watching, self.crew.limit),
+            "agent.thread_pool_size": self.pool.limit,
+            "agent.num_idle_threads": min(watching, self.pool.limit),
             "agent.client_active_calls": self.peers.active_calls(),
             "agent.server_active_calls": self.dispatch.counts(),
-            "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.crew.backlog), 0),
+            "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.pool.backlog), 0),
         }
         found.update(self.peers.bulk.counters(each for peer in self.peers.all() if (each := peer.sharing) is not None))
         if self.gil_profiling:
@@ -368,8 +368,8 @@ class Agent:
 
     def discard(self) -> None:
         """Undo the constructor: the worker never started."""
-        injection.end(self)
-        self.door.close()
+        fault_hooks.end(self)
+        self.listener.close()
         self.poller.close()
 
     def abandon(self) -> None:
@@ -377,8 +377,8 @@ class Agent:
         self.running = False
         self.forked = True
         forgotten.reporters = 0
-        self.crew.abandon()
-        for sock in (*self.door.descriptors(), *self.peers.descriptors()):
+        self.pool.abandon()
+        for sock in (*self.listener.descriptors(), *self.peers.descriptors()):
             sock.close()
         self.poller.abandon()
         self.peers.bulk.lender.abandon()
@@ -394,12 +394,12 @@ class Agent:
         if not self.running:
             return
         self._end()
-        self.door.close()
+        self.listener.close()
         self.peers.stop(self._stopped)
-        injection.end(self)
+        fault_hooks.end(self)
         self.coroutines.stop()
         self.timers.stop()
-        self.crew.stop(0.5)
+        self.pool.stop(0.5)
         self.peers.bulk.lender.close()
 
     def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
@@ -409,12 +409,13 @@ class Agent:
             return
         self._end()
         self.peers.say_goodbye(graceful)
-        self.door.close()  # not before: who has lost our last words dials, and is told that we leave
+        self.listener.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self._stopped)
-        injection.end(self)
+        fault_hooks.end(self)
         self.coroutines.stop()
         self.timers.stop()
-        stuck = self.crew.stop(patience) - (here.crew is self.crew)  # one that ends its own worker is not left behind
+        # one that ends its own worker is not left behind
+        stuck = self.pool.stop(patience) - (thread_state.pool is self.pool)
         self.peers.bulk.lender.close()
         log.info("%s left the group", self.me.name)
         if stuck:

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 
-from remora.agent.recording import current_recording
-from remora.autograd.contexts import ContextManager
+from remora.agent.calls.call_context import current_recording
+from remora.autograd.context import Context
+from remora.autograd.context_registry import ContextManager
 from remora.autograd.engine import Engine
-from remora.autograd.record import Context
 from remora.errors import NotInitialized
 
 current_worker: Callable[[], "Differentiating"] | None = None  # set by the layer above

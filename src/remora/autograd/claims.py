@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from remora.agent.crew import waiting
+from remora.agent.runtime.pool import blocking_region
 from remora.autograd.leaves import Gathered
 
 # Guards the three below. Reentrant: a local pass may end, and drop its token, in the midst of anything.
@@ -72,14 +72,15 @@ def _sleep_until(condition: Callable[[], bool]) -> None:
         return
     _sleepers += 1
     try:
-        with waiting():
+        with blocking_region():
             _changed.wait_for(condition)
     finally:
         _sleepers -= 1
 
 
-class Lent:
-    """`with Lent(leaves, gathered):` `.grad` of the leaves is what `gathered` has for them; what it is in the end goes
+class BorrowedGrad:
+    """`with BorrowedGrad(leaves, gathered):` `.grad` of the leaves is what `gathered` has for them; what it is in
+    the end goes
     there. The leaves have gates, and are claimed."""
 
     __slots__ = ("_gathered", "_leaves", "_own")
@@ -145,7 +146,7 @@ def _wait_for_passes_under_way() -> None:
     passes = _local_passes()
     end = time.monotonic() + _GATE_PATIENCE
     while passes and time.monotonic() < end:
-        with waiting():
+        with blocking_region():
             time.sleep(_GLANCE)
         passes &= _local_passes()
 

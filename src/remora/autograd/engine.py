@@ -13,14 +13,14 @@ from torch.autograd.graph import GradientEdge
 from torch.autograd.profiler import record_function
 
 from remora.agent.agent import Agent
-from remora.agent.crew import waiting
-from remora.agent.futures import Future
-from remora.agent.peers import Peer
-from remora.autograd.blame import Blame, blame
-from remora.autograd.contexts import Contexts
-from remora.autograd.correspondence import Correspondence
-from remora.autograd.errands import Errand
-from remora.autograd.passes import Desk, Parcel, Part, Pass
+from remora.agent.calls.future import Future
+from remora.agent.peers.manager import Peer
+from remora.agent.runtime.pool import blocking_region
+from remora.autograd.backward_pass import GradientBatch, Part, Pass, WorkQueue
+from remora.autograd.context_registry import Contexts
+from remora.autograd.countdown import Countdown
+from remora.autograd.failure import PassFailure, blame
+from remora.autograd.pass_messages import PassMessages
 
 QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
 
@@ -31,7 +31,7 @@ class Engine:
     def __init__(self, agent: Agent, first_id: int) -> None:
         self._me = agent.me
         self.contexts = Contexts(agent, first_id)
-        self._others = Correspondence(agent, self.contexts)
+        self._others = PassMessages(agent, self.contexts)
         self._next_pass = itertools.count().__next__
 
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool, smart: bool) -> None:
@@ -68,12 +68,12 @@ class Engine:
 
     def _go_one_way(self, this: Pass, parts: dict[Peer, Part], seeds: Sequence[torch.Tensor]) -> None:
         """Nothing was sent from here that gradients could come back for, so nothing that others find out concerns us."""
-        parcels: dict[Peer, Parcel] = {}
+        parcels: dict[Peer, GradientBatch] = {}
         this.feed_roots(seeds, parcels.__setitem__)
         for peer, parcel in parcels.items():
             self._others.deliver_with_part(this, peer, parts[peer], parcel)
 
-    def _wait(self, this: Pass, start: Callable[[Errand[Blame]], None]) -> None:
+    def _wait(self, this: Pass, start: Callable[[Countdown[PassFailure]], None]) -> None:
         """Start something and wait until all that came of it is done."""
         failure = self._outcome(this, start)
         if failure is not None:
@@ -82,9 +82,9 @@ class Engine:
             finally:
                 del failure  # or the error would keep itself, and all that it saw, through this frame
 
-    def _outcome(self, this: Pass, start: Callable[[Errand[Blame]], None]) -> Blame | None:
-        outcome: Future[Blame | None] = Future(repr(this))
-        errand: Errand[Blame] = Errand(outcome._succeed)
+    def _outcome(self, this: Pass, start: Callable[[Countdown[PassFailure]], None]) -> PassFailure | None:
+        outcome: Future[PassFailure | None] = Future(repr(this))
+        errand: Countdown[PassFailure] = Countdown(outcome._succeed)
         this.on_abort = lambda error: errand.finish(blame(error, self._me))
         try:
             start(errand)
@@ -97,11 +97,11 @@ class Engine:
             # its traceback leads back here, and from the outcome to the error no collector can follow.
             this.on_abort = None
 
-    def _work_at(self, desk: Desk, outcome: Future[Blame | None]) -> None:
+    def _work_at(self, desk: WorkQueue, outcome: Future[PassFailure | None]) -> None:
         """Do what is put there until there is an outcome."""
         outcome._when_settled(lambda _: desk.put(None))
         while True:
-            with waiting():
+            with blocking_region():
                 job = desk.get()
             if job is None:
                 return

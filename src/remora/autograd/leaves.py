@@ -36,7 +36,7 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         # program while one is held, and a thread must not wait for itself. A thread holds one of them at a time.
         self._locks: dict[int, threading.RLock] = {}  # by the id of the leaf, like the sums
         self._order = threading.RLock()  # of the streams of threads that add, on devices; taken before that of a leaf
-        self._touched: dict[object, streams.Moment] = {}  # when the sums are there, on devices: by the streams that add
+        self._touched: dict[object, streams.StreamPoint] = {}  # when the sums are there, on devices: by the streams that add
 
     def add(self, leaves: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
         """Add a gradient to the sum of each leaf. Both lists are empty afterwards: a gradient that the caller still had

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from remora.devices import streams
 
 if TYPE_CHECKING:
-    from remora.agent.peers import Peer
+    from remora.agent.peers.manager import Peer
     from remora.autograd.graph import Reach
 
 Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
@@ -128,7 +128,7 @@ class Recv:
         # Where the gradients go while a pass runs the node, and the thread that runs that pass. A local pass may come here
         # on another thread at the same time: it is refused, and must not put its gradients there.
         self.collecting: tuple[int, Gradients] | None = None
-        self.moment: streams.Moment | None = None  # when they are there, on devices
+        self.moment: streams.StreamPoint | None = None  # when they are there, on devices
 
     def __repr__(self) -> str:
         return f"<RecvRpcBackward of message {self.message} from {self.peer.name}>"

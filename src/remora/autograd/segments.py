@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from remora.autograd.claims import Claim, Lent, set_up_gate
+from remora.autograd.claims import BorrowedGrad, Claim, set_up_gate
 from remora.autograd.graph import Capturing, Ends, Joined, LeafNode, Node, Place, Reach, Segment, looking
 from remora.autograd.leaves import Gathered
 from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, in_front_of
@@ -195,7 +195,7 @@ def _run_native(
     for leaf in looked_at:
         set_up_gate(leaf)
     nodes = [*segment.run_received, *(in_front_of(leaf).grad_fn.next_functions[0][0] for leaf in leaves)]  # type: ignore[union-attr]
-    with Claim((*looked_at, *segment.run_received)), Lent(looked_at, gathered), _collecting(segment, received):
+    with Claim((*looked_at, *segment.run_received)), BorrowedGrad(looked_at, gathered), _collecting(segment, received):
         _run_up_to(nodes, incoming, retain_graph=True)  # an end keeps nothing that could be freed
     if streams.watched:
         gathered.touch()
@@ -218,7 +218,7 @@ def _collecting(segment: Runnable, received: dict[Node, Gradients]) -> Iterator[
 def _run_tapped(segment: Runnable, incoming: Incoming, retain_graph: bool) -> Incoming:
     """Run the segment without its ends; the gradients that leave it, for its ends and for others."""
     outgoing: Incoming = []
-    moments: list[streams.Moment | None] = []  # when they are there, on devices
+    moments: list[streams.StreamPoint | None] = []  # when they are there, on devices
     with Claim(segment.taps), ExitStack() as stack:
         for node, numbers in segment.taps.items():
             _tap(node, numbers, outgoing, stack, moments)
@@ -230,7 +230,7 @@ def _run_tapped(segment: Runnable, incoming: Incoming, retain_graph: bool) -> In
 
 
 def _tap(
-    node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack, moments: list[streams.Moment | None]
+    node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack, moments: list[streams.StreamPoint | None]
 ) -> None:
     """Take the gradients that leave the segment at a node, while `stack` is open.
 

@@ -18,7 +18,7 @@ import remora.rpc
 from remora.compat import compiled, names
 from remora.compat.aliases import Aliases
 from remora.compat.changes import Changes
-from remora.wire import failures
+from remora.wire import exceptions
 
 
 class Pair(NamedTuple):
@@ -89,7 +89,7 @@ def _redirect(changes: Changes) -> list[Pair]:
     pairs = [*compiled_pairs, *_pairs(originals)]
     _exchange(changes, pairs, keep=list(originals.values()))
     _complete_torch(changes)
-    changes.put(failures, "speaks_like_torch", True)
+    changes.put(exceptions, "speaks_like_torch", True)
     return pairs
 
 

@@ -3,7 +3,7 @@
 The bytes of storages, whatever is in them: tensors here are of `uint8` and only a way to copy. To and from the host a device
 copies by itself if the memory there is pinned. Pinned memory is torch's, which keeps it, and gives it out again when the
 device is done with it; so only chunks are pinned, one being copied by the device while the host copies another. (What is
-sent or received meanwhile: `remora.devices.transit`.)
+sent or received meanwhile: `remora.devices.staging`.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from remora.devices import kinds
+from remora.devices import registry
 
 CHUNK = 1 << 23
 
@@ -40,7 +40,7 @@ def to_device(storage: torch.UntypedStorage, device: torch.device) -> torch.Unty
     nbytes = storage.nbytes()
     fresh = torch.empty(nbytes, dtype=torch.uint8, device=device)
     whole = span(storage, 0, nbytes)
-    if storage.device.type != "cpu" or device.type in kinds.UNNUMBERED:
+    if storage.device.type != "cpu" or device.type in registry.UNNUMBERED:
         fresh.copy_(whole)
         return fresh.untyped_storage()
     for piece in _chunks(nbytes):
@@ -67,4 +67,4 @@ def pageable(nbytes: int) -> torch.Tensor:
 
 @lru_cache(maxsize=1)
 def _can_pin() -> bool:
-    return kinds.accelerator() is not None
+    return registry.accelerator() is not None

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from remora.devices import kinds
+from remora.devices import registry
 
 DeviceMap = dict[torch.device, torch.device]
 
@@ -54,7 +54,7 @@ class Placement:
 
     def has(self, device: torch.device) -> bool:
         """Whether the worker has such a device. Of the CPU and of what is not counted there is one."""
-        if device.type in kinds.UNNUMBERED:
+        if device.type in registry.UNNUMBERED:
             return True
         return 0 <= (device.index or 0) < self.counts.get(device.type, 0)
 
@@ -64,7 +64,7 @@ NOWHERE = Placement({}, (), {})
 
 def placement(wishes: Wishes) -> Placement:
     """What this process makes of a program's wishes."""
-    return Placement(wishes.maps, tuple(wishes.devices), kinds.counts())
+    return Placement(wishes.maps, tuple(wishes.devices), registry.counts())
 
 
 def inverse(device_map: Mapping[torch.device, torch.device]) -> DeviceMap:
@@ -80,7 +80,7 @@ def used_by(name: str, all: Mapping[str, Placement]) -> list[torch.device]:
     found = {here for each in mine.maps.values() for here in each}
     for placed in all.values():
         found.update(placed.maps.get(name, {}).values())
-    return kinds.sorted_devices(found)
+    return registry.sorted_devices(found)
 
 
 def problem_of_group(all: Mapping[str, Placement]) -> str:

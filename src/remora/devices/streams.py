@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from remora.devices import kinds
+from remora.devices import registry
 
 R = TypeVar("R")
 
@@ -33,10 +33,10 @@ def watch(devices: Collection[torch.device]) -> None:
     """From now on, hand values over in the order of these devices' streams, too."""
     global watched
     if any(device not in watched for device in devices):
-        watched = tuple(kinds.sorted_devices({*watched, *devices}))
+        watched = tuple(registry.sorted_devices({*watched, *devices}))
 
 
-class Moment:
+class StreamPoint:
     """A point in the order of work on some streams."""
 
     __slots__ = ("_points",)
@@ -60,23 +60,23 @@ class Moment:
                     _keep(value, current)
 
 
-def moment() -> Moment | None:
+def moment() -> StreamPoint | None:
     """Now, on the current streams of this thread; None if nothing is watched."""
     points: list[tuple[Any, Any]] = []
     for device in watched:
-        if kinds.started(device.type) and kinds.has_streams(device.type):
+        if registry.started(device.type) and registry.has_streams(device.type):
             stream = _current(device)
             points.append((stream, stream.record_event()))
-    return Moment(points) if points else None
+    return StreamPoint(points) if points else None
 
 
 def mark(device: torch.device) -> Any:
     """An event on the current stream of a device, for the host to wait for; None if it has no streams to wait for."""
-    if device.type in kinds.UNNUMBERED:
+    if device.type in registry.UNNUMBERED:
         return None
-    if kinds.has_streams(device.type):
+    if registry.has_streams(device.type):
         return _current(device).record_event()
-    kinds.module(device.type).synchronize()
+    registry.module(device.type).synchronize()
     return None
 
 
@@ -85,9 +85,9 @@ def mark(device: torch.device) -> Any:
 
 def aside(device: torch.device) -> Any:
     """A stream that goes on from where the current one is, beside it; None if the device has no streams."""
-    if device.type in kinds.UNNUMBERED or not kinds.has_streams(device.type):
+    if device.type in registry.UNNUMBERED or not registry.has_streams(device.type):
         return None
-    stream = kinds.module(device.type).Stream(device)
+    stream = registry.module(device.type).Stream(device)
     stream.wait_event(_current(device).record_event())
     return stream
 
@@ -96,14 +96,14 @@ def aside(device: torch.device) -> Any:
 def for_arrivals(device: torch.device) -> Any:
     """The stream on which memory of a device is filled with what arrives. One for each, for memory that was a stream's is
     given out again only to the same one."""
-    if device.type in kinds.UNNUMBERED or not kinds.has_streams(device.type):
+    if device.type in registry.UNNUMBERED or not registry.has_streams(device.type):
         return None
-    return kinds.module(device.type).Stream(device)
+    return registry.module(device.type).Stream(device)
 
 
 def on(stream: Any) -> AbstractContextManager[Any]:
     """Make a stream current, if there is one."""
-    return nullcontext() if stream is None else kinds.module(stream.device.type).stream(stream)
+    return nullcontext() if stream is None else registry.module(stream.device.type).stream(stream)
 
 
 def follow(device: torch.device, event: Any) -> None:
@@ -126,7 +126,7 @@ def raw(device: torch.device) -> int:
 
 
 def _current(device: torch.device) -> Any:
-    return kinds.module(device.type).current_stream(device)
+    return registry.module(device.type).current_stream(device)
 
 
 def _keep(value: object, stream: Any) -> None:
@@ -168,7 +168,7 @@ def restoring(call: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
             end = moment()
             for device, token, current in before:
                 _make_current(_stream_of(device, token))
-                kinds.module(device.type).set_device(current)
+                registry.module(device.type).set_device(current)
             if end is not None:
                 end.join()
 
@@ -177,10 +177,10 @@ def _tokens() -> list[tuple[torch.device, Any, int]]:
     """What tells the current streams and devices apart: of CUDA's streams their addresses, which are cheap to ask for."""
     return [
         (device, _raw_stream(device.index), _current_cuda_device())
-        if kinds.module(device.type) is torch.cuda
-        else (device, _current(device), kinds.module(device.type).current_device())
+        if registry.module(device.type) is torch.cuda
+        else (device, _current(device), registry.module(device.type).current_device())
         for device in watched
-        if kinds.started(device.type) and kinds.has_streams(device.type)
+        if registry.started(device.type) and registry.has_streams(device.type)
     ]
 
 
@@ -198,7 +198,7 @@ class OnItsOwnStreams(Coroutine[Any, Any, R]):
 
     __slots__ = ("_begin", "_mine", "_steps")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, R], begin: Moment | None) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, R], begin: StreamPoint | None) -> None:
         self._steps = coroutine
         self._begin = begin
         self._mine: list[Any] = []  # its current streams, while it waits for something
@@ -252,10 +252,10 @@ def _lent_streams(mine: list[Any]) -> Iterator[None]:
 
 
 def _current_streams() -> list[Any]:
-    return [_current(each) for each in watched if kinds.started(each.type) and kinds.has_streams(each.type)]
+    return [_current(each) for each in watched if registry.started(each.type) and registry.has_streams(each.type)]
 
 
 def _make_current(stream: Any) -> None:
-    module = kinds.module(stream.device.type)
+    module = registry.module(stream.device.type)
     with module.device(stream.device):  # whichever device is current stays it
         module.set_stream(stream)

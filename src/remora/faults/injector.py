@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from remora.clock import SYSTEM, Clock
-from remora.faults.course import NEVER, Course, Record
 from remora.faults.plan import Plan
-from remora.transport.faulty import Fate, Pipe
-from remora.transport.pump import Pump
-from remora.transport.stream import StreamLink
+from remora.faults.plan_runner import NEVER, PlanRunner, Record
+from remora.transport.fault_link import Fate, Pipe
+from remora.transport.fault_pump import Pump
+from remora.transport.link import StreamLink
 from remora.vocabulary.messages import MessageType
 
 Message = tuple[str, str, MessageType]  # sender, receiver, type
@@ -62,7 +62,7 @@ class Stage:
         self._records: list[Record] = []
         self._began = self.clock.now()
         self._seen: Counter[Message] = Counter()
-        self.course: Course
+        self.course: PlanRunner
         self.set(plan)
 
     def set(self, plan: Plan | str) -> None:
@@ -71,7 +71,7 @@ class Stage:
         if self._seed is not None:
             parsed = replace(parsed, seed=self._seed)
         with self._lock:
-            self.course = Course(parsed, self.clock.now(), self._records, self._began)
+            self.course = PlanRunner(parsed, self.clock.now(), self._records, self._began)
         if self.injectors:
             self.pump.do(self._look)
 
@@ -202,7 +202,7 @@ class Injector:
         self._links = [other for other in self._links if not other.pipe.closed] + [link]
         pipe.held = link.shut or self._silent(self.stage.course)
 
-    def look(self, course: Course) -> None:
+    def look(self, course: PlanRunner) -> None:
         """Cut, hold and mend our links as the course says, and end if it says so."""
         if self.me in course.killed and self._end is None:
             self._end = threading.Thread(target=self._kill or _kill_process, name=f"remora-faults-kill-{self.me}")
@@ -223,7 +223,7 @@ class Injector:
         """Whether it is about to end."""
         return self._end is not None and self._end.is_alive()
 
-    def _silent(self, course: Course) -> bool:
+    def _silent(self, course: PlanRunner) -> bool:
         """Whether this worker is to seem frozen. One with a process of its own is stopped, and needs not seem so."""
         return self._kill is not None and self.me in course.frozen
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import assert_never
 
-from remora.faults.deeds import (
+from remora.faults.kinds import (
     ANY,
     DEEDS,
     Cut,

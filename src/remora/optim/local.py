@@ -27,7 +27,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remora.autograd.leaves import ByLeaf
-from remora.optim.stepping import step
+from remora.optim.fast_step import step
 
 Options = dict[str, Any]
 Group = tuple[Options, list[torch.Tensor]]  # what is special about these parameters, and the parameters

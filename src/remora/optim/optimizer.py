@@ -22,9 +22,9 @@ from weakref import WeakValueDictionary
 import torch
 
 from remora import autograd, rpc
-from remora.agent.recording import current_recording
+from remora.agent.calls.call_context import current_recording
 from remora.optim.local import LocalOptimizer, Options, options_of
-from remora.optim.shares import Share, groups_of, numbered, shares_of
+from remora.optim.ownership import Share, groups_of, numbered, shares_of
 from remora.rpc import RRef
 
 State = dict[str, Any]

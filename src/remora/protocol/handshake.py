@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from remora.protocol.conversation import MAX_TEXT, Body, Conversation, Kind, Malformed, Why
 from remora.vocabulary.ids import MAX_WORKER_ID, check_worker_name
 
-__all__ = ["Accepted", "Admit", "Caller", "Hello", "Home", "Identity", "Listener", "Why"]
+__all__ = ["Accepted", "Admit", "Hello", "Home", "Identity", "Initiator", "Responder", "Why"]
 
 _MAX_COUNT = 2**63
 _MAX_ADDRESSES = 8
@@ -80,7 +80,7 @@ Admit = Callable[[Hello], int | str]
 """Asked about a proven caller: how many frames of its session have been received, or why it may not come in."""
 
 
-class Caller(Conversation):
+class Initiator(Conversation):
     """The end that dialled. `expected` is whom it means to reach, where it knows that."""
 
     role, peer_role = _CALLER, _LISTENER
@@ -109,7 +109,7 @@ class Caller(Conversation):
         self._peer: Identity | None = None
 
     def __repr__(self) -> str:
-        return f"<Caller {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
+        return f"<Initiator {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def start(self) -> bytes:
         """The first message of the conversation."""
@@ -138,7 +138,7 @@ class Caller(Conversation):
             self._fail(Why.RESTARTED)
 
 
-class Listener(Conversation):
+class Responder(Conversation):
     """The end that accepted. Whom it lets in, and from which frame on, is for `admit` to say."""
 
     role, peer_role = _LISTENER, _CALLER
@@ -155,7 +155,7 @@ class Listener(Conversation):
         self._hello: Hello | None = None
 
     def __repr__(self) -> str:
-        return f"<Listener {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
+        return f"<Responder {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def _on_message(self, body: Body) -> bytes:
         if self._hello is None:

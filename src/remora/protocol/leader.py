@@ -28,8 +28,9 @@ threads sees the first:
     a thread sets the alarm, then looks whether a follower is called (`called_meanwhile`)
 
 A look costs the leader its interpreter. So looks are rare while all is well, and the leader puts them off itself while it
-does many short things. A method returns what is to be done, in that order, or nothing. `remora.agent.runtime.leader` has
-the steps of each task inlined; tests/agent/runtime/test_leader.py proves the two forms equal.
+does many short things. A method returns what is to be done, in that order, or nothing.
+`remora.agent.runtime.leader_followers` has
+the steps of each task inlined; tests/agent/runtime/test_leader_followers.py proves the two forms equal.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Owner:
         owned.forks[fork] = holder
         return self._give_up_if_doomed(rref, owned) + self._bury_if_lost(rref, fork, holder)
 
-    def come_home(self, rref: RRefId, sender: Worker, creator: Worker | None = None) -> list[Effect]:
+    def received_by_owner(self, rref: RRefId, sender: Worker, creator: Worker | None = None) -> list[Effect]:
         """A reference to a value of ours arrived: our own program waits for the value, if it is not there (O4)."""
         known = rref in self.values
         owned = self.values.setdefault(rref, Owned())

@@ -1,6 +1,6 @@
 """Groups of workers that find each other on a store: static ones, whose size is known, and dynamic ones.
 
-A static group forms by a roll call (`remora.rendezvous.roll_call`). A dynamic one is a log on the board: each line,
+A static group forms by a roll call (`remora.rendezvous.static_join`). A dynamic one is a log on the board: each line,
 under a number drawn atomically, says that a worker joined or left; names and ids are held by keys of their own, which
 change hands atomically, so that no two workers have the same.
 
@@ -24,10 +24,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from remora.errors import AuthenticationError, RendezvousError
 from remora.protocol.conversation import printable
-from remora.rendezvous.board import Board
 from remora.rendezvous.record import WorkerRecord
-from remora.rendezvous.roll_call import RollCall
 from remora.rendezvous.seal import RecordSeal
+from remora.rendezvous.static_join import RollCall
+from remora.rendezvous.store_table import StoreTable
 
 log = logging.getLogger("remora")
 
@@ -77,7 +77,7 @@ class StaticGroup:
         if world_size < 1:
             raise RendezvousError(f"A group has at least one worker, but world_size is {world_size}.")
         self.group_id = ""
-        self._board = Board(store, seal)
+        self._board = StoreTable(store, seal)
         self._size = world_size
         self._timeout = timeout
         self._has_ended = has_ended
@@ -137,7 +137,7 @@ class DynamicGroup:
 
     def __init__(self, store: Store, timeout: float, seal: RecordSeal | None = None) -> None:
         self.group_id = ""
-        self._board = Board(store, seal)
+        self._board = StoreTable(store, seal)
         self._strange_lines = False  # the log says that there are some
         self._reading = threading.Lock()  # guards what follows, while it is brought up to date
         self._read = 0

@@ -4,7 +4,7 @@ A sealed value names the meeting place and the store key it was written for, and
 key of the HMAC is derived from the group's secret. Hence a value that a stranger made up is not believed, and neither is one
 that a stranger copied here from another store, or from the place of another rank, name, generation or group. What a stranger
 can do is to put an old value of the same store key back, and to remove values: each roster names the incarnations of its
-workers, so an old one is of no use (`remora.rendezvous.roll_call`). Stores of two hosts with the same port number are one
+workers, so an old one is of no use (`remora.rendezvous.static_join`). Stores of two hosts with the same port number are one
 meeting place here, since workers have different names for the same host: see docs/security.md.
 
 Without a secret, in a group that was started insecure, the key is that of the empty secret, which proves nothing.

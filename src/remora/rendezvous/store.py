@@ -24,9 +24,9 @@ from torch.distributed.rendezvous import _rendezvous_handlers as _handlers  # th
 
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.long_wait import LongWait
-from remora.rendezvous.board import KIND, PREFIX, watch_process
+from remora.rendezvous.store_table import KIND, PREFIX, watch_process
 from remora.transport.addresses import host_and_port
-from remora.transport.patience import in_time, until, until_resolved
+from remora.transport.deadlines import in_time, until, until_resolved
 from remora.transport.store_probe import NoStore, StoreProbe
 
 _FOR_EVER = timedelta(days=365)

@@ -8,9 +8,10 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from remora import autograd as dist_autograd
-from remora.agent.futures import Future
+from remora.agent.calls.future import Future
 from remora.rendezvous.store import NAME_TIMEOUT, open_store, rank_and_size
 from remora.rpc import api, backend_registry, constants, functions, internal, membership, options, rref_proxy
+from remora.rpc.all_gather import AllGatherStates
 from remora.rpc.api import (
     _all_gather,
     _barrier,
@@ -39,7 +40,6 @@ from remora.rpc.constants import (
     _DEFAULT_RPC_TIMEOUT_SEC,
     _UNSET_RPC_TIMEOUT,
 )
-from remora.rpc.gathering import AllGatherStates
 from remora.rpc.membership import get_worker_infos, members, on_membership
 from remora.rpc.options import (
     RemoraRpcBackendOptions,
@@ -49,7 +49,7 @@ from remora.rpc.options import (
     _TensorPipeRpcBackendOptionsBase,
 )
 from remora.rpc.server_process_global_profiler import _server_process_global_profile
-from remora.rref.handle import RRef
+from remora.rref.rref import RRef
 from remora.vocabulary.ids import WorkerInfo, check_worker_name
 from remora.worker import Worker, after_fork_in_child
 

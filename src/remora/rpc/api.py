@@ -13,20 +13,21 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, overload
 import torch
 
 from remora import autograd
-from remora.agent.crew import here
-from remora.agent.futures import Future
+from remora.agent.calls.future import Future
+from remora.agent.runtime.pool import thread_state
 from remora.errors import FORKED, NotInitialized
 from remora.options import check_timeout
-from remora.rpc import gathering, outgoing, profiling
+from remora.rpc import all_gather, request_builder
+from remora.rpc.all_gather import AllGatherStates
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from remora.rpc.gathering import AllGatherStates
 from remora.rpc.internal import PythonUDF as PythonUDF  # as torch's module offers them
 from remora.rpc.internal import RPCExecMode as RPCExecMode
 from remora.rpc.internal import _build_rpc_profiling_key as _build_rpc_profiling_key
 from remora.rpc.internal import _internal_rpc_pickler
-from remora.rpc.profiling import Target
-from remora.rref import handle, proxy
-from remora.rref.handle import RRef
+from remora.rpc.profiler import spans
+from remora.rpc.profiler.spans import Target
+from remora.rref import proxy, rref
+from remora.rref.rref import RRef
 from remora.rref.snapshot import Snapshot
 from remora.vocabulary.ids import WorkerInfo
 from remora.worker import Worker
@@ -76,7 +77,7 @@ def _is_current_rpc_agent_set() -> bool:
 
 
 def _get_current_rpc_agent() -> Worker:
-    worker: Worker | None = here.worker or _current
+    worker: Worker | None = thread_state.worker or _current
     if worker is None:
         text = "Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?"
         raise NotInitialized(text + _of_a_fork())
@@ -102,7 +103,7 @@ def _of_a_fork() -> str:
 
 def _worker() -> Worker:
     """Who makes a call: inside a function that a worker runs it is that worker, else the current one of the process."""
-    worker: Worker | None = here.worker or _current
+    worker: Worker | None = thread_state.worker or _current
     if worker is None:
         raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first." + _of_a_fork())
     return worker
@@ -174,12 +175,12 @@ def rpc_sync(
     `to` is a name, an id or a WorkerInfo. `timeout` is in seconds; 0 waits for ever. What the function raises is raised
     here, with its own type and the remote traceback as its cause.
     """
-    worker = here.worker or _current or _worker()
+    worker = thread_state.worker or _current or _worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
-        return profiling.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler)
-    kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler, True)
+        return spans.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler)
+    kind, packed, flags = request_builder.pack_call(peer, func, args, kwargs, _default_pickler, True)
     return worker.agent.call(peer, kind, packed, flags, timeout, func)
 
 
@@ -215,15 +216,15 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
     """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
-    worker = here.worker or _current or _worker()
+    worker = thread_state.worker or _current or _worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     caller = sys._getframe(1)
     origin = (caller.f_code, caller.f_lasti)
     if _profiler_enabled():
-        future = profiling.rpc_async(worker, peer, Target(func, args, kwargs), timeout, _default_pickler, origin)
+        future = spans.rpc_async(worker, peer, Target(func, args, kwargs), timeout, _default_pickler, origin)
     else:
-        kind, packed, flags = outgoing.pack_call(peer, func, args, kwargs, _default_pickler)
+        kind, packed, flags = request_builder.pack_call(peer, func, args, kwargs, _default_pickler)
         future = worker.agent.call_async(peer, kind, packed, flags, timeout, func, origin)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
@@ -265,8 +266,8 @@ def remote(
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
-        return profiling.remote(worker, peer, Target(func, args, kwargs), timeout)
-    kind, target, flags = outgoing.remote_target(peer, func, args, kwargs)
+        return spans.remote(worker, peer, Target(func, args, kwargs), timeout)
+    kind, target, flags = request_builder.remote_target(peer, func, args, kwargs)
     return worker.references.remote(peer, kind, target, func, flags, timeout)
 
 
@@ -298,11 +299,11 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: object, worker_names: set[str] | None = None) -> None:
-    gathering.report(sequence_id, worker_name, obj)
+    all_gather.report(sequence_id, worker_name, obj)
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: object) -> None:
-    gathering.conclude(sequence_id, objects_map)
+    all_gather.conclude(sequence_id, objects_map)
 
 
 @_require_initialized
@@ -316,14 +317,14 @@ def _all_gather(
     """
     if timeout != UNSET_RPC_TIMEOUT:
         timeout = check_timeout(timeout, "the timeout of _all_gather")
-    return gathering.all_gather(sys.modules[__name__], _worker(), obj, worker_names, timeout)
+    return all_gather.all_gather(sys.modules[__name__], _worker(), obj, worker_names, timeout)
 
 
 @_require_initialized
 def _barrier(worker_names: set[str] | list[str]) -> None:
     """Block until all the named workers are here; without a name, everybody."""
     try:
-        gathering.all_gather(sys.modules[__name__], _worker(), None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
+        all_gather.all_gather(sys.modules[__name__], _worker(), None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
     except RuntimeError as error:
         log.error("failed to complete the barrier: %s", error)
 
@@ -332,7 +333,7 @@ def _barrier(worker_names: set[str] | list[str]) -> None:
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Block until all workers are here, serving calls meanwhile."""
     timeout = check_timeout(timeout, "the timeout of _wait_all_workers")
-    gathering.all_gather(sys.modules[__name__], _worker(), None, None, timeout, "shutdown")
+    all_gather.all_gather(sys.modules[__name__], _worker(), None, None, timeout, "shutdown")
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
@@ -370,7 +371,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         if graceful and worker.is_static_group:
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs(*([timeout] if timeout else []))
-            gathering.settle(sys.modules[__name__], worker, timeout)
+            all_gather.settle(sys.modules[__name__], worker, timeout)
             worker.agent.peers.parting = True  # all have agreed to end: that one is gone is no reason to wonder
         elif graceful:
             worker.leave(timeout)
@@ -410,7 +411,7 @@ def enable_gil_profiling(flag: bool) -> None:
 
 
 autograd.current_worker = _get_current_rpc_agent
-handle.current_references = lambda: _get_current_rpc_agent().references
+rref.current_references = lambda: _get_current_rpc_agent().references
 proxy.calls.update(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote)
 
 __all__ = ["AllGatherStates", "RRef", "get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from remora.agent.calls import UNSET_TIMEOUT
+from remora.agent.calls.call import UNSET_TIMEOUT
 from remora.options import (
     DEFAULT_INIT_METHOD,
     DEFAULT_NUM_WORKER_THREADS,

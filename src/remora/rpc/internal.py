@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remora.wire.pickling import pack, register_reducer, unpack
+from remora.wire.pickler import pack, register_reducer, unpack
 
 
 class RPCExecMode(Enum):

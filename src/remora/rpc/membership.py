@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remora.agent.news import Subscription
+from remora.agent.peers.membership_events import Subscription
 from remora.protocol.membership import Died, Joined, Left, Member, MembershipEvent, Recovered, Suspected
 from remora.rpc import api
 from remora.vocabulary.ids import WorkerInfo
@@ -28,7 +28,7 @@ def on_membership(callback: Callable[[MembershipEvent], object]) -> Subscription
     may make calls. Ends with `cancel()` on what this returns, at the end of a `with` block, or with the worker. What
     happened before is not told: subscribe first, then look at `members()`.
     """
-    return api._worker().agent.peers.news.subscribe(callback)
+    return api._worker().agent.peers.events.subscribe(callback)
 
 
 def get_worker_infos() -> list[WorkerInfo]:

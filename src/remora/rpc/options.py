@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
-from remora.devices.kinds import DeviceType, as_device
+from remora.devices.registry import DeviceType, as_device
 from remora.options import Settings, SettingsByName, check_timeout
 from remora.rpc import constants
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
-from remora.rref.handle import RRef
 from remora.rref.proxy import Proxy
+from remora.rref.rref import RRef
 
 
 class RRefProxy(Proxy):

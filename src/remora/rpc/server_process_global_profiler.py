@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary
 from torch.autograd.profiler_legacy import profile
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from remora.agent.execution import Execution
-from remora.rpc import api, events
-from remora.rpc.events import What
+from remora.agent.serving.execution import Execution
+from remora.rpc import api
+from remora.rpc.profiler import tracing
+from remora.rpc.profiler.tracing import What
 
 _profiles: WeakKeyDictionary[Execution, list[_server_process_global_profile]] = WeakKeyDictionary()
 
@@ -73,12 +74,12 @@ def _call(
 ) -> Any:
     """Call a function for all the profiles that are on. They have its events before its caller has the answer."""
     concerned = list(running)
-    if not concerned or events.start(concerned[-1].what) is None:
+    if not concerned or tracing.start(concerned[-1].what) is None:
         return function(*args, **kwargs)
     try:
         return function(*args, **kwargs)
     finally:
-        recorded = events.stop()
+        recorded = tracing.stop()
         for each in concerned:
             if recorded and each in running:
                 each.process_global_function_events.append(copy.deepcopy(recorded))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from remora.agent.execution import Deferred
-from remora.agent.futures import Future
-from remora.rref.handle import RRef
+from remora.agent.calls.future import Future
+from remora.agent.serving.execution import Deferred
+from remora.rref.rref import RRef
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 

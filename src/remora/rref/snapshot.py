@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from remora.rref.values import Value
+from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId, RRefId
 
 

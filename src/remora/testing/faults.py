@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from remora.agent import injection
-from remora.faults.course import Record
-from remora.faults.deeds import Cut, Freeze, Heal, Kill, MessageFault, Pair, Partition, When, Which
+from remora.agent import fault_hooks
 from remora.faults.injector import Message, Report, Stage
+from remora.faults.kinds import Cut, Freeze, Heal, Kill, MessageFault, Pair, Partition, When, Which
 from remora.faults.plan import Plan
+from remora.faults.plan_runner import Record
 from remora.rpc import api
 from remora.testing.world import world_of
 from remora.worker import Worker
@@ -33,7 +33,7 @@ def stage(worker: Worker | None = None) -> Stage:
         return world.faults
     agent = chosen.agent
     if agent.faults is None:
-        injection.begin(agent, "")
+        fault_hooks.begin(agent, "")
     assert agent.faults is not None
     return agent.faults.stage
 

@@ -5,7 +5,8 @@
         assert world.run(0, my_program) == 42
         print(world.faults.report())
 
-`clock="virtual"` or `clock="auto"` gives a world time of its own (`remora.testing.clock`). pytest finds them when Remora
+`clock="virtual"` or `clock="auto"` gives a world time of its own (`remora.testing.virtual_clock`). pytest finds them
+when Remora
 is installed. Nothing of torch is imported before a test asks for a fixture.
 """
 

@@ -23,8 +23,8 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from remora.faults.deeds import Freeze, Kill
 from remora.faults.injector import Report
+from remora.faults.kinds import Freeze, Kill
 from remora.faults.plan import Plan
 from remora.options import check_timeout
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from remora.agent.agent import Agent
-from remora.agent.channel import Channel
+from remora.agent.channel.channel import Channel
 from remora.faults.injector import Stage
 
 
@@ -46,7 +46,7 @@ class Stillness:
                 return f"a timer of {agent.me.name} is due"
             if not agent.coroutines.idle:
                 return f"a coroutine of {agent.me.name} is at work"
-            if _have_bytes(agent.door.descriptors()):
+            if _have_bytes(agent.listener.descriptors()):
                 return f"somebody is at the door of {agent.me.name}"
             if self._is_spoken_to(agent):
                 return f"{agent.me.name} has something to read"
@@ -63,7 +63,7 @@ class Stillness:
 
     def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
         """How many threads run code of the program, or for it, by worker."""
-        found = {agent.me.name: agent.crew.busy(asleep) for agent in self._world.agents()}
+        found = {agent.me.name: agent.pool.busy(asleep) for agent in self._world.agents()}
         found["the program"] = self._world.actors(asleep)
         return found
 

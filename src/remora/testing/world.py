@@ -6,7 +6,7 @@
 Inside `run`, and inside every function that a worker of the world runs, the functions of `remora.rpc` act for that worker.
 With `faults="drop PYTHON_CALL worker0->worker1 1"`, or by `world.faults.set(...)` at any time, things go wrong by plan; see
 `remora.testing.faults`. Time is real, unless `clock="virtual"` or `clock="auto"` asks for one that stands still until it is
-moved, or that passes over all waiting: see `remora.testing.clock`.
+moved, or that passes over all waiting: see `remora.testing.virtual_clock`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from remora.agent import injection
+from remora.agent import fault_hooks
 from remora.agent.agent import Agent
-from remora.agent.crew import act_for
-from remora.agent.futures import wait_until
+from remora.agent.calls.future import wait_until
+from remora.agent.runtime.pool import set_current_worker
 from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
@@ -36,8 +36,8 @@ from remora.faults.plan import Plan
 from remora.options import check_timeout
 from remora.rpc import api
 from remora.rpc.options import RemoraRpcBackendOptions
-from remora.testing.clock import VirtualClock
 from remora.testing.stillness import Stillness
+from remora.testing.virtual_clock import VirtualClock
 from remora.worker import Worker
 
 P = ParamSpec("P")
@@ -98,7 +98,7 @@ class World:
     def _make_stage(self, workers: list[Worker]) -> Stage:
         stage = Stage("world", shared=True, clock=self._clock or SYSTEM, seed=self._seed)
         for worker in workers:
-            injection.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
+            fault_hooks.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
         return stage
 
     @property
@@ -140,12 +140,12 @@ class World:
     @contextmanager
     def acting(self, i: int) -> Iterator[Worker]:
         """Inside, the current thread acts for worker i."""
-        before, thread = act_for(self.workers[i]), threading.current_thread()
+        before, thread = set_current_worker(self.workers[i]), threading.current_thread()
         self._actors[thread] += 1  # (each thread counts for itself alone)
         try:
             yield self.workers[i]
         finally:
-            act_for(before)
+            set_current_worker(before)
             self._actors[thread] -= 1
             if not self._actors[thread]:
                 del self._actors[thread]

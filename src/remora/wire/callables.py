@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from remora.errors import SerializationError
-from remora.wire.storages import Outgoing, Reduced
+from remora.wire.tensors.storages import Outgoing, Reduced
 
 TORCH_NAMES = {function: name for name, function in vars(torch).items() if type(function) is BuiltinFunctionType}
 

@@ -36,7 +36,7 @@ from zlib import adler32
 import torch
 
 from remora.errors import ProtocolError
-from remora.wire import cargo, memory, packed
+from remora.wire import device_buffers, packed, raw_memory
 
 HEADER = struct.Struct("<IQHHIQQQd")
 HEADER_SIZE = HEADER.size
@@ -49,10 +49,10 @@ ENDS = 2048  # bytes at either end of a larger one that are
 # Flags.
 FAILED = 1  # the body of a response is a failure, not a value
 ASYNC = 2  # the function returns a future, and its value is the result
-SHARED = 16  # the body ends with where its buffers are, in memory of the sender: see `remora.agent.bulk`
-RECORDED = 8  # the body holds the value and what a recording says of it: see `remora.agent.recording`
-CARGO = packed.CARGO  # the body ends with where the memory of its tensors on devices is: see `remora.wire.cargo`
-REFERENCES = 4  # the body begins with a preamble: see `remora.wire.preamble`
+SHARED = 16  # the body ends with where its buffers are, in memory of the sender: see `remora.agent.memory.shared`
+RECORDED = 8  # the body holds the value and what a recording says of it: see `remora.agent.calls.call_context`
+CARGO = packed.CARGO  # the body ends with where the memory of its tensors on devices is: see `remora.wire.device_buffers`
+REFERENCES = 4  # the body begins with a preamble: see `remora.wire.ref_header`
 
 _CHECKED = struct.Struct("<QHHIQQQd")  # the header without the checksum
 _CHECK = struct.Struct("<I")
@@ -122,7 +122,8 @@ class Frame:
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
         self.loans: Any = None  # what holds its shared memory, while that is being borrowed
         self.filling: Any = None  # what to wait for before the buffers are used, if they are in shared memory
-        self.landing: Any = None  # the device memory that came with it, or the uploads to it: see `remora.wire.cargo`
+        # the device memory that came with it, or the uploads to it: see `remora.wire.device_buffers`
+        self.landing: Any = None
         self.arrival: Any = None  # what the layer above made of its preamble
 
     def __repr__(self) -> str:
@@ -273,7 +274,7 @@ class FrameReader:
         if self._end - at >= total and total <= _INLINE:
             view, buffers = self._view, []
             for size in sizes:
-                buffers.append(memory.from_bytes(view[at : at + size]))
+                buffers.append(raw_memory.from_bytes(view[at : at + size]))
                 at += size
             frame.buffers = buffers
             self._start = at
@@ -283,7 +284,7 @@ class FrameReader:
         self._midway = True
         self._frame, self._sizes, self._more = frame, sizes, self._more_buffers
         try:
-            unloading = cargo.unloading(frame.body, sizes) if frame.flags & CARGO else None
+            unloading = device_buffers.unloading(frame.body, sizes) if frame.flags & CARGO else None
         except (RuntimeError, MemoryError):
             self._give_up_buffers(0)
         else:
@@ -300,7 +301,7 @@ class FrameReader:
         while isinstance(buffers, list) and len(buffers) < len(self._sizes):
             size = self._sizes[len(buffers)]
             try:
-                storage, view = memory.allocate(size)
+                storage, view = raw_memory.allocate(size)
             except (RuntimeError, MemoryError):  # torch raises RuntimeError when an allocation fails
                 self._give_up_buffers(len(buffers))
                 return None

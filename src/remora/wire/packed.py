@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remora.devices.transit import Download
+from remora.devices.staging import Download
 from remora.wire.undo import Undo
 
-CARGO = 32  # a flag of frames: the body ends with a manifest of device memory; see `remora.wire.cargo`
+CARGO = 32  # a flag of frames: the body ends with a manifest of device memory; see `remora.wire.device_buffers`
 
 
 class Loading(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from remora.agent.crew import Crew
-from remora.agent.runtime.leader import THRESHOLDS
+from remora.agent.runtime.leader_followers import THRESHOLDS
+from remora.agent.runtime.pool import WorkerPool
 from remora.protocol.leader import IDLE, Leadership, Thresholds
 from remora.transport.poller import EpollPoller, Poller
 from tests.agent.alone import wait_until
@@ -23,8 +23,8 @@ HOUR = 3600.0  # seconds: longer than any test
 class Peer:
     """The other end of a link on which each byte asks the pool to run something."""
 
-    def __init__(self, crew: Crew, poller: Poller) -> None:
-        self.crew = crew
+    def __init__(self, pool: WorkerPool, poller: Poller) -> None:
+        self.pool = pool
         self.poller = poller
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
@@ -36,14 +36,14 @@ class Peer:
 
     @property
     def state(self) -> Leadership:
-        return self.crew.leader.state
+        return self.pool.leader.state
 
     def fileno(self) -> int:
         return self.ours.fileno()
 
     def ready(self, events: int) -> None:
         for number in self.ours.recv(100):
-            self.crew.backlog.append(lambda number=number: self._run(number))  # type: ignore[misc]
+            self.pool.backlog.append(lambda number=number: self._run(number))  # type: ignore[misc]
         self.poller.arm(self)
 
     def _run(self, number: int) -> None:
@@ -95,15 +95,15 @@ def start() -> Iterator[Start]:
         if isinstance(poller, EpollPoller) and poller.gate is None:
             poller.close()
             pytest.skip("this system has no gate")
-        crew = Crew("test", 16, poller, thresholds=thresholds(**limits))
-        crew.start()
-        made.append(Peer(crew, poller))
+        pool = WorkerPool("test", 16, poller, thresholds=thresholds(**limits))
+        pool.start()
+        made.append(Peer(pool, poller))
         return made[-1]
 
     yield start_pool
     for peer in made:
         peer.close()
-        assert peer.crew.stop(5.0) == 0
+        assert peer.pool.stop(5.0) == 0
 
 
 @pytest.fixture

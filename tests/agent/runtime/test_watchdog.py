@@ -200,7 +200,7 @@ def test_a_leader_that_does_few_things_does_not() -> None:
 
 
 def test_an_alarm_that_puts_off_a_call_for_help_is_taken_back() -> None:
-    poller = Recorder()
+    poller = ContextRegistry()
     state = leading()
     watchdog = Watchdog(state, cast(Any, poller), lambda: 0)
     watchdog.request_helper()
@@ -211,7 +211,7 @@ def test_an_alarm_that_puts_off_a_call_for_help_is_taken_back() -> None:
     assert poller.alarms[3:] == [0.008]
 
 
-class Recorder:
+class ContextRegistry:
     """A poller and its gate."""
 
     def __init__(self) -> None:
@@ -240,8 +240,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], list[float]]:
 
     def count(peer: Peer) -> list[float]:
         found: list[float] = []
-        look = peer.crew.leader.watchdog.look
-        monkeypatch.setattr(peer.crew.leader.watchdog, "look", lambda: (found.append(time.monotonic()), look())[1])
+        look = peer.pool.leader.watchdog.look
+        monkeypatch.setattr(peer.pool.leader.watchdog, "look", lambda: (found.append(time.monotonic()), look())[1])
         return found
 
     return count
@@ -273,7 +273,7 @@ def test_nor_is_a_long_list_of_short_tasks(start: Start, looks: Looks) -> None:
         nonlocal ended
         ended = time.monotonic()
         if ended < begun + 0.6:
-            peer.crew.backlog.append(short)  # the leader does not come back in between
+            peer.pool.backlog.append(short)  # the leader does not come back in between
 
     peer.work[1] = short
     found = looks(peer)
@@ -308,7 +308,7 @@ def test_and_so_they_are_if_they_have_not_been_read(start: Start) -> None:
     peer = start(look_every=0.1, long=HOUR)  # it is never found stuck: it is helped since it is behind
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.02)
-    other = Peer(peer.crew, peer.poller)
+    other = Peer(peer.pool, peer.poller)
     other.work = peer.work
 
     def helped() -> bool:
@@ -333,7 +333,7 @@ def test_a_leader_that_is_about_to_answer_is_left_to_it(start: Start) -> None:
     lead = peer.leader()
 
     def answer() -> None:
-        peer.crew.nearly_done()
+        peer.pool.nearly_done()
         threading.Event().wait(0.05)
 
     peer.work[1] = answer
@@ -367,7 +367,7 @@ def test_taking_in_what_came_is_left_to_the_leader(start: Start, monkeypatch: py
 def test_but_not_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = start(reading=0.01)
     peer.leader()
-    other = Peer(peer.crew, peer.poller)
+    other = Peer(peer.pool, peer.poller)
     begun, stuck = threading.Event(), threading.Event()
     monkeypatch.setattr(other, "ready", lambda events: (begun.set(), stuck.wait(10.0)))
     other.ask(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.faults.deeds import Fault, MessageFault, Which
+from remora.faults.kinds import Fault, MessageFault, Which
 from remora.faults.plan import Plan
 from remora.rpc import backend_registry, constants
 from remora.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions

@@ -1,0 +1,137 @@
+"""Control messages that must arrive: what could not be sent is tried again, a few times, later and later.
+
+Only a failure *to send* is followed by another try. What was sent is the session's business: it arrives once, or the peer
+is given up. So without a fault plan nothing is ever tried again. Messages to one peer keep their order: while one waits
+for its next try, those behind it wait, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remora.agent.calls.call import Call
+from remora.errors import CallNotSent, RemoraError
+
+if TYPE_CHECKING:
+    from remora.agent.agent import Agent
+    from remora.agent.peers.manager import Peer
+    from remora.wire.packed import Packed
+
+Done = Callable[[BaseException | None], None]
+
+MAX_RETRIES = 5
+FIRST_GAP = 1.0  # seconds from one try to the next
+BACKOFF = 1.5
+
+
+def gaps(retries: int = MAX_RETRIES, first: float = FIRST_GAP, backoff: float = BACKOFF) -> list[float]:
+    """How long after each try the next one comes: 1, 1, 1.5, 2.25, 3.375 s by default. PyTorch's schedule."""
+    return [first * backoff ** max(k - 1, 0) for k in range(retries)]
+
+
+@dataclass(eq=False, slots=True)
+class _ControlMessage:
+    """One message that has to be sent with care."""
+
+    peer: Peer
+    kind: int
+    packed: Packed
+    what: str
+    done: Done | None
+    urgent: bool
+    tries: int = 0
+
+
+class Retries:
+    """Sends the control messages of one worker."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.gaps = gaps()
+        self._agent = agent
+        self._lock = threading.RLock()  # guards _waiting
+        self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
+
+    def send(
+        self, peer: Peer, kind: int, packed: Packed, what: str, done: Done | None = None, urgent: bool = True
+    ) -> None:
+        """Send a control message, and call `done` once: with None when the peer has answered, else with the error. Without
+        `done` it is not answered.
+
+        `done` runs on a thread of the pool; or before this returns, if the peer is known to be gone. If it is not urgent,
+        the answer is looked at within half a second.
+        """
+        if self._agent.faults is None:
+            self._start(peer, kind, packed, what, done, urgent)
+        else:
+            self._send_with_care(_ControlMessage(peer, kind, packed, what, done, urgent))
+
+    def _start(self, peer: Peer, kind: int, packed: Packed, what: str, done: Done | None, urgent: bool) -> None:
+        if done is None:
+            self._agent.tell(peer, kind, packed)
+            return
+        call = Call(peer, what, lambda call: done(call.error()))
+        try:
+            self._agent.start_call(peer, call, kind, packed, 0, 0.0, control=True, urgent=urgent, asked=True)
+        except RemoraError as error:  # the peer is gone, or we are
+            done(error)
+
+    # Under a fault plan.
+
+    def _send_with_care(self, message: _ControlMessage) -> None:
+        with self._lock:
+            queue = self._waiting.get(message.peer)
+            if queue is not None:
+                queue.append(message)
+                return
+        self._try(message)
+
+    def _try(self, message: _ControlMessage) -> None:
+        message.tries += 1
+        if not self._refused(message):
+            self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
+        elif message.tries <= len(self.gaps):
+            self._hold(message)
+            return
+        elif message.done is not None:
+            message.done(CallNotSent(f"{message.what}: {_exhausted(len(self.gaps))}"))
+        self._go_on(message)
+
+    def _refused(self, message: _ControlMessage) -> bool:
+        agent = self._agent
+        alive = agent.running and message.peer.state == "alive"  # else there is an answer already
+        faults = agent.faults
+        return alive and faults is not None and faults.refuses(message.peer.name, message.kind, message.packed.body)
+
+    def _hold(self, message: _ControlMessage) -> None:
+        """Try again when it is time; what is sent to the same peer meanwhile waits behind it."""
+        with self._lock:
+            self._waiting.setdefault(message.peer, deque([message]))
+        pool = self._agent.pool
+        when = self._agent.clock.now() + self.gaps[message.tries - 1]
+        self._agent.timers.at(when, lambda: pool.submit_system(lambda: self._try(message)))
+
+    def _go_on(self, message: _ControlMessage) -> None:
+        """A message is out of the way: those behind it have their turn, as far as they get."""
+        while True:
+            with self._lock:
+                queue = self._waiting.get(message.peer)
+                if queue is None or queue[0] is not message:
+                    return
+                queue.popleft()
+                if not queue:
+                    del self._waiting[message.peer]
+                    return
+                message = queue[0]
+            message.tries += 1
+            if self._refused(message):
+                break
+            self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
+        self._hold(message)
+
+
+def _exhausted(retries: int) -> str:
+    return f"The RPC has not succeeded after the specified number of max retries ({retries})."

@@ -1,0 +1,1 @@
+"""Calls in one direction between two workers: what goes out, what comes in, and the thread that reads."""

@@ -1,0 +1,161 @@
+"""The sending half of a channel for messages with tensors: in shared memory, from the program's own, or as they come.
+
+A large message leaves from the memory of the program, and what comes from a device as soon as a piece of it is on the host.
+So its sender waits for the lock (`_writing`), no longer than its call may, and holds it until the message is with the kernel
+or copied aside. What is small, or could not leave now in any case, is copied and goes the way of all others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from remora.agent.calls.call import Call
+from remora.agent.channel.outbox import STALL, Large, Outbox
+from remora.agent.memory.shared import SHARED_FROM
+from remora.errors import CallNotSent, SerializationError
+from remora.transport.link import Part, StreamLink, is_of_socket
+from remora.vocabulary.messages import RESPONSE, MessageType
+from remora.wire import raw_memory
+from remora.wire.frames import MAX_BUFFERS, MAX_BYTES, SHARED, encode, lengths
+from remora.wire.packed import Packed
+
+VOID = int(MessageType.VOID)
+LARGE = 1 << 17  # bytes from which on a message is not copied
+
+
+class BulkOutbox(Outbox):
+    """See the head of this file."""
+
+    __slots__ = ()
+
+    def send_packed(
+        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
+    ) -> None:
+        """Send a message that may have buffers. A large one blocks while the peer takes it, until the given time at most;
+        what the kernel has not taken by then is copied, so that the message is a value in any case. Raises CallNotSent if
+        a call could not be sent by then; and if its tensors cannot be had from their device, or not be copied (for a reply,
+        whose sender has to say something else then, SerializationError)."""
+        try:
+            self._send_packed(kind, call, packed, flags, timeout, until)
+        except SerializationError as error:
+            if isinstance(call, int):
+                raise
+            raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
+
+    def _send_packed(
+        self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
+    ) -> None:
+        number = call if isinstance(call, int) else call.id
+        if self.closed:
+            return
+        if not packed.buffers:
+            self.send(kind, number, packed.body, flags, timeout)
+            return
+        size = sum(map(len, packed.buffers))
+        if size >= SHARED_FROM and self.sharing is not None:
+            lent = self.sharing.lend(packed)
+            if lent is not None:
+                self._send_shared(kind, number, *lent, flags | SHARED, timeout)
+                return
+        if len(packed.buffers) > MAX_BUFFERS or size > MAX_BYTES:
+            raise SerializationError(
+                f"a message for {self.peer} has {len(packed.buffers)} buffers of {size} bytes in all. The limit is "
+                f"{MAX_BUFFERS} buffers and {MAX_BYTES} bytes"
+            )
+        body = packed.body + lengths(packed.buffers)
+        size += len(body)
+        link = self.link
+        if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
+            self._postpone(kind, flags, number, timeout, body, packed)
+        elif self._writing.wait(self._lock_patience(kind, until - link.now())):
+            try:
+                self._write_large(kind, flags, number, timeout, body, packed, until)
+            finally:
+                self._writing.free[0] = True
+            self._writing.waiters.notify()
+        elif kind & RESPONSE or isinstance(call, int) or self._writing.mine():
+            self._postpone(kind, flags, number, timeout, body, packed)
+        else:
+            raise self._not_sent(call)
+        self.flush()
+
+    def _send_shared(
+        self, kind: int, call: int, body: bytes, fill: Callable[[], None] | None, flags: int, timeout: float
+    ) -> None:
+        """Send a message whose tensors are in shared memory, or will be there (`fill`) before its receiver looks."""
+        try:
+            self.send(kind, call, body, flags, timeout)
+        finally:
+            if fill is not None:
+                fill()  # (if an exception strikes before it has begun, the tick has it made)
+
+    def _lock_patience(self, kind: int, left: float) -> float:
+        """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
+        if kind & RESPONSE:
+            return STALL
+        return max(min(left, threading.TIMEOUT_MAX), 0.0)
+
+    def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
+        """Copy a message and let whoever writes next write it."""
+        try:
+            packed.complete()
+            data = b"".join((body, *packed.buffers))
+        except MemoryError:
+            size = sum(map(len, packed.buffers))
+            raise SerializationError(f"no memory on this worker for a copy of {size} bytes that go to {self.peer}") from None
+        self._batched_bytes += len(data)
+        self._batched.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
+
+    def _write_large(
+        self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed, until: float
+    ) -> None:
+        while self._batched:
+            self._write_batched()
+        session = self.session
+        number, ack = session.sent + 1, session.received
+        head = encode(kind, flags, len(packed.buffers), call, number, ack, timeout, len(body), body)
+        parts: tuple[Part, ...] = (head, *packed.buffers)
+        size = len(head) + sum(map(len, packed.buffers))
+        large = Large(call, parts, packed, raw_memory.fingerprint(packed))
+        link = self.link
+        try:
+            session.keep(number, ack, size, large)
+            if packed.loading is None:
+                self._put(parts, until)
+            else:
+                self._put_as_it_comes(number, head, packed, until)
+        except BaseException as error:
+            session.recover()
+            self._struck(link, error)
+
+    def _put_as_it_comes(self, number: int, head: bytes, packed: Packed, until: float) -> None:
+        """Write a message while its tensors come from a device. If the link fails, they are waited for all the same: the
+        message is said again. If they do not come, it is as if it had not been said, and the link is of no use."""
+        link = self.link
+        try:
+            for ready in packed.pieces(head):
+                self._put_piece(ready, until)
+                self._hurry(link)
+        except BaseException:
+            self.session.amend(number, encode(VOID, 0, 0, 0, number, 0, 0.0, 0, b""))
+            raise
+
+    def _put_piece(self, parts: Sequence[Part], until: float) -> None:
+        link = self.link
+        try:
+            self._put(parts, until)
+        except OSError as error:
+            if not is_of_socket(error):
+                raise
+            self._break_off(link, error)
+
+    def _hurry(self, link: StreamLink | None) -> None:
+        """Write what the kernel did not take at once, as far as it takes it now. A device copies more meanwhile."""
+        if link is not None and link.outbox_bytes and not link.failed:
+            try:
+                link.flush()
+            except OSError as error:
+                if not is_of_socket(error):
+                    raise
+                self._break_off(link, error)

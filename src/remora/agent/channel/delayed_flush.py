@@ -1,0 +1,38 @@
+"""Messages that nobody is in a hurry for wait for company: here is who sees to it that they do not wait for long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remora.agent.runtime.timers import Timer, Timers
+
+if TYPE_CHECKING:
+    from remora.agent.channel.outbox import Outbox
+
+PATIENCE = 0.002  # seconds
+ROUND = 0.01  # … from one look to the next, while messages are put aside all the time
+
+
+class DelayedFlush:
+    """Channels on which something was put aside. Whatever is sent next on one of them takes it along; else, we do."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._waiting: set[Outbox] = set()
+        self._timer: Timer | None = None  # looks at them; set after it runs, so one too many after a strike, never none
+        self._more = False  # some came since it last did
+
+    def expect(self, channel: Outbox) -> None:
+        """Have what was put aside on this channel sent in a moment."""
+        self._waiting.add(channel)
+        self._more = True
+        if self._timer is None or not self._timer.pending:
+            self._timer = self._timers.soon(PATIENCE, self._give_up)
+
+    def _give_up(self) -> None:
+        """Looks again by itself while there is reason to: to set a timer wakes a thread, which is what we want to save."""
+        if self._more:
+            self._more = False
+            self._timer = self._timers.soon(ROUND, self._give_up)
+        while self._waiting:
+            self._waiting.pop().flush()

@@ -1,0 +1,246 @@
+"""Device memory on its way to one peer and from it: lent where possible, and given back. Not which device goes where.
+
+Three roads, chosen for each message. Within a process the receiver gets the memory itself. Between processes of a host it
+gets a reference to it and makes one copy (`remora.transport.cuda_ipc`). Everything else goes over the host, in
+buffers of the
+message. Arguments are values: what is lent is a copy, made in the order of the sender's current stream; but if the caller
+waits for the answer, it is the memory itself, and its stream waits for the copy of the peer before it goes on.
+
+Whether a process can open the memory of another is known only when it has tried. So the first tensors go over the host,
+together with a *trial*; when the peer says that it has it, memory is lent. It says so, and gives back what it never fetched,
+among the numbers of shared memory (`remora.agent.memory.shared`), told from them by a mark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from remora.devices import copies, streams
+from remora.errors import SerializationError
+from remora.transport import cuda_ipc
+from remora.wire.device_buffers import Landing, Region, split
+from remora.wire.frames import SHARED, Frame
+
+log = logging.getLogger("remora")
+
+HERE, THERE = b"h", b"t"  # what a reference begins with: memory of this process, or of another one
+DEVICE = 1 << 63  # marks a number of lent device memory
+REFUSED = 1 << 62  # … that cannot be opened, and neither can other memory
+OPENED = 1 << 61  # … that was a trial, and can be
+
+_NUMBER = struct.Struct("<Q")
+_token = secrets.token_hex(8)
+_numbers = itertools.count().__next__
+# lent within this process, by whom
+_here: dict[int, tuple[list[torch.UntypedStorage], streams.StreamPoint | None, object]] = {}
+
+
+def identity() -> dict[str, object]:
+    """What others must know of this process to be lent its device memory, or to lend it theirs."""
+    return {"process": _process(), "ipc": cuda_ipc.identity()}
+
+
+def _process() -> str:
+    return f"{_token}-{os.getpid()}"  # a forked child has the same token
+
+
+class DeviceExchange:
+    """What one peer and we lend each other."""
+
+    __slots__ = (
+        "_exporter", "_importer", "_limit", "_peer", "_reasons", "_said", "_state", "_trial", "_unused", "name", "process",
+    )  # fmt: skip
+
+    def __init__(self, name: str, limit: int, unused: deque[int]) -> None:
+        self.name = name
+        self._limit = limit  # bytes lent at a time
+        self._unused = unused  # numbers to be given back to the peer
+        self._peer: dict[str, Any] = {}  # its identity
+        self.process = 0  # its process, as far as known; -1: none that we can see
+        self._exporter: cuda_ipc.Exporter | None = None
+        self._importer: cuda_ipc.Importer | None = None
+        self._state = "unknown"  # can it open our memory? then: tried, proven or refused
+        self._trial = -1
+        self._reasons: dict[torch.device, str] = {}  # why memory of a device cannot be lent to it; empty: it can
+        self._said = False  # and whether we have said so
+
+    def learn(self, identity: object) -> None:
+        """By what the peer says of itself."""
+        self._peer = identity if isinstance(identity, dict) else {}
+        self._reasons.clear()
+
+    # Outbox.
+
+    def lend(self, regions: Sequence[Region], target: torch.device, in_place: bool = False) -> bytes | None:
+        """A reference to a copy of these, which are all on one device; None if they have to go over the host. `in_place`: to
+        the memory itself, where another process can copy it; then whoever lends it calls `fence` before it goes on."""
+        device = regions[0][0].device
+        streams.watch((device,))
+        if target.type == "cpu":
+            return None
+        here = self._peer.get("process") == _process()
+        if not here and (self._state != "proven" or self._why_not(device)):
+            return None
+        try:
+            return self._lend_here(regions) if here else self._lend_there(regions, in_place)
+        except RuntimeError as error:  # there is not enough memory for a copy
+            self._explain(device, str(error))
+            return None
+
+    def _lend_here(self, regions: Sequence[Region]) -> bytes:
+        number = _numbers()
+        taken = [copies.snapshot(*region) for region in regions]
+        _here[number] = (taken, streams.moment(), self)
+        return HERE + _NUMBER.pack(number)
+
+    def _lend_there(self, regions: Sequence[Region], in_place: bool) -> bytes | None:
+        if not in_place:
+            regions = [(copies.snapshot(*region), 0, region[2]) for region in regions]
+        reference = self._exporting().export(regions)
+        return None if reference is None else THERE + reference
+
+    def _exporting(self) -> cuda_ipc.Exporter:
+        if self._exporter is None:
+            self._exporter = cuda_ipc.Exporter(self._limit)
+        return self._exporter
+
+    def trial(self, device: torch.device) -> bytes | None:
+        """Something for the peer to try out, once."""
+        if self._state != "unknown" or not self._limit or self._peer.get("process") == _process():
+            return None
+        if self._why_not(device):
+            return None
+        try:
+            probe = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
+            reference = self._exporting().export([(probe, 0, 64)])
+        except RuntimeError:  # no memory: the next message may have better luck
+            return None
+        if reference is None:
+            return None
+        self._state, self._trial = "tried", cuda_ipc.number_of(reference)
+        return THERE + reference
+
+    def fence(self, references: Iterable[bytes]) -> None:
+        """The message has been answered, so the peer has begun its copies. Have the current stream wait for them: what is
+        done to the memory from here on is not seen by the peer."""
+        for reference in references:
+            if reference[:1] == THERE and self._exporter is not None:
+                self._exporter.fence(cuda_ipc.number_of(reference[1:]))
+
+    def retract(self, reference: bytes) -> None:
+        """What was lent with a message that is never sent."""
+        if reference[:1] == HERE:
+            _here.pop(_NUMBER.unpack_from(reference, 1)[0], None)
+        elif self._exporter is not None:
+            number = cuda_ipc.number_of(reference[1:])
+            self._exporter.give_back([number])
+            if number == self._trial:
+                self._state = "unknown"
+
+    def _why_not(self, device: torch.device) -> str:
+        reason = self._reasons.get(device)
+        if reason is None:
+            reason = self._reasons[device] = cuda_ipc.available(device) or cuda_ipc.reachable(str(self._peer.get("ipc", "")))
+        if reason:
+            self._explain(device, reason)
+        return reason
+
+    def _explain(self, device: torch.device, reason: str) -> None:
+        if not self._said:
+            self._said = True
+            log.info("tensors on %s go to %s by way of the host: %s", device, self.name, reason)
+
+    # Inbox.
+
+    def land(self, frame: Frame) -> None:
+        """Take note of the device memory that a message refers to."""
+        assert frame.buffers is not None, "its memory is here"
+        sizes = 0 if frame.flags & SHARED else len(frame.buffers)  # they come behind the manifest
+        frame.body, manifest = split(frame.body, sizes)
+        frame.landing = Landing(manifest, self, frame.landing)
+
+    def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:
+        streams.watch((device,))
+        if reference[:1] == HERE:
+            return _taken_over(_NUMBER.unpack_from(reference, 1)[0], device)
+        if self._importer is None:
+            self._importer = cuda_ipc.Importer(process=self.process)
+        try:
+            return self._importer.fetch(reference[1:], device)
+        except OSError as error:
+            self._unused.append(DEVICE | REFUSED | cuda_ipc.number_of(reference[1:]))
+            log.warning("device memory of %s cannot be opened here, so it will not lend any more: %s", self.name, error)
+            raise SerializationError(
+                f"tensors on a device are in memory of {self.name} that cannot be had here ({error}); they will not be sent "
+                "that way again: try again"
+            ) from error
+        except BaseException:  # there is not enough memory for a copy, most likely
+            self.give_back(reference)
+            raise
+
+    def give_back(self, reference: bytes) -> None:
+        """It was never fetched. Called by a destructor: it takes no lock."""
+        if reference[:1] == HERE:
+            _here.pop(_NUMBER.unpack_from(reference, 1)[0], None)
+        else:
+            self._unused.append(DEVICE | cuda_ipc.number_of(reference[1:]))
+
+    def try_out(self, reference: bytes, device: torch.device) -> None:
+        """See whether memory of the peer can be opened here, and say so."""
+        self.fetch(reference, device)
+        self._unused.append(DEVICE | OPENED | cuda_ipc.number_of(reference[1:]))
+
+    # In the end.
+
+    def take_back(self, numbers: Iterable[int]) -> None:
+        """The peer has what we lent it, or cannot have it."""
+        for marked in numbers:
+            number = marked & ~(DEVICE | REFUSED | OPENED)
+            if marked & REFUSED:
+                self._state = "refused"
+                self._said = True
+                log.warning("%s cannot open device memory of this worker: tensors go there by way of the host", self.name)
+            elif number == self._trial and self._state == "tried":
+                self._state = "proven" if marked & OPENED else "unknown"  # (it was dropped: try again)
+            if self._exporter is not None:
+                self._exporter.give_back([number])
+
+    def trim(self, now: float) -> None:
+        """Let go of what the peer has copied, and of what has not been used for a while."""
+        if self._exporter is not None:
+            self._exporter.collect()
+        if self._importer is not None:
+            self._importer.trim(now)
+
+    def forget(self) -> None:
+        """The peer is gone, or we are."""
+        for number in [number for number, lent in list(_here.items()) if lent[2] is self]:
+            _here.pop(number, None)
+        if self._exporter is not None:
+            self._exporter.forget()
+        if self._importer is not None:
+            self._importer.close()
+
+
+def tidy(handovers: Iterable[DeviceExchange], now: float) -> None:
+    """Let go of device memory that is not used any more. May wait for a device."""
+    for each in handovers:
+        each.trim(now)
+    cuda_ipc.sweep()
+
+
+def _taken_over(number: int, device: torch.device) -> list[torch.UntypedStorage]:
+    """Memory that was lent within this process: it is the receiver's now, or it is copied to another device."""
+    storages, moment, _ = _here.pop(number)
+    if moment is not None:
+        moment.join([copies.span(each, 0, each.nbytes()) for each in storages])
+    return [each if each.device == device else copies.to_device(each, device) for each in storages]

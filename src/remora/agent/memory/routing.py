@@ -1,0 +1,164 @@
+"""Which way tensors on devices go between this worker and each other one: by the maps of both. Moves nothing.
+
+Requests go by the caller's map, replies by its inverse. Gradients go back to where their tensors came from; a map that leads
+there saves a copy, and where there is none they go over the host and are put in place by their receiver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from remora.agent.memory.device import DeviceExchange, identity
+from remora.devices import maps, registry, streams
+from remora.devices.maps import DeviceMap, Placement
+from remora.rendezvous.record import WorkerRecord
+from remora.wire.device_buffers import Region
+
+DEVICES = "devices"  # what a worker says of its devices, in its record
+
+
+class Way:
+    """A `Route`: where tensors arrive that are sent to a peer in messages of one kind."""
+
+    __slots__ = ("_handover", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
+
+    def __init__(
+        self,
+        device_map: DeviceMap,
+        there: Placement,
+        problem: str,
+        refusal: str,
+        handover: DeviceExchange,
+        in_place: bool = False,
+    ) -> None:
+        self._map = device_map
+        self._there = there
+        self._problem = problem
+        self._refusal = refusal  # why what is not in the map is not sent; empty: it is
+        self._handover = handover
+        self._in_place = in_place  # the caller waits for the answer, and its stream for the copy: see `DeviceExchange.fence`
+        self.moves_cpu = bool(problem) or device_map.get(registry.HOST, registry.HOST) != registry.HOST
+
+    def target(self, device: torch.device) -> torch.device:
+        """See `Route`."""
+        if self._problem:
+            raise ValueError(self._problem)
+        found = self._map.get(device)
+        if found is not None:
+            return found
+        if device.type in registry.UNNUMBERED:
+            return device
+        if self._refusal:
+            raise RuntimeError(self._refusal.format(device=device))
+        return device if self._there.has(device) else registry.HOST
+
+    def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+        """See `Route`."""
+        return self._handover.lend(regions, target, self._in_place)
+
+    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+        """See `Route`."""
+        return None if target.type == "cpu" else self._handover.trial(regions[0][0].device)
+
+    def retract(self, reference: bytes) -> None:
+        """See `Route`."""
+        self._handover.retract(reference)
+
+
+class Ways(NamedTuple):
+    """All there are to one peer."""
+
+    awaited: Way  # of requests whose caller waits for the reply
+    requests: Way
+    replies: Way
+    gradients: Way
+
+
+class Places:
+    """The devices of one worker, and of those it knows."""
+
+    def __init__(self, name: str, wishes: maps.Wishes, auto: bool) -> None:
+        self._name = name
+        self._auto = auto
+        self.mine = maps.placement(wishes)
+        self._known: dict[str, Placement] = {name: self.mine}
+
+    def credentials(self) -> dict[str, object]:
+        """What others must know."""
+        return {DEVICES: {**self.mine.to_json(), **identity()}}
+
+    def check_group(self, records: Sequence[WorkerRecord]) -> None:
+        """Raise if the maps of a group whose workers are all known do not fit together."""
+        for record in records:
+            self._known[record.name] = _placement_of(record)
+        problem = maps.problem_of_group({record.name: self._known[record.name] for record in records})
+        if problem:
+            raise ValueError(problem)
+
+    def check_alone(self, records: Sequence[WorkerRecord]) -> None:
+        """The same for a worker of a group that others may join: what is wrong with its own devices and maps."""
+        for record in records:
+            self._known[record.name] = _placement_of(record)
+        problem = maps.problem_of_devices(self._name, self.mine)
+        for to in self.mine.maps:
+            if to in self._known:
+                problem = problem or maps.problem_between(self._name, self.mine, to, self._known[to])
+        if problem:
+            raise ValueError(problem)
+
+    def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> Ways:
+        """The ways to a peer, by what it says of itself."""
+        name, there = record.name, _placement_of(record)
+        self._known[name] = there
+        wrong_there = maps.problem_between(self._name, self.mine, name, there) if name in self.mine.maps else ""
+        wrong_back = maps.problem_between(name, there, self._name, self.mine) if self._name in there.maps else ""
+        forth = {} if wrong_there else self.mine.maps.get(name, {})
+        back = {} if wrong_back else maps.inverse(there.maps.get(self._name, {}))
+        streams.watch(self.devices())
+        refusal = "" if self._auto else _no_map(name, forth)
+        return Ways(
+            Way(forth, there, wrong_there, refusal, handover, in_place=True),
+            Way(forth, there, wrong_there, refusal, handover),
+            Way(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
+            Way({**back, **forth}, there, "", "", handover),
+        )
+
+    def map_for(self, name: str) -> DeviceMap:
+        """Our map for a peer."""
+        return dict(self.mine.maps.get(name, {}))
+
+    def devices(self) -> list[torch.device]:
+        """Those of this worker."""
+        return maps.used_by(self._name, self._known)
+
+
+def _placement_of(record: WorkerRecord) -> Placement:
+    return Placement.from_json(record.extra.get(DEVICES))
+
+
+# The words are those programs match on.
+
+
+def _no_map(name: str, device_map: DeviceMap) -> str:
+    return (
+        "TensorPipe RPC backend only supports CPU tensors by default: a tensor on {device} has no place on " + name
+        + f" ({_shown(device_map)}). Move it to the CPU before the call, call `set_device_map` on "
+        "`TensorPipeRpcBackendOptions`, or set `auto_device_map` to have such tensors go over the host."
+    )  # fmt: skip
+
+
+def _no_way_back(name: str, device_map: DeviceMap) -> str:
+    return (
+        "Response device mapping is not available: the result has a tensor on {device}, and the device map of the caller "
+        + f"{name} for this worker does not lead there ({_shown(device_map)}). Move it to the CPU, call `set_device_map` on "
+        "the `TensorPipeRpcBackendOptions` of the caller, or set `auto_device_map` here."
+    )
+
+
+def _shown(device_map: DeviceMap) -> str:
+    if not device_map:
+        return "there is no device map"
+    return "the device map has " + ", ".join(f"{here} to {there}" for here, there in device_map.items())

@@ -1,0 +1,299 @@
+"""Large tensors between workers of one host: through shared memory, if both can. The messages go the usual way.
+
+(Tensors on devices: `remora.agent.memory.device`.)
+
+A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are.
+The receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or
+by a word (GIVE_BACK) that goes along with whatever else is sent next. """
+
+from __future__ import annotations
+
+import errno
+import logging
+import struct
+import threading
+from collections.abc import Callable, Iterable
+
+from remora.agent.memory.device import DEVICE, DeviceExchange
+from remora.agent.memory.late_fill import LateMemory, LateMessages
+from remora.agent.runtime.try_lock import may_be_struck
+from remora.transport.shm import borrower as loans
+from remora.transport.shm import lender as shm
+from remora.vocabulary.ids import WorkerKey
+from remora.wire.buffer_pool import warm
+from remora.wire.frames import SHARED, Frame
+from remora.wire.packed import Packed
+
+log = logging.getLogger("remora")
+
+SHARED_FROM = 1 << 16  # bytes of tensors in a message; below, the kernel copies them faster than we can arrange this
+
+ATTEMPTS = 100  # to copy something, if we are interrupted each time
+GRACE = 0.5  # seconds after which a copy that was to be made later is made by another thread
+
+_SHORTAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}  # it passes
+
+_TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what is given back, behind that
+
+
+def credentials() -> dict[str, object]:
+    """What others must know of this process to share memory with it."""
+    return {"memory": shm.identity()}
+
+
+def lent_bytes(body: bytes | bytearray | memoryview) -> int:
+    """How much memory a message of ours has lent, by its body."""
+    end = len(body) - _TAIL.size
+    reference, returned = _TAIL.unpack_from(body, end)
+    return shm.lent_bytes(body, end - returned - reference)
+
+
+def _parted(body: memoryview) -> tuple[memoryview, memoryview, memoryview]:
+    """The body of a message with shared memory: what is pickled, the reference to the memory, and what is given back.
+    ValueError if it has no such parts."""
+    end = len(body) - _TAIL.size
+    reference, returned = _TAIL.unpack_from(body, end) if end >= 0 else (0, 0)
+    if end < 0 or reference + returned > end or returned % 8:
+        raise ValueError("a message with shared memory does not say where that is")
+    start = end - returned - reference
+    return body[:start], body[start : end - returned], body[end - returned : end]
+
+
+class PeerSharedMemory:
+    """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
+
+    __slots__ = (
+        "_again_at", "_borrower", "_key", "_late", "_lender", "_messages", "ended", "handover", "name", "now", "refused",
+        "unused", "willing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lender: shm.Lender,
+        key: WorkerKey,
+        name: str,
+        device_memory: int,
+        now: Callable[[], float],
+        messages: LateMessages,
+    ) -> None:
+        self._lender = lender
+        self._messages = messages  # those that came before their memory was filled
+        self._key = key
+        self.now = now
+        self.name = name
+        self.ended = False  # the peer is gone, or we are
+        self.refused = False  # it lent something that cannot be used, and was told so
+        self.willing = False  # the peer can use what we lend,
+        self._again_at = 0.0  # but not before this time
+        self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
+        self._borrower = loans.Borrower()
+        self.unused = self._borrower.unused  # what has to be given back
+        self.handover = DeviceExchange(name, device_memory, self.unused)
+
+    def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
+        """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message
+        was sent, if that is still to be done. None if they have to go another way."""
+        now = self.now()
+        if not self.willing or now < self._again_at:
+            return None
+        placement = self._lender.lend(packed.buffers, self._key, now)
+        if placement is None:
+            return None
+        try:
+            return self._lent(placement, packed, now)
+        except BaseException:  # a device failed, or Ctrl-C: the message is not sent
+            self._lender.retract(placement, self.now())
+            raise
+
+    def _lent(self, placement: shm.Placement, packed: Packed, now: float) -> tuple[bytes, Callable[[], None] | None]:
+        fill: Callable[[], None] | None = None
+        if packed.loading is not None:
+            self._load(placement, packed)
+        elif placement.bytes > shm.LATER:
+            self._fill(placement, packed)
+        else:
+            placement.fill_later()
+            fill = self._late[id(placement)] = Copying(self, placement, packed, now)
+        if fill is None:
+            packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
+        reference = placement.refer()
+        returned = self.returns() if self.unused else b""
+        return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
+
+    def _fill(self, placement: shm.Placement, packed: Packed) -> None:
+        placement.fill(packed.buffers)
+        self._lender.filled(placement, self.now())
+
+    def copied(self, copying: Copying) -> None:
+        """What was to be copied later is there."""
+        self._late.pop(id(copying.placement), None)
+        self._lender.filled(copying.placement, self.now())
+
+    def _load(self, placement: shm.Placement, packed: Packed) -> None:
+        """The same for a message some of whose tensors come from devices, which can fail."""
+        assert packed.loading is not None, "something is on its way"
+        numbers = packed.loading.numbers
+        placement.fill(packed.buffers, numbers)
+        packed.complete(placement.memory(numbers))
+        self._lender.filled(placement, self.now())
+
+    def set_process(self, process: int) -> None:
+        """The number of the peer's process, by the word of the kernel: its memory is there, and nowhere else. -1: it is
+        none that can be seen from here."""
+        self._borrower.process = self.handover.process = process
+
+    def learn_process(self, process: object) -> None:
+        """The same by the peer's own word, where the kernel has none (TCP)."""
+        if not self._borrower.process and isinstance(process, int) and process > 0:
+            self.set_process(process)
+
+    def borrow(self, frame: Frame) -> int:
+        """Give a message the memory it refers to. If that cannot be had, it has no buffers (None). How many bytes were
+        lent. A thread that is struck by an exception in the midst of it leaves what it has borrowed with the message, and
+        another one can do it again."""
+        if frame.loans is None:
+            frame.loans = {}
+        reference = memoryview(b"")
+        try:
+            rest, reference, returned = _parted(memoryview(frame.body))
+            if returned:
+                self._take_back(returned)
+            storages, filling = self._borrower.take(reference, self.now(), frame.loans)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is None and may_be_struck():
+                raise  # a signal handler's TimeoutError: another thread does it again
+            frame.buffers = None
+            self.unused.extend(shm.loans_in(reference))
+            if isinstance(error, OSError) and error.errno in _SHORTAGE:
+                frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
+                self.unused.append(shm.SHORT)
+                log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, str(error))
+            else:
+                self.refuse(str(error))
+            return 0
+        lent = sum(storage.nbytes() for storage in storages)
+        size = frame.size + lent
+        body = bytes(rest)
+        late = None if filling is None else LateMemory(filling, self, self._messages)
+        # No call among these, so either all of it has happened or nothing.
+        frame.body, frame.size, frame.filling, frame.loans, frame.buffers = body, size, late, None, storages
+        return lent
+
+    def refuse(self, why: str) -> None:
+        """The peer lends what cannot be used. It is to send its tensors over the connection from now on."""
+        self.unused.append(shm.UNUSABLE)
+        if not self.refused:
+            self.refused = True
+            log.error("memory that %s shares cannot be used, so it is to use the connection: %s", self.name, why)
+
+    def borrowed_bytes(self) -> int:
+        """How much of the peer's memory has tensors of ours in it."""
+        return self._borrower.borrowed_bytes()
+
+    def returns(self) -> bytes:
+        """What is not used any more, as the body of a word."""
+        numbers = self._borrower.given_back()
+        return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+    def take_back(self, body: bytes | bytearray | memoryview) -> None:
+        """The peer gives segments back."""
+        if len(body) % 8:
+            raise ValueError(f"{self.name} gives back a number of segments that is not whole")
+        self._take_back(body)
+
+    def _take_back(self, body: bytes | bytearray | memoryview) -> None:
+        numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+        if shm.SHORT in numbers:
+            self._again_at = self.now() + shm.PAUSE
+        if shm.UNUSABLE in numbers:
+            self.willing = False
+        self._lender.take_back(numbers, self._key, self.now())
+        on_devices = [number for number in numbers if number & DEVICE]
+        if on_devices:
+            self.handover.take_back(on_devices)
+
+    def trim(self, now: float) -> None:
+        """Unmap what has not been used for a while; and make copies that a sender was kept from making (by an exception
+        in a signal handler): the peer waits for them."""
+        self._borrower.trim(now)
+        for copying in list(self._late.values()):
+            if now - copying.since > GRACE:
+                copying()
+
+    def forget(self) -> None:
+        """The peer is gone, or we are."""
+        self.ended = True
+        self._lender.forget(self._key)
+        self._borrower.close()
+        self._late.clear()
+        self.handover.forget()
+
+
+class Copying:
+    """Copies the tensors of a message to shared memory when the message has been sent, come what may: the peer waits
+    for them, perhaps already. Once: when they are there, the peer may change them. The first thread to begin does it,
+    again if it is interrupted; so if the sender never gets to it, the tick does (`PeerSharedMemory.trim`)."""
+
+    __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
+
+    def __init__(self, sharing: PeerSharedMemory, placement: shm.Placement, packed: Packed, now: float) -> None:
+        self._sharing = sharing
+        self.placement = placement
+        self._packed = packed
+        self._thread: dict[str, int] = {}  # the one that does it; `setdefault` decides
+        self.since = now
+
+    def __call__(self) -> None:
+        placement, me = self.placement, threading.get_ident()
+        interruption: BaseException | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                if self._thread.setdefault("", me) != me or not placement.filling:
+                    break
+                if not placement.told:
+                    placement.fill(self._packed.buffers)
+                    placement.tell()
+                self._sharing.copied(self)
+            except BaseException as error:  # Ctrl-C, and the like
+                interruption = error
+        if interruption is not None:
+            raise interruption
+
+
+class SharedMemory:
+    """The shared memory of one worker."""
+
+    def __init__(
+        self, limit: int, device_memory: int, now: Callable[[], float], serve: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._now = now
+        self._messages = LateMessages(serve)
+        self.lender = shm.Lender(limit)
+        self._device_memory = device_memory
+        self._memory = shm.identity() if limit else ""
+
+    def with_peer(self, key: WorkerKey, name: str) -> PeerSharedMemory:
+        """What we share with a peer. We can take what it lends; what it can take is to be learned."""
+        return PeerSharedMemory(self.lender, key, name, self._device_memory, self._now, self._messages)
+
+    def learn(self, sharing: PeerSharedMemory, extra: dict[str, object]) -> None:
+        """By what a peer says of itself: can it use what we lend?"""
+        sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
+        sharing.handover.learn(extra.get("devices"))
+        sharing.learn_process(extra.get("pid"))
+
+    def counters(self, sharing: Iterable[PeerSharedMemory]) -> dict[str, int | float]:
+        """Bytes of memory that this worker has for large messages, beside what the program's own objects take."""
+        return {
+            "agent.shared_memory_bytes": self.lender.counts()[0],  # ours: lent, or kept for the next messages
+            "agent.shared_memory_lent_bytes": self.lender.lent_bytes(),  # the part of it that others have
+            "agent.shared_memory_borrowed_bytes": sum(each.borrowed_bytes() for each in sharing),  # of others, in use here
+            "agent.warm_memory_bytes": warm.kept_bytes,  # of the whole process, and private: kept for the next messages
+        }
+
+    def tick(self, now: float, sharing: Iterable[PeerSharedMemory]) -> None:
+        """Return to the system what has not been used for a while."""
+        self.lender.trim(now)
+        warm.trim()
+        for each in sharing:
+            each.trim(now)

@@ -1,0 +1,1 @@
+"""The other workers: how each is found, connected, watched and given up."""

@@ -1,0 +1,248 @@
+"""One worker's part in the membership of its group: what it tells the others, and what it does with what they tell.
+
+In a dynamic group a worker greets everybody when it comes and says when it goes. Whoever died is struck off the group's
+list by those who noticed, so that its place is free and newcomers do not look for it. In every group the death of a worker
+is passed on to those who have no link with it; they see for themselves.
+
+Nobody is in charge. A member needs the store where the group met only to find workers that it has never heard of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from remora.agent.agent import Agent
+from remora.agent.calls.call import Call
+from remora.agent.calls.future import Future
+from remora.agent.peers.greeting import cannot_talk
+from remora.agent.peers.peer import Peer, State
+from remora.agent.peers.reconnect import LEFT
+from remora.agent.runtime.pool import blocking_region
+from remora.agent.serving.dispatch import Request
+from remora.clock import NEVER
+from remora.errors import AuthenticationError, ProtocolError, RemoraError, RendezvousError
+from remora.rendezvous.group import Group
+from remora.rendezvous.record import WorkerRecord
+from remora.vocabulary.ids import WorkerKey
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickler import pack
+
+log = logging.getLogger("remora")
+
+MEMBERSHIP = int(MessageType.MEMBERSHIP)
+MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
+PATIENCE = 5.0  # for others to hear that we come or go
+LAST_WORDS = 5.0  # seconds of silence after which a goodbye that others have heard is not waited for
+LEAVE_PATIENCE = 100.0  # for calls under way to end before we go
+
+Hearing = Callable[[WorkerKey, WorkerKey], None]
+
+
+def _no_more(peer: Peer) -> None:
+    """Nothing is to be done when a peer has answered."""
+
+
+def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
+    then(peer)
+
+
+class Membership:
+    """See the head of this file."""
+
+    def __init__(self, agent: Agent, group: Group, record: WorkerRecord, dynamic: bool) -> None:
+        self._agent = agent
+        self._peers = agent.peers
+        self._group = group
+        self._record = record
+        self._dynamic = dynamic
+        self._talks = False  # a member has answered, or there is none: before that, that one is gone may be our own trouble
+        self.heard: Hearing | None = None  # (who, lost): a survivor confirms a loss that we asked about
+        self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
+        agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
+        agent.peers.failure_detector.spread = self._spread
+        agent.peers.listed = self._is_listed
+        if dynamic:
+            agent.peers.on_gone.append(self._strike_off)
+
+    # Telling.
+
+    def greet(self, records: Sequence[WorkerRecord]) -> None:
+        """We are here. Returns when the others know, or it was not to be. If none of them can be talked to, though they are
+        there as far as we can tell, we leave again, and the error says why."""
+        failed = self._announce("joined", [self._peers.find(record.name) for record in records])
+        if failed and len(failed) == len(records):
+            self._check_reachable(failed)
+        self._talks = True
+        for peer in failed:
+            self._strike_off(peer)
+
+    def _check_reachable(self, failed: dict[Peer, RemoraError]) -> None:
+        """A member may have ended, or be frozen: then it will be struck off, or come back. But none of them can be reached
+        from here, or they have another secret: that is our own trouble."""
+        for peer, error in failed.items():
+            unreachable = peer.state == "dead" and peer.unreachable_since is not None
+            if unreachable or isinstance(error, (AuthenticationError, ProtocolError)):
+                self._say_at_the_store(self._group.leave)
+                raise cannot_talk(self._record, peer, error)
+
+    def leave(self, timeout: float) -> None:
+        """Let calls under way end, then tell the others that we go."""
+        self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE), "shutdown")
+        self._peers.parting = True
+        told = self._others()
+        self._announce("left", told, self._peers.part_from)
+        self._say_at_the_store(self._leave_and_look)
+        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.part_from)
+        self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+
+    def _leave_and_look(self, record: WorkerRecord) -> None:
+        self._group.leave(record)
+        self.refresh()  # who joined before that has us on its list, whether we have heard of it or not
+
+    def _say_at_the_store(self, leave: Callable[[WorkerRecord], None]) -> None:
+        try:
+            leave(self._record)
+        except RendezvousError as error:  # the others know; newcomers will find that nobody answers
+            log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
+
+    def _others(self) -> list[Peer]:
+        return [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
+
+    def _announce(
+        self, event: str, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more
+    ) -> dict[Peer, RemoraError]:
+        """Tell others of ourselves, and call `then` for each that has answered; those that cannot be reached will find out
+        by themselves. Those that could not be told, as far as we have waited, and why."""
+        packed = pack((event, self._record))
+        futures: dict[Peer, Future[Any]] = {}
+        failed: dict[Peer, RemoraError] = {}
+        for peer in to:
+            try:
+                future = self._agent.call_async(peer, MEMBERSHIP, packed, 0, PATIENCE, "membership")
+            except RemoraError as error:
+                failed[peer] = error
+                continue
+            future.add_done_callback(partial(_for_peer, then, peer))
+            if not peer.doubt:
+                futures[peer] = future
+        for peer, future in futures.items():
+            try:
+                future.wait()
+            except RemoraError as error:
+                failed[peer] = error
+        return failed
+
+    def _spread(self, lost: Peer, silent_for: float) -> None:
+        """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
+        themselves."""
+        packed = pack(("lost", (lost.key, silent_for)))
+        for peer in self._peers.all():
+            if not peer.gone and peer is not self._peers.me and peer is not lost:
+                call = Call(peer, "membership", _ignore)
+                try:
+                    self._agent.start_call(peer, call, MEMBERSHIP, packed, 0, PATIENCE, control=True, urgent=False)
+                except RemoraError:
+                    pass
+
+    def _strike_off(self, peer: Peer) -> None:
+        if peer.state == "dead" and not peer.gave_us_up and self._talks:
+            self._agent.pool.submit_system(lambda: self._remove(peer))
+
+    def _remove(self, peer: Peer) -> None:
+        try:
+            self._group.remove(peer.record)
+        except RendezvousError as error:
+            log.info("%s is gone, but could not be struck off the list of the group: %s", peer.info, error)
+
+    # Hearing.
+
+    def _receive(self, request: Request) -> None:
+        """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
+        event, about = cast("tuple[str, Any]", request.unpack())
+        if event == "heard":
+            if self.heard is not None:
+                self.heard(request.caller.key, about)
+            request.reply(MEMBERSHIP_ACK, None)
+        else:
+            self._agent.pool.submit_system(lambda: self._answer(event, about, request))
+
+    def _answer(self, event: str, about: Any, request: Request) -> None:
+        try:
+            self._act_on(event, about, request)
+        except Exception as error:  # whoever asked waits for as long as it takes
+            request.fail(error)
+            raise
+
+    def _act_on(self, event: str, about: Any, request: Request) -> None:
+        match event:
+            case "greeting":
+                request.reply(MEMBERSHIP_ACK, None)
+                request.caller.greeted = True  # last: when this is seen we may leave, and the answer is on its way
+                return
+            case "joined":
+                self._peers.add(about)
+            case "left":
+                request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
+                self._peers.hear_farewell(request.caller, behind_answers=False)
+                return
+            case "lost":
+                key, silent_for = about
+                peer = self._peers.known(key)
+                if peer is not None and peer is not self._peers.me:
+                    self._peers.failure_detector.verify(peer, silent_for)
+            case "gone":
+                self._is_gone(about, request.caller, f"{request.caller.name} lost it", "dead")
+            case "parted":
+                self._await_goodbye(about)
+                self._is_gone(about, request.caller, LEFT, "left")
+        request.reply(MEMBERSHIP_ACK, None)
+
+    def _await_goodbye(self, key: WorkerKey) -> None:
+        """Somebody has left, as others know by now. If we have a link with it, it says so itself, behind its last answers:
+        those should not be lost."""
+        peer = self._peers.known(key)
+        if peer is None or peer is self._peers.me:
+            return
+        clock = self._agent.clock
+        with blocking_region():
+            while self._may_speak(peer) and not clock.block(peer.ended.wait, clock.now() + LAST_WORDS):
+                pass
+
+    def _may_speak(self, peer: Peer) -> bool:
+        """Whether something came from a peer lately, on a link that is still there."""
+        since = self._agent.clock.now() - LAST_WORDS
+        return any(link is not None and link.last_heard >= since for link in [each.link for each in peer.channels()])
+
+    def _is_gone(self, key: WorkerKey, caller: Peer, reason: str, state: State) -> None:
+        """An owner of values has lost a worker and must know that we are through with it, too."""
+        peer = self._peers.known(key)
+        if peer is not None and peer is not self._peers.me:
+            self._peers.give_up(peer, reason, state)
+            # Another thread may be at it: we answer behind all that came from the lost one.
+            self._agent.clock.block(peer.ended.wait, NEVER)
+        if self.tell_heard is not None:
+            self.tell_heard(caller.key, key)
+
+    def _is_listed(self, record: WorkerRecord) -> bool:
+        """Whether it is a member now, as far as can be found out: nobody joins without the store."""
+        try:
+            return any(each.incarnation == record.incarnation for each in self._group.members())
+        except RendezvousError:
+            return False
+
+    def refresh(self) -> bool:
+        """In a dynamic group, look at the store for workers that we have not heard of. Whether there are any."""
+        if not self._dynamic:
+            return False
+        before = {peer.key for peer in self._peers.all()}
+        for record in self._group.members():
+            if not self._peers.is_stale(record):  # the list may be older than what we know by now
+                self._peers.add(record)
+        return {peer.key for peer in self._peers.all()} != before
+
+
+def _ignore(call: Call) -> None:
+    """Whoever cannot be told finds out in another way."""

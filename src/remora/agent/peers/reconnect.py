@@ -1,0 +1,219 @@
+"""Getting a link to a peer, and what to make of it when there is none to be had.
+
+    nobody listens at its address             its process is gone: dead, at once
+    its host does not answer                  cut off or switched off: dead when `reconnect_timeout` has passed
+    its host answers, and the worker does not busy or frozen: suspected, dead after `silence_limit`
+    it proves itself and does not attach_incoming us  it gave us up, or another one took its place: dead for us
+    it says so and proves nothing             as if it were silent: a stranger may have said it
+    it does not know the secret               the calls that wait fail, and the next one tries again; on a redial, as above
+    we lack descriptors, memory or ports      says nothing of the peer: the calls that wait fail, and it stays
+
+Times are counted while we ourselves are running (`remora.protocol.membership.OwnTime`).
+
+It blocks: a thread of the pool does it, and comes back at once when the worker stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from remora.agent.peers.handshake_client import GivenUp, HandshakeClient, LocalTrouble, PeerRefused, PeerSilent
+from remora.agent.peers.peer import ENDED, Peer, State
+from remora.errors import AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError
+from remora.long_wait import LongWait
+from remora.options import Settings
+from remora.transport.link import StreamLink
+
+log = logging.getLogger("remora")
+
+LEFT = "it left the group"
+LEAVING = "this worker is shutting down"  # what such a worker answers
+AT_ONCE = 8  # dials
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
+LOCAL_PATIENCE = 2.0  # seconds in which descriptors or memory of our own may become free
+LAST_TRY = 1.0  # however long a host has not been heard of, it gets this long to answer a new connection
+
+
+class PeerEvents(Protocol):
+    """Who acts on what was found out (`agent.peers`)."""
+
+    parting: bool  # we have begun to tell the others that we leave
+
+    def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None: ...
+    def suspect(self, peer: Peer, reason: str) -> None: ...
+    def trust(self, peer: Peer) -> None: ...
+
+
+class DialQueue:
+    """Lets few dials run at a time: a hundred threads that shake hands at once only take the interpreter from each other.
+
+    A dial that takes long makes room for the next one: peers that do not answer hold up no other.
+    """
+
+    def __init__(self, serve: Callable[[Callable[[], None]], object]) -> None:
+        self._serve = serve
+        self._lock = threading.RLock()  # guards the two below
+        self._running = 0
+        self._waiting: deque[Callable[[Callable[[], None]], None]] = deque()
+
+    def submit(self, dial: Callable[[Callable[[], None]], None]) -> None:
+        """Have a thread call `dial(make_room)`, soon."""
+        with self._lock:
+            if self._running >= AT_ONCE:
+                self._waiting.append(dial)
+                return
+            self._running += 1
+        self._serve(partial(self._run, dial))
+
+    def _run(self, dial: Callable[[Callable[[], None]], None]) -> None:
+        made: list[None] = []  # `append` and `len` in one: who appends first makes the room
+
+        def make_room() -> None:
+            if not made:
+                made.append(None)
+                self._next()
+
+        try:
+            dial(make_room)
+        finally:
+            make_room()
+
+    def _next(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._running -= 1
+                return
+            dial = self._waiting.popleft()
+        self._serve(partial(self._run, dial))
+
+
+class Reconnector:
+    """See the head of this file."""
+
+    def __init__(self, judge: PeerEvents, introduction: HandshakeClient, settings: Settings) -> None:
+        self._judge = judge
+        self._handshake_client = introduction
+        self._settings = settings
+        self._clock = settings.clock
+        self._own_time = introduction.own_time
+        self.stopping = threading.Event()
+
+    def dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
+        """Give a peer's outgoing channel a link, or find out why not. `make_room` is called if that takes long."""
+        started = self._clock.now()
+        pause = FIRST_PAUSE
+        report = LongWait(lambda: self._still_waiting(peer), self._clock)
+
+        def takes_long() -> None:
+            make_room()
+            report.look()
+
+        while not self.stopping.is_set() and not peer.gone and not self._try(peer, started, takes_long):
+            takes_long()
+            self._clock.block(self.stopping.wait, self._clock.now() + pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _still_waiting(self, peer: Peer) -> str:
+        calls, me = len(peer.outgoing.pending), self._handshake_client.me.name
+        again = "again " if peer.outgoing.ever_connected else ""
+        return f"{me} still waits for a connection with {peer.name} {again}({calls} call{'s' * (calls != 1)} pending)"
+
+    def stop(self) -> None:
+        """Dial no more; whoever is at it comes back at once."""
+        self.stopping.set()
+        self._handshake_client.stop()
+
+    def _left(self, peer: Peer, started: float) -> float:
+        """How many seconds the host of a peer has left to answer."""
+        now, since = self._clock.now(), self._own_time.since
+        silent = since(started if peer.unreachable_since is None else peer.unreachable_since, now)
+        return max(self._settings.reconnect_timeout - silent, LAST_TRY - since(started, now))
+
+    def _try(self, peer: Peer, started: float, make_room: Callable[[], None]) -> bool:
+        """Dial once. Whether that settled it."""
+        try:
+            # Not all of the time that is left: what is known of its host may be news by then.
+            once = max(self._settings.reconnect_timeout / 2, LAST_TRY)
+            until = self._clock.now() + min(self._left(peer, started), once)
+            self._use(peer, *self._handshake_client.to(peer.record, peer.outgoing, until, make_room))
+        except PeerRefused as error:
+            peer.gave_us_up = isinstance(error, GivenUp)
+            if LEAVING in str(error):
+                self._judge.give_up(peer, LEFT, "left")
+            if peer.gave_us_up and self._judge.parting:
+                self._has_heard_our_farewell(peer)
+            else:
+                self._judge.give_up(peer, str(error))
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            if peer.leaving:
+                self._judge.give_up(peer, LEFT, "left")
+            log.debug("nobody listens for %s any more: %s", peer.name, error)
+            here = self._handshake_client.is_here(peer.record)
+            self._judge.give_up(peer, ENDED if here else "nobody listens at its addresses any more")
+        except LocalTrouble as error:
+            return self._lacks_something(peer, started, error)
+        except PeerSilent as error:
+            peer.unreachable_since = None
+            return self._is_silent(peer, started, error)
+        except OSError as error:
+            return self._is_unreachable(peer, started, error)
+        except (AuthenticationError, ProtocolError) as error:
+            peer.outgoing.fail_pending(lambda call, error=error: type(error)(f"{call.what}: {error}"))  # type: ignore[misc]
+        except Exception as error:
+            log.exception("cannot connect to %s", peer.name)
+            what = f"{type(error).__name__} while connecting: {error}"
+            peer.outgoing.fail_pending(lambda call: CallOutcomeUnknown(f"{call.what}: {what}"))
+        return True
+
+    def _has_heard_our_farewell(self, peer: Peer) -> None:
+        """It does not talk to us any more, and lives: what we still wanted of it has come too late."""
+        kind = CallOutcomeUnknown if peer.outgoing.ever_connected else CallNotSent
+        peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: this worker is leaving, and {peer.name} has heard so"))
+
+    def _use(self, peer: Peer, link: StreamLink, arrived: int, leftover: bytes) -> None:
+        if self.stopping.is_set():
+            link.close()
+            return
+        peer.unreachable_since = None
+        try:
+            peer.outgoing.attach(link, arrived, leftover)
+        except OSError as error:
+            link.close()
+            raise LocalTrouble(f"cannot use a connection with {peer.name}: {error}; {peer.name} is not to blame") from error
+        except BaseException:
+            link.close()
+            raise
+        log.info("%s is connected with %s", self._handshake_client.me.name, link.where)
+        self._judge.trust(peer)
+
+    def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:
+        """Its host took the connection. A sign of life on the link that it dialled itself counts as well."""
+        calling = peer.incoming.link if peer.incoming is not None else None
+        heard = started if calling is None else max(started, calling.last_heard)
+        silence = self._own_time.since(heard, self._clock.now())
+        if silence < self._settings.silence_limit:
+            return False
+        self._judge.give_up(peer, f"it has been silent for {silence:.0f} s: {error}")
+        return True
+
+    def _is_unreachable(self, peer: Peer, started: float, error: OSError) -> bool:
+        if self._left(peer, started) > FIRST_PAUSE:
+            return False
+        if peer.unreachable_since is None:
+            peer.unreachable_since = started
+        self._judge.give_up(peer, f"it cannot be reached: {error}")
+        return True
+
+    def _lacks_something(self, peer: Peer, started: float, error: LocalTrouble) -> bool:
+        """Our own process cannot make a connection. That may pass; if it does not soon, the calls that wait fail."""
+        if self._own_time.since(started, self._clock.now()) < LOCAL_PATIENCE:
+            return False
+        kind = CallOutcomeUnknown if peer.outgoing.ever_connected else CallNotSent
+        peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: {error}"))
+        log.warning("%s", error)
+        return True

@@ -1,0 +1,246 @@
+"""The state in which a call starts: what torch and Python keep for each thread, as a new thread has it.
+
+A function may leave grad mode off, a mode entered or a context variable set. The next function on the same thread, which is
+another caller's, must not see that. So each call has a `contextvars.Context` of its own (given by the pool, or by the event
+loop), and torch's state is looked at after each: `is_clean` takes half a microsecond, and `make_clean` is seldom needed.
+
+Covered: grad mode, inference mode, forward-mode and multithreading switches of autograd, autocast, the default device,
+torch function modes, torch dispatch modes, hooks for saved tensors. Current devices and streams: `remora.devices.streams`.
+What belongs to the process, and `threading.local` of the program, is not ours to reset (see docs/calls.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+
+R = TypeVar("R")
+
+_Guard: Any = torch._C._InferenceMode  # (torch's own wrapper does the same in more steps)
+_grad: Callable[[], bool] = torch._C.is_grad_enabled
+_inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
+_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_forward_grad: Callable[[], bool] = torch._C._is_fwd_grad_enabled
+_multithreading: Callable[[], bool] = torch._C._is_multithreading_enabled
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "ipu", "mtia", "privateuseone", "maia")  # with an autocast
+_default_dtypes: dict[str, torch.dtype] = {}  # of autocast, on a new thread
+
+
+class _Switches(NamedTuple):
+    """Those of autograd."""
+
+    grad: bool = True
+    inference: bool = False
+    forward_grad: bool = True
+    multithreading: bool = True
+
+    def set(self) -> None:
+        """All but inference mode, for which a guard has to be entered first."""
+        torch._C._set_grad_enabled(self.grad)
+        torch._C._set_fwd_grad_enabled(self.forward_grad)
+        torch._C._set_multithreading_enabled(self.multithreading)
+
+
+def _switches() -> _Switches:
+    return _Switches(_grad(), _inference(), _forward_grad(), _multithreading())
+
+
+def is_clean() -> bool:
+    """Whether this thread is as a new one, as far as torch is concerned."""
+    return (
+        _grad()
+        and not _inference()
+        and not _autocast()
+        and not _function_modes()
+        and not _dispatch_modes()
+        and _top_hooks(True) is None
+        and _forward_grad()
+        and _multithreading()
+    )
+
+
+class _Home(threading.local):
+    """For each thread of ours, the way back to a clean state.
+
+    The guard remembers the switches of autograd and the dispatch keys of the thread as they were when it was entered, and
+    restores all of them when it is left. It is entered before the thread runs anything of the program.
+    """
+
+    def __init__(self) -> None:
+        self.guard = _entered(False)
+        if not _default_dtypes:
+            _default_dtypes.update({kind: torch.get_autocast_dtype(kind) for kind in _DEVICE_TYPES})
+
+
+def _entered(inference: bool) -> Any:
+    guard = _Guard(inference)
+    guard.__enter__()
+    return guard
+
+
+_home = _Home()
+
+
+def begin_thread() -> None:
+    """To be called first by each thread of ours that runs code of the program."""
+    assert _home.guard is not None
+
+
+def make_clean() -> None:
+    """Make this thread, which is one of ours, clean again. What was left is dropped."""
+    _take_off()
+    _home.guard.__exit__(None, None, None)
+    _home.guard = _entered(False)
+
+
+class _Taken(NamedTuple):
+    """What was taken off a thread, in the order in which it is put back."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
+    autocast_depth: int
+    default_device: Any
+    function_modes: tuple[Any, ...]
+    dispatch_modes: tuple[Any, ...]
+    hooks: tuple[Any, ...]
+
+    def put_back(self) -> None:
+        for kind, enabled, dtype in self.autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self.autocast_cache)
+        for _ in range(self.autocast_depth):
+            torch.autocast_increment_nesting()
+        torch._GLOBAL_DEVICE_CONTEXT.device_context = self.default_device
+        for mode in self.function_modes:
+            torch._C._push_on_torch_function_stack(mode)
+        for mode in self.dispatch_modes:
+            _push_mode(mode)
+        for pack, unpack in self.hooks:
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _take_off() -> _Taken:
+    """Take everything off this thread but the switches of autograd."""
+    taken = _Taken(
+        tuple(_autocast_of(kind) for kind in _DEVICE_TYPES),
+        torch.is_autocast_cache_enabled(),
+        torch.autocast_increment_nesting() - 1,
+        getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None),
+        _popped(_function_modes, torch._C._pop_torch_function_stack),
+        _popped(_dispatch_modes, _pop_mode),
+        _popped(lambda: _top_hooks(True) is not None, _pop_hooks),
+    )
+    for kind, _, _ in taken.autocast:
+        torch.set_autocast_enabled(kind, False)
+        if kind in _default_dtypes:
+            torch.set_autocast_dtype(kind, _default_dtypes[kind])
+    torch.set_autocast_cache_enabled(True)
+    while torch.autocast_decrement_nesting() > 0:
+        pass
+    torch.clear_autocast_cache()
+    torch._GLOBAL_DEVICE_CONTEXT.device_context = None
+    return taken
+
+
+def _autocast_of(kind: str) -> tuple[str, bool, torch.dtype]:
+    return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
+def _popped(there: Callable[[], object], pop: Callable[[], Any]) -> tuple[Any, ...]:
+    """All of a stack; the lowest first."""
+    found: list[Any] = []
+    while there():
+        found.append(pop())
+    return tuple(reversed(found))
+
+
+def _pop_hooks() -> Any:
+    hooks = _top_hooks(True)
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    return hooks
+
+
+# Callbacks: they may run on a thread of the program, which is in a state that the program chose.
+
+
+def run_clean(callback: Callable[..., R], /, *args: Any) -> R:
+    """Call a callback in a clean state, and leave this thread, which may be anybody's, as it was."""
+    guard = _entered(False)
+    taken = None if is_clean() else _take_off()
+    try:
+        return Context().run(callback, *args)
+    finally:
+        if not is_clean():
+            _take_off()
+        if taken is not None:
+            taken.put_back()
+        guard.__exit__(None, None, None)
+
+
+# Coroutines: they share a thread, and each may wait in a state of its own, as in `with torch.no_grad(): await …`.
+
+
+class InItsOwnState(Coroutine[Any, Any, R]):
+    """A coroutine that starts in a clean state, and finds the state in which it began to wait when it goes on. It runs on a
+    thread of ours, which is clean in between. With `grad_enabled` false it starts under no_grad."""
+
+    __slots__ = ("_steps", "_switches", "_taken")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R], grad_enabled: bool = True, inference: bool = False) -> None:
+        self._steps = coroutine
+        self._switches = _Switches(grad_enabled, inference)
+        self._taken: _Taken | None = None
+
+    def _step(self, go_on: Callable[..., Any], *how: Any) -> Any:
+        if not is_clean():
+            make_clean()  # a callback of the loop left something
+        guard = _entered(True) if self._switches.inference else None
+        if self._taken is not None:
+            self._taken.put_back()
+        self._switches.set()
+        try:
+            return go_on(*how)
+        finally:
+            self._switches, self._taken = _switches(), None
+            if not is_clean():
+                self._taken = _take_off()
+                make_clean()
+            del guard  # after that: it restores what was before it, which was clean
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._steps.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._steps.throw, *error)
+
+    def close(self) -> None:
+        self._step(self._steps.close)
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self
+
+    def __iter__(self) -> InItsOwnState[R]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._steps, name)  # for those who print tasks
+
+
+def new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **how: Any) -> asyncio.Task[Any]:
+    """A task factory: what a coroutine starts begins in the grad mode and inference mode of that moment, else clean."""
+    if not isinstance(coroutine, InItsOwnState):
+        coroutine = InItsOwnState(coroutine, _grad(), _inference())
+    return asyncio.Task(coroutine, loop=loop, **how)

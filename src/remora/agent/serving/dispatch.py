@@ -1,0 +1,385 @@
+"""From an arrived request to the handler for its type. Handlers register here; dispatch knows none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from remora.agent.calls.call import NEVER, NOTHING
+from remora.agent.calls.call_context import CallContext, ContextRegistry, Header, pack_for
+from remora.agent.calls.pack_errors import explain_result
+from remora.agent.channel.channel import Channel
+from remora.agent.channel.delayed_flush import DelayedFlush
+from remora.agent.channel.flow_control import OUTBOX_LIMIT
+from remora.agent.channel.function_table import BARE_SIZE
+from remora.agent.runtime.clean_state import is_clean, make_clean
+from remora.agent.runtime.pool import WorkerPool
+from remora.errors import ProtocolError, SerializationError
+from remora.vocabulary.ids import WorkerInfo
+from remora.vocabulary.messages import MessageType
+from remora.wire import exceptions
+from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
+from remora.wire.pack_scope import UnpackScope
+from remora.wire.packed import Packed
+from remora.wire.pickler import unpack
+
+if TYPE_CHECKING:
+    from remora.agent.peers.manager import Peer
+
+EXCEPTION = int(MessageType.EXCEPTION)
+_ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wait for what remote() makes
+    MessageType.PYTHON_CALL,
+    MessageType.SCRIPT_CALL,
+)
+PROGRESS = int(MessageType.PROGRESS)
+BEGUN = b"1"
+MOST_TOLD = 64  # requests at a time: of a flood that comes to nothing, a sample is enough
+LARGE = 1 << 17
+HURRY = 1.0  # who gave a call less time than this wants to know its outcome at once
+AT_ONCE = 0.0  # what the kernel does not take now is copied: the function's result may be changed by the next function
+
+
+class Request:
+    """A request being served: what was asked, by whom, until when, and the way back."""
+
+    __slots__ = (
+        "_admitted",
+        "_answered",
+        "_dispatch",
+        "_handler",
+        "caller",
+        "cancelled",
+        "channel",
+        "deadline",
+        "frame",
+        "function",
+        "grad_enabled",
+        "on_cancel",
+        "parkable",
+        "recording",
+    )
+
+    def __init__(
+        self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler, parkable: bool
+    ) -> None:
+        self._dispatch = dispatch
+        self._handler = handler
+        self.caller = caller
+        self.channel = channel
+        self.frame = frame
+        self.deadline = dispatch.now() + frame.timeout if frame.timeout > 0.0 else NEVER  # (nor if it is no number)
+        self.on_cancel: Callable[[], None] | None = None
+        self.cancelled = False
+        self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
+        self.recording: CallContext | None = None  # what the caller records, if anything
+        self.function: object = None  # what is run, in words or as it is: for errors
+        self.grad_enabled = True  # false if it called under no_grad
+        self._answered = False
+        self._admitted = False  # it runs asynchronously, and counts as such until it is answered
+
+    def __call__(self) -> None:
+        """Serve it. The request itself is the job: one object less for each call that waits in the backlog."""
+        if self.cancelled:
+            self.drop()
+            return
+        late = self.frame.filling
+        if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
+            return
+        if self.parkable:
+            channel, flow_control = self.channel, self.channel.flow_control
+            if (flow_control.parked or channel.unsent_bytes() > OUTBOX_LIMIT) and not flow_control.room_for(self._submit):
+                return
+            if self.frame.flags & ASYNC and not self._may_run_asynchronously(self):
+                return
+        try:
+            self._handler(self)
+        except BaseException as error:
+            self.fail(error)
+
+    def _submit(self) -> None:
+        self._dispatch.pool.submit(self)
+
+    def has_room(self, resume: Callable[..., None], *args: object) -> bool:
+        """Whether there is room for the answer; if not, `resume(self, *args)` is called when there is."""
+        flow_control = self.channel.flow_control
+        if not flow_control.parked and not flow_control.congested:
+            return True
+        return flow_control.room_for(partial(self._dispatch.pool.submit_system, partial(resume, self, *args)))
+
+    # What holds no thread while it runs. There may be any number of it, so it begins when flow_control says so.
+
+    def begin(self, start: Callable[[], None]) -> None:
+        """Call `start`, which begins something asynchronous: now, or when the caller is known to read its answers."""
+        if self._may_run_asynchronously(partial(self._begin_late, start)):
+            start()
+
+    def _begin_late(self, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except BaseException as error:
+            self.fail(error)
+
+    def _may_run_asynchronously(self, otherwise: Callable[[], None]) -> bool:
+        """If not, the pool is given `otherwise` to do when it may. What remote() makes is not sent to the caller."""
+        if self._admitted or self.frame.kind not in _ANSWERED_WITH_THE_VALUE:
+            return True
+        self._admitted = True
+        return self.channel.flow_control.admit(partial(self._dispatch.pool.submit, otherwise))
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it: what has not begun need not."""
+        return self.cancelled or (self.channel.closed and self.frame.kind in _ANSWERED_WITH_THE_VALUE)
+
+    def cancel_by(self, stop: Callable[[], None]) -> None:
+        """How to stop it, if its caller gives it up, or has done so already."""
+        self.on_cancel = stop
+        if self.given_up:
+            stop()
+
+    def unpack(self) -> object:
+        """The body as a value."""
+        frame = self.frame
+        if not frame.flags & ~ASYNC and frame.buffers == ():
+            try:
+                return unpack(frame.body)
+            except MemoryError:
+                raise self._too_large() from None
+            except SerializationError as error:
+                raise self._makes_no_sense(error) from error
+        if frame.buffers is None:
+            if not frame.flags & SHARED:
+                raise self._too_large()
+            raise SerializationError(
+                f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It "
+                "is not used any more: retry the call"
+            )
+        problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
+        if problem:
+            raise SerializationError(f"the arguments did not come: {problem}. It did not run: retry the call")
+        scope = UnpackScope(self.caller, frame.arrival, frame.landing)
+        try:
+            value = unpack(frame.body, frame.buffers, scope)
+        except MemoryError:
+            raise self._too_large() from None
+        except SerializationError as error:
+            raise self._makes_no_sense(error) from error
+        frame.buffers = ()  # whoever has the value has its memory
+        return self._joined(value, scope) if frame.flags & RECORDED else value
+
+    def _makes_no_sense(self, error: SerializationError) -> SerializationError:
+        return SerializationError(
+            f"the arguments of a call from {self.caller.name} make no sense on {self._dispatch.me.name}: {error}. The "
+            f"function did not run"
+        )
+
+    def _too_large(self) -> SerializationError:
+        name, size = self._dispatch.me.name, self.frame.size
+        return SerializationError(f"the arguments ({size} bytes) do not fit into the memory of {name}, the callee")
+
+    def target(self) -> Any:
+        """What is to be run: the body as a value, with the function that it means in the place of a number."""
+        frame, heard = self.frame, self.channel.heard
+        number = heard.bare.get(bytes(frame.body)) if frame.size < BARE_SIZE and not frame.flags & ~ASYNC else None
+        if number is not None:
+            return heard.find(number), (), {}
+        value: Any = self.unpack()
+        if type(value) is int:
+            value = (value, (), {})  # a number that nobody gave, as will be said
+        numbered = type(value[0]) is int  # it is (number, args, kwargs)
+        if not (numbered and not value[1] and not value[2]) and not is_clean():
+            make_clean()  # to unpickle may have imported a module of the program, or run other code of it
+        return (heard.find(value[0]), *value[1:]) if numbered else value
+
+    def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
+        """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""
+        value, header = recorded
+        recorder = self._dispatch.recorder
+        if recorder is not None:
+            self.recording = recorder.find(header)
+            self.recording.received(self.caller, header, scope.links)
+            self.grad_enabled = header[2]
+        return value
+
+    def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
+        """Answer with what a function returned, which is taken out of the list; or with an error, if there is one."""
+        if error is not None:
+            self.fail(error)
+        else:
+            self.reply(kind, held.pop())
+
+    def reply(self, kind: int, value: object) -> None:
+        """Answer with a value; with an error, if it cannot be packed."""
+        if self.channel.closed:
+            self.drop()  # nobody hears it: do not hand out references in it
+            return
+        if value is None:  # (which has no history that a recording would want to know of)
+            self._send(kind, NOTHING, 0)
+            return
+        caller, recording = self.caller, self.recording if self.grad_enabled else None
+        try:
+            packed, flags = pack_for(caller, caller.ways.replies, value, recording, detached=not self.grad_enabled)
+        except BaseException as failure:
+            explain_result(failure, caller, self.function, value, self._dispatch.me.name)
+            self.fail(failure)
+            return
+        del value  # (nobody needs it when it is packed, and copied)
+        self._send(kind, packed, flags)
+        if recording is not None:
+            self._dispatch.pool.call_idle(recording.look_ahead)
+
+    def acknowledge(self, kind: int, then: Callable[..., None] | None = None, *args: object) -> None:
+        """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
+        may be what `then(*args)` sends, or in a moment."""
+        self._answered = True
+        self.channel.enqueue(kind, self.frame.call, NOTHING.body)
+        try:
+            if then is not None:
+                then(*args)
+        finally:
+            if self.frame.timeout and self.frame.timeout < HURRY:
+                self.channel.flush()
+            elif self.channel.unwritten:
+                self._dispatch.company.expect(self.channel)
+            self._done()
+
+    def fail(self, error: BaseException, stack: str | None = None) -> None:
+        """Answer with an error. `stack`: where it was raised, if it does not know any more."""
+        described = exceptions.describe(error, repr(self._dispatch.me), stack, self.caller.shares_main)
+        self._send(EXCEPTION, Packed(exceptions.dump(described), [], [], []), FAILED)
+
+    def _send(self, kind: int, packed: Packed, flags: int) -> None:
+        if self._answered:
+            return
+        self._answered = True
+        channel, dispatch = self.channel, self._dispatch
+        dispatch.pool.nearly_done()
+        try:
+            if not packed.buffers and len(packed.body) < LARGE:
+                if dispatch.pool.backlog and self._is_followed():
+                    channel.send_batched(kind, self.frame.call, packed.body, flags)
+                else:
+                    channel.send(kind, self.frame.call, packed.body, flags)
+            else:
+                self._send_large(kind, packed, flags)
+        finally:
+            dispatch.serving.pop((channel.session_id, self.frame.call), None)  # (`_done`)
+            flow_control = channel.flow_control
+            flow_control.served = next(flow_control.answers)
+            if flow_control.paused:
+                flow_control.look_at_backlog()
+            if self._admitted:
+                flow_control.ended()
+
+    def _is_followed(self) -> bool:
+        """Whether what is run next is for the same caller: the two answers can share a write then."""
+        try:
+            following = self._dispatch.pool.backlog[0]
+        except IndexError:
+            return False  # another thread took it
+        return getattr(following, "channel", None) is self.channel
+
+    def _send_large(self, kind: int, packed: Packed, flags: int) -> None:
+        channel, call = self.channel, self.frame.call
+        try:
+            channel.send_packed(kind, call, packed, flags, 0.0, AT_ONCE)
+        except SerializationError as error:  # it is on a device, and cannot be had from there; or cannot be copied
+            if packed.undo:
+                packed.undo.run()
+            described = exceptions.describe(error, repr(self._dispatch.me), shares_main=self.caller.shares_main)
+            channel.send(EXCEPTION, call, exceptions.dump(described), FAILED)
+
+    def _done(self) -> None:
+        self._dispatch.serving.pop((self.channel.session_id, self.frame.call), None)
+        self.channel.flow_control.done()
+        if self._admitted:
+            self.channel.flow_control.ended()
+
+    def cancel(self) -> None:
+        """The caller does not wait any more: a function that has not begun never will, a coroutine is cancelled."""
+        self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+    def abandon(self) -> None:
+        """Nobody will hear the answer."""
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+    def drop(self) -> None:
+        """Do not run it, and answer nothing: nobody waits."""
+        self._answered = True
+        self._done()
+
+
+Handler = Callable[[Request], None]
+
+
+def _refuse(request: Request) -> None:
+    raise ProtocolError(f"messages of type {request.frame.kind:#x} are not known here")
+
+
+_UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
+
+
+class Dispatch:
+    """The table of handlers, and the requests being served."""
+
+    def __init__(self, me: WorkerInfo, pool: WorkerPool, company: DelayedFlush, now: Callable[[], float]) -> None:
+        self.me = me
+        self.now = now
+        self.pool = pool
+        self.company = company
+        self.recorder: ContextRegistry | None = None
+        self.serving: dict[tuple[str, int], Request] = {}
+        self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
+
+    def on(self, kind: MessageType, handler: Handler, service: bool = False, inline: bool = False) -> None:
+        """Have `handler` answer requests of this type. A service is our own work and is not held up by user code; what is
+        inline runs on the thread that reads, in the order of arrival, and must be short."""
+        self._handlers[int(kind)] = (handler, service, inline)
+
+    def request(self, caller: Peer, channel: Channel, frame: Frame) -> None:
+        """Queue an arrived request. Called by the thread that read it, which looks at the backlog next."""
+        handler, service, inline = self._handlers.get(frame.kind, _UNKNOWN)
+        request = Request(self, caller, channel, frame, handler, not inline and not service)
+        self.serving[channel.session_id, frame.call] = request
+        if inline:
+            request()
+        elif frame.arrival is not None and frame.arrival.pending:
+            frame.arrival.when_confirmed(partial(self.pool.submit, request))
+        elif service:
+            self.pool.call_soon(request)
+        else:
+            self.pool.backlog.append(request)
+
+    def cancel(self, channel: Channel, call: int) -> None:
+        """A caller gave a call up."""
+        request = self.serving.get((channel.session_id, call))
+        if request is not None:
+            request.cancel()
+
+    def forget(self, channel: Channel) -> None:
+        """The caller on this channel is gone: nobody waits for its coroutines. What has begun or waits in the backlog
+        runs, as it would if the caller had gone a moment later."""
+        for key, request in list(self.serving.items()):
+            if key[0] == channel.session_id and request.frame.kind in _ANSWERED_WITH_THE_VALUE:
+                request.abandon()
+
+    def tell_progress(self, now: float, until: float) -> None:
+        """Tell the callers of requests whose deadline comes near whether their functions have begun. They cannot know, and
+        want to when the deadline passes. What waits is told again at the next tick: it may begin."""
+        told = 0
+        for request in list(self.serving.values()):
+            if now < request.deadline < until and request.parkable and not request.channel.closed:
+                begun = request.function is not None
+                request.channel.enqueue(PROGRESS, request.frame.call, BEGUN if begun else b"")
+                self.company.expect(request.channel)
+                told += 1
+                if told == MOST_TOLD:
+                    return
+
+    def counts(self) -> int:
+        """Requests queued or running."""
+        return len(self.serving)

@@ -1,0 +1,310 @@
+"""One backward pass on one worker: which of its messages take part, which gradients came, and what is run with them.
+
+It decides under its lock and runs the graph outside it. What leaves the worker goes through the two functions it is
+given; it knows no messages.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import torch
+
+from remora.autograd import segments
+from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
+from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
+from remora.autograd.schedule import Divided, Ready, Whole
+
+if TYPE_CHECKING:
+    from remora.agent.peers.manager import Peer
+    from remora.autograd.context import Context
+
+ROOTS = -1  # the source that stands for the roots, among the numbers of messages
+Key = tuple[int, int, int, bool, bool]  # the name of a pass: see `Pass.__init__`
+Part = dict[int, list[int]]  # of what was sent: by message, the tensors whose gradients will come
+Owed = dict[int, tuple[int, list[str]]]  # by worker: how many gradients had come to it, and what it waited for then
+WorkQueue = SimpleQueue[Callable[[], None] | None]  # work for a thread
+GradientBatch = dict[int, Gradients]  # gradients for what was sent: by message
+Deliver = Callable[["Peer", GradientBatch], None]
+Share = Callable[[Callable[[], None]], None]  # have another thread do some work, too
+
+LONG = 0.001  # seconds: a segment that takes longer is worth another thread
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_that_fit() -> int:
+    """How many threads can run segments at once so that no processor has two. torch divides the work of an operation among
+    threads of its own, a team for each thread that starts one. Two teams on the same processors are slower than one, and
+    each thread keeps memory of freed gradients to itself."""
+    return max(1, PROCESSORS // torch.get_num_threads())
+
+
+class Pace(Enum):
+    """How long the segments of a pass take, as far as is known."""
+
+    UNKNOWN = 0
+    QUICK = 1
+    SLOW = 2
+
+
+class Pass:
+    """See the head of this file."""
+
+    def __init__(self, key: Key, context: Context) -> None:
+        self.key = key
+        _, self.root, self.number, self.smart, self.retain_graph = key  # the `number`-th pass that worker `root` began
+        self.context = context
+        self.told: set[Peer] = set()  # whom we gave a part in this pass
+        self.failure: BaseException | None = None
+        self.owed_everywhere: Owed = {}  # FAST: what others said they wait for
+        self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it, while it waits
+        # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
+        self.desk: WorkQueue | None = None
+        self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of the context
+        self._lock = threading.RLock()
+        self._running = 0  # segments
+        self._when_idle: list[Callable[[], None]] = []
+        self._reach: Reach | None = None  # what was found so far
+        self._roots: Sequence[Start] = ()
+        self._part: dict[int, set[int]] = {}  # of our messages, the tensors whose gradients will come
+        self._book: Whole | Divided | None = None
+
+    # Finding out who takes part.
+
+    def start_at(self, roots: Sequence[Start]) -> dict[Peer, Part]:
+        """The pass begins here. What it comes to, by the worker that sent it."""
+        self._roots = roots
+        self._reach = Reach()
+        with self._lock:
+            return self._parts_of(self._reach.follow(roots))
+
+    def take_part(self, part: Part) -> dict[Peer, Part]:
+        """Gradients will come for these. What the pass comes to because of it, by the worker that sent it."""
+        with self._lock:
+            if self.failure is not None or self.context.released:
+                self._refuse()
+            if self._book is not None:
+                raise RuntimeError(f"{self!r} has begun: nobody can take part any more")
+            found: list[Edge] = []
+            for message, numbers in part.items():
+                send = self.context.sends.get(message)
+                if send is None:
+                    raise self._not_sent(message)
+                known = self._part.setdefault(message, set())
+                new = sorted(set(numbers) - known)
+                known.update(new)
+                found += self._follow_sent(send, new)
+            return self._parts_of(found) if found else {}
+
+    def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
+        if self._reach is None and len(numbers) == len(send.starts):
+            self._reach, send.ahead = send.ahead, None
+            if self._reach is not None:
+                return self._reach.outputs
+        if self._reach is None:
+            self._reach = Reach()
+        return self._reach.follow([send.starts[number] for number in numbers])
+
+    def _parts_of(self, received: Iterable[Edge]) -> dict[Peer, Part]:
+        parts: dict[Peer, Part] = {}
+        for node, number in received:
+            recv: Recv = node.recv
+            parts.setdefault(recv.peer, {}).setdefault(recv.message, []).append(number)
+        self.told.update(parts)
+        return parts
+
+    # Gradients come.
+
+    def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Deliver, share: Share | None = None) -> None:
+        """The gradients of the roots: where every pass begins."""
+        with self._lock:
+            book = self._book or self._begin()
+            ready = book.arrive({ROOTS: list(zip(self._roots, gradients, strict=True))})
+        self._run(book, ready, deliver, share, Pace.UNKNOWN)
+
+    def feed(self, parcel: GradientBatch, deliver: Deliver, share: Share | None = None) -> None:
+        """Gradients for what was sent. Runs what can be run with them, and has the gradients of what was received
+        delivered. What takes long is shared with other threads."""
+        with self._lock:
+            if self.failure is not None or self.context.released:
+                self._refuse()
+            book = self._book or self._begin()
+            came: dict[int, Incoming] = {}
+            for message, gradients in parcel.items():
+                send = self.context.sends.get(message)
+                if send is None:
+                    raise self._not_sent(message)
+                part = self._part.get(message)
+                if part is None:
+                    raise RuntimeError(f"{self!r}: gradients came for message {message}, which takes no part in it")
+                came[message] = send.incoming(gradients, part)
+            ready = book.arrive(came)
+        self._run(book, ready, deliver, share, Pace.UNKNOWN)
+
+    def _begin(self) -> Whole | Divided:
+        """Gradients flow only when it is known who takes part: from here on nothing of it changes."""
+        if not self.smart:
+            self._part = {message: set(range(len(send.starts))) for message, send in self.context.sends.items()}
+        names = [ROOTS, *self._part] if self._roots else list(self._part)
+        sources = {name: self._source(name) for name in names}
+        if self._reach is None or not self.smart:  # a FAST pass has not looked yet
+            self._reach = Reach()
+            for starts in sources.values():
+                self._reach.follow(starts)
+        held = self._reach.find_held()
+        if len(names) == 1 and not self._reach.has_native_ends(held):
+            self._book = Whole(names[0], self._reach)
+        else:
+            self._book = Divided(sources, held)
+        return self._book
+
+    def _source(self, name: int) -> Sequence[Start]:
+        """Where the gradients of the roots, or of a message, come in."""
+        if name == ROOTS:
+            return self._roots
+        send = self.context.sends.get(name)
+        if send is None:
+            raise self._not_sent(name)
+        return [send.starts[number] for number in sorted(self._part[name])]
+
+    def _run(self, book: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None, pace: Pace) -> None:
+        """Run what is ready, and what becomes ready because of it.
+
+        The first segment is run alone. If that was quick, the rest is run in one go. If not, each of the others is run
+        alone, too, by as many threads as fit on the processors, and what it gives goes out when it has been run. If only one
+        thread fits, segments that give nothing to other workers are run in one go all the same: no worker waits for them.
+        """
+        while batch := self._taken(ready, pace):
+            begun = time.perf_counter()
+            parcels = self._run_batch(book, batch, ready)
+            for peer, parcel in parcels.items():
+                deliver(peer, parcel)
+            if pace is Pace.UNKNOWN and ready:
+                pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
+                if pace is Pace.SLOW and share is not None:
+                    for _ in range(min(len(ready), threads_that_fit()) - 1):
+                        share(partial(self._run, book, ready, deliver, None, pace))
+
+    def _taken(self, ready: Ready, pace: Pace) -> Ready:
+        """Take from the list what is to be run next. Other threads may do so with the same list."""
+        with self._lock:
+            if not ready:
+                return []
+            _, first, _ = taken = ready.pop()
+            if not ready:
+                return [taken]
+            quick, alone = pace is Pace.QUICK, threads_that_fit() == 1
+
+            def joins(segment: Segment | Reach) -> bool:
+                return can_be_joined(segment) and (quick or (alone and not segment.received))
+
+            if not joins(first):
+                return [taken]
+            batch: Ready = [taken]
+            others: Ready = []
+            for each in ready:
+                (batch if joins(each[1]) else others).append(each)
+            ready[:] = others
+            return batch
+
+    def _run_batch(self, book: Whole | Divided, batch: Ready, ready: Ready) -> dict[Peer, GradientBatch]:
+        """Run segments, and add to `ready` what can be run after them; the gradients that leave this worker."""
+        with self._lock:
+            if self.failure is not None or self.context.released:
+                self._refuse()
+            self._running += 1
+        try:
+            labels = [label for label, _, _ in batch]
+            segment = batch[0][1] if len(batch) == 1 else Joined([each for _, each, _ in batch])
+            incoming = [each for _, _, some in batch for each in some]
+            batch.clear()  # what it had, too, would not be freed while the segments are run
+            leaving, received = segments.run(segment, incoming, self.context.gradients, self.retain_graph, book.lent)
+        finally:
+            self._rest()
+        with self._lock:
+            for label in labels:
+                ready += book.ran(label, leaving)
+        return self._parcels(received) if received else {}
+
+    def _parcels(self, received: segments.Received) -> dict[Peer, GradientBatch]:
+        parcels: dict[Peer, GradientBatch] = {}
+        for recv, gradients in received:
+            parcels.setdefault(recv.peer, {})[recv.message] = gradients
+        self.told.update(parcels)
+        return parcels
+
+    # The end.
+
+    def _refuse(self) -> None:
+        """It failed, or its context is gone."""
+        if self.failure is not None:
+            raise self.failure
+        self.context.check()
+
+    def _not_sent(self, message: int) -> RuntimeError:
+        return RuntimeError(
+            f"Could not find send function for autograd message id {message} in the context {self.context.id}"
+        )
+
+    def _rest(self) -> None:
+        with self._lock:
+            self._running -= 1
+            told, self._when_idle = ([], self._when_idle) if self._running else (self._when_idle, [])
+        for tell in told:
+            tell()
+
+    def abort(self, error: BaseException, idle: Callable[[], None] | None = None) -> None:
+        """The pass is over: it failed here or elsewhere. `idle` is called when nothing of it runs here any more."""
+        with self._lock:
+            first = self.failure is None
+            self.failure = self.failure or error
+            if idle is not None and self._running:
+                self._when_idle.append(idle)
+                idle = None
+        tell = self.on_abort
+        if first and tell is not None:
+            tell(error)
+        if idle is not None:
+            idle()
+
+    def waits_for(self, peer: Peer) -> bool:
+        """Whether gradients are to come from there."""
+        sends = self.context.sends
+        with self._lock:
+            owed = list(self._part) if self._book is None else self._book.owed
+        return any(send.peer is peer for send in map(sends.get, owed) if send is not None)
+
+    def learn(self, owed: Owed) -> None:
+        """Take note of what workers wait for; later news are better."""
+        with self._lock:
+            for worker, news in owed.items():
+                known = self.owed_everywhere.get(worker)
+                if known is None or known[0] <= news[0]:
+                    self.owed_everywhere = {**self.owed_everywhere, worker: news}
+
+    @property
+    def arrived(self) -> int:
+        """How many sources have come."""
+        return 0 if self._book is None else self._book.arrived
+
+    @property
+    def done(self) -> bool:
+        """Whether all gradients came and went."""
+        return self._book is not None and self._book.done
+
+    @property
+    def owed(self) -> list[str]:
+        """What has not come, in words."""
+        if self._book is None:
+            return []
+        return [repr(self.context.sends.get(source, source)) for source in self._book.owed]
+
+    def __repr__(self) -> str:
+        return f"<Pass {self.number} of worker {self.root} in context {self.context.id}>"

@@ -1,0 +1,267 @@
+"""What the workers write to each other in a backward pass, and what each does with it. Not how a pass begins.
+
+A pass has two rounds. In the first (SMART alone) a worker that its graph led to received tensors tells their senders, which
+do the same with theirs; each answers when its own part of the search has been answered. In the second the gradients flow
+along the same ways; each parcel is answered when everything it set going is done (see `ledger`). A worker that fails says
+so in its answer, and the failure travels back to the worker that began, which ends the pass on all others. No thread waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch.autograd.profiler import record_function
+
+from remora.agent.agent import Agent
+from remora.agent.calls.call import UNSET_TIMEOUT, Call
+from remora.agent.calls.future import Future, fresh
+from remora.agent.peers.manager import Peer
+from remora.agent.serving.dispatch import Request
+from remora.autograd.backward_pass import GradientBatch, Key, Owed, Part, Pass
+from remora.autograd.context import Context
+from remora.autograd.context_registry import Contexts
+from remora.autograd.countdown import Countdown
+from remora.autograd.failure import PassFailure, blame
+from remora.autograd.nodes import SEND_NAME
+from remora.devices import streams
+from remora.errors import RemoraError, WorkerLost
+from remora.vocabulary.messages import MessageType
+from remora.wire.pack_scope import PackScope
+from remora.wire.pickler import pack
+
+GRADIENTS, GRADIENTS_DONE = MessageType.BACKWARD_AUTOGRAD_REQ, MessageType.BACKWARD_AUTOGRAD_RESP
+PART, PART_DONE = MessageType.BACKWARD_PART_REQ, MessageType.BACKWARD_PART_RESP
+_GRADIENTS, _GRADIENTS_DONE = int(GRADIENTS), int(GRADIENTS_DONE)
+END, END_DONE = MessageType.BACKWARD_END_REQ, MessageType.BACKWARD_END_RESP
+
+Answer = tuple[PassFailure | None, Owed] | None  # how it failed, and what is waited for; None: there is nothing to say
+_ALL_WELL: tuple[PassFailure | None, Owed] = (None, {})
+
+
+class PassMessages:
+    """The passes of one worker, and the messages about them."""
+
+    def __init__(self, agent: Agent, contexts: Contexts) -> None:
+        self.agent = agent
+        self.contexts = contexts
+        agent.dispatch.on(GRADIENTS, self._on_gradients)
+        agent.dispatch.on(PART, self._on_part, service=True)
+        agent.dispatch.on(END, self._on_end, service=True)
+        agent.peers.on_gone.append(self._bury)
+
+    # Passes of this worker.
+
+    def open(self, context: Context, key: Key, serve: bool) -> Pass:
+        """The pass of that name, made if it is new here. It is kept until it is closed, or, if this is to `serve` a request
+        that belongs to it, until `_served` finds that nothing is left to do."""
+        with context.lock:
+            if context.released:
+                context.check()
+            if key in context.ended:
+                raise RuntimeError(f"the backward pass {key[2]} of worker {key[1]} is over")
+            found = context.passes.get(key)
+            if found is None:
+                found = context.passes[key] = Pass(key, context)
+            found.serving += serve
+            return found
+
+    def _served(self, this: Pass) -> None:
+        """A request that belongs to the pass is about to be answered."""
+        context = this.context
+        with context.lock:
+            this.serving -= 1
+            if not this.serving and this.done and context.passes.pop(this.key, None) is not None:
+                context.ended[this.key] = this.told
+
+    def close(self, this: Pass) -> None:
+        """Nothing is left to do here, whatever was being served."""
+        with this.context.lock:
+            if this.context.passes.pop(this.key, None) is not None:
+                this.context.ended[this.key] = this.told
+
+    # Telling others.
+
+    def ask_all(self, this: Pass, parts: dict[Peer, Part], errand: Countdown[PassFailure]) -> None:
+        for peer, part in parts.items():
+            self._call(this, errand, peer, PART, (this.key, part))
+
+    def deliver(self, this: Pass, errand: Countdown[PassFailure], peer: Peer, parcel: GradientBatch) -> None:
+        self._call(this, errand, peer, GRADIENTS, (this.key, None, parcel))
+
+    def share(self, errand: Countdown[PassFailure], work: Callable[[], None]) -> None:
+        """Have another thread do some of the work of an errand."""
+        errand.begin()
+        self.agent.pool.submit(partial(self._act, errand, work))
+
+    def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: GradientBatch) -> None:
+        """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
+        when that one has found everybody who takes part, all have been found."""
+        packed = pack((this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
+        answer: Answer = self.agent.call(peer, _GRADIENTS, packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
+        if answer is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
+            return
+        failure, owed = answer
+        self.learn(this, owed)
+        if failure is not None:
+            raise failure.error()
+
+    def _call(self, this: Pass, errand: Countdown[PassFailure], peer: Peer, kind: MessageType, content: object) -> None:
+        errand.begin()
+
+        def settled(call: Call) -> None:
+            try:
+                failure, owed = call.value() or _ALL_WELL
+            except BaseException as error:
+                failure, owed = blame(error, self.agent.me), {}
+            self.learn(this, owed)
+            errand.finish(failure)
+
+        call = Call(peer, "the backward pass", settled)
+        try:
+            packed = pack(content, PackScope(peer, route=peer.ways.gradients))
+            self.agent.start_call(peer, call, int(kind), packed, packed.flags, UNSET_TIMEOUT)
+        except Exception as error:
+            errand.finish(blame(error, self.agent.me))
+
+    def learn(self, this: Pass, owed: Owed) -> None:
+        """FAST: take note of what others wait for, and of what we do."""
+        if not this.smart:
+            this.learn({**owed, self.agent.me.id: (this.arrived, this.owed)})
+
+    # What others tell.
+
+    def _on_part(self, request: Request) -> None:
+        key, part = cast("tuple[Key, Part]", request.unpack())
+        errand: Countdown[PassFailure] = Countdown(
+            lambda failure: request.reply(int(PART_DONE), None if failure is None else (failure, {}))
+        )
+
+        def look() -> None:
+            this = self.open(self.contexts.get(key[0]), key, serve=False)
+            self.ask_all(this, this.take_part(part), errand)
+
+        self._act(errand, look)
+
+    def _on_gradients(self, request: Request) -> None:
+        content: Any = request.unpack()
+        key, part, parcel = content
+        try:
+            this = self.open(self.contexts.get(key[0]), key, serve=True)
+        except RuntimeError as error:
+            request.reply(_GRADIENTS_DONE, (blame(error, self.agent.me), {}))
+            return
+        errand: Countdown[PassFailure] = Countdown(partial(self._answer, request, this))
+        moment = streams.moment() if streams.watched else None
+        job = partial(self._act, errand, partial(self._feed, this, parcel, moment, errand))
+        if part is not None:
+            self._search_first(this, part, errand, job)
+        elif this.desk is not None:
+            this.desk.put(job)
+        else:
+            job()
+
+    def _feed(
+        self, this: Pass, parcel: GradientBatch, moment: streams.StreamPoint | None, errand: Countdown[PassFailure]
+    ) -> None:
+        if moment is not None:
+            moment.join(parcel)
+        deliver = partial(self.deliver, this, errand)
+        share = partial(self.share, errand) if this.desk is None else None
+        if torch._C._autograd._profiler_enabled():
+            with ExitStack() as stack:
+                for _ in parcel:
+                    stack.enter_context(record_function(SEND_NAME))
+                this.feed(parcel, deliver, share)
+        else:
+            this.feed(parcel, deliver, share)
+
+    def _search_first(self, this: Pass, part: Part, errand: Countdown[PassFailure], job: Callable[[], None]) -> None:
+        """The first round before the second: see `deliver_with_part`."""
+        try:
+            asked = this.take_part(part)
+        except BaseException as error:
+            errand.finish(blame(error, self.agent.me))
+            return
+        if not asked:
+            job()
+            return
+
+        def found(failure: PassFailure | None) -> None:
+            if failure is not None:
+                errand.finish(failure)
+            else:
+                self.agent.pool.submit(job)  # answers come on threads that must not be kept
+
+        search: Countdown[PassFailure] = Countdown(found)
+        self._act(search, partial(self.ask_all, this, asked, search))
+
+    def _act(self, errand: Countdown[PassFailure], act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            errand.finish(blame(error, self.agent.me))
+        else:
+            errand.finish()
+
+    def _answer(self, request: Request, this: Pass, failure: PassFailure | None) -> None:
+        if not this.smart:
+            self.learn(this, {})
+        self._served(this)
+        owed = this.owed_everywhere
+        answer: Answer = (failure, owed) if owed or failure is not None else None
+        request.reply(_GRADIENTS_DONE, answer)
+
+    # The end of one that failed.
+
+    def end(self, this: Pass, why: PassFailure) -> Future[PassFailure | None]:
+        """Have everybody forget the pass. The future is done when nobody works on it any more."""
+        quiet: Future[PassFailure | None] = Future(f"the end of {this!r}")
+        errand: Countdown[PassFailure] = Countdown(quiet._succeed)
+        self._end_here(this.context, this.key, why, None, errand)
+        errand.finish()
+        return quiet
+
+    def _end_here(
+        self, context: Context, key: Key, why: PassFailure, told_by: Peer | None, errand: Countdown[PassFailure]
+    ) -> None:
+        """End a pass on this worker, and on those that we gave a part in it."""
+        with context.lock:
+            this = context.passes.pop(key, None)
+            told = this.told if this is not None else context.ended.get(key, set())
+            context.ended[key] = set()
+        if this is not None:
+            errand.begin()
+            this.abort(fresh(why.error()), errand.finish)  # a copy: it keeps no frames, which would keep the pass
+        for peer in told - {told_by}:
+            self._send_end(peer, key, why, errand)
+
+    def _send_end(self, peer: Peer, key: Key, why: PassFailure, errand: Countdown[PassFailure]) -> None:
+        errand.begin()
+        call = Call(peer, "the end of a backward pass", lambda call: errand.finish())
+        try:
+            self.agent.start_call(peer, call, int(END), pack((key, why)), 0, UNSET_TIMEOUT, control=True)
+        except RemoraError:
+            errand.finish()  # it is gone, and the pass with it
+
+    def _on_end(self, request: Request) -> None:
+        key, why = cast("tuple[Key, PassFailure]", request.unpack())
+        errand: Countdown[PassFailure] = Countdown(lambda _: request.reply(int(END_DONE), None))
+        context = self.contexts.known(key[0])
+        if context is not None:
+            self._end_here(context, key, why, request.caller, errand)
+        errand.finish()
+
+    def _bury(self, peer: Peer) -> None:
+        """A worker is gone. Its contexts go, and the passes it had begun, or in which we wait for its gradients: it may have
+        been the only one that would have told us of their end."""
+        self.contexts.bury(peer)
+        for context in self.contexts.all():
+            for this in list(context.passes.values()):
+                if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
+                    did = "began" if this.root == peer.id else "took part in"
+                    error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
+                    self.end(this, blame(error, self.agent.me))

@@ -1,0 +1,71 @@
+"""Passes that begin at the value of a reference, wherever it is: `rref.backward(context_id)`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from remora.agent.calls.call import UNSET_TIMEOUT
+from remora.agent.serving.dispatch import Request
+from remora.errors import RemoraError
+from remora.rref.rref import RRef
+from remora.vocabulary.effects import RRefId
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickler import pack
+
+if TYPE_CHECKING:
+    from remora.autograd.engine import Engine
+    from remora.rref.codec import References
+
+NO_CONTEXT = -1
+
+
+class RRefBackward:
+    """What `RRef.backward` does."""
+
+    def __init__(self, engine: Engine, references: References) -> None:
+        self._engine = engine
+        self._references = references
+        references.agent.dispatch.on(MessageType.RREF_BACKWARD_REQ, self._on_backward, inline=True)
+        references.differentiate = self.backward
+
+    def backward(self, rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
+        """Backpropagate from the value of a reference. Without a context: on its owner alone, into `.grad`."""
+        if rref._value is not None:
+            root = _tensor(rref._value.get())
+            if context_id == NO_CONTEXT:
+                root.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            else:
+                self._engine.backward(context_id, [root], retain_graph, smart=True)
+            return
+        if context_id == NO_CONTEXT:
+            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified for distributed autograd")
+        rref._check_usable("backward() on it")
+        packed = pack((rref._rref_id, context_id, retain_graph))
+        kind = int(MessageType.RREF_BACKWARD_REQ)
+        self._references.agent.call(rref._owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
+
+    def _on_backward(self, request: Request) -> None:
+        rref, context_id, retain_graph = cast("tuple[RRefId, int, bool]", request.unpack())
+        value = self._references.table.find(rref)
+        if value is None:
+            raise RemoraError(f"{rref} is not known to its owner {self._references.me.info}")
+
+        def run() -> None:
+            try:
+                self._engine.backward(context_id, [_tensor(value.get())], retain_graph, smart=True)
+            except BaseException as error:
+                request.fail(error)
+            else:
+                request.reply(int(MessageType.RREF_BACKWARD_RESP), None)
+
+        pool = self._references.agent.pool
+        pool.call_soon(partial(value.when_ready, partial(pool.submit, run)))
+
+
+def _tensor(value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
+    return value

@@ -1,0 +1,128 @@
+"""Turns a function and its arguments into a request: which type of message, and its bytes."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch.jit import ScriptFunction
+
+from remora.agent.calls.call import name_of
+from remora.agent.calls.call_context import current_recording, pack_for
+from remora.agent.calls.pack_errors import explain_arguments
+from remora.agent.peers.manager import Peer
+from remora.rpc.functions import MARK
+from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, check_arguments, run_serialized
+from remora.vocabulary.messages import MessageType
+from remora.wire.callables import TORCH_NAMES
+from remora.wire.frames import ASYNC
+from remora.wire.packed import Packed
+
+PYTHON_CALL = int(MessageType.PYTHON_CALL)
+SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
+
+# One can take these apart, but to call a function with the parts of one is hardly what is meant.
+_ONE_ARGUMENT = (str, bytes, bytearray, memoryview, dict, set, frozenset)  # nor an array
+
+
+def pack_call(
+    peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None, pickler: Any, awaited: bool = False
+) -> tuple[int, Packed, int]:
+    """(message type, packed request, flags) of a call. `awaited`: nothing else happens here until it is answered."""
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    if args is None:
+        args = ()
+    elif type(args) is not tuple:
+        args = positional(peer, func, args)
+    if kwargs is None:
+        kwargs = {}
+    elif type(kwargs) is not dict:
+        kwargs = named(peer, func, kwargs)
+    flags = ASYNC if hasattr(func, MARK) else 0
+    recording = current_recording.get()
+    script = None if type(func) is FunctionType and not flags else script_name(func)  # (most are plain functions)
+    value: tuple[Any, ...]
+    if script is not None:
+        kind, value = SCRIPT_CALL, (*script, args, kwargs)
+    else:
+        if pickler is not _internal_rpc_pickler:
+            binary, tensors = pickler.serialize(PythonUDF(func, args, kwargs))
+            func, args, kwargs = run_serialized, (binary, tensors), {}
+        announced = peer.outgoing.announced
+        target = announced.target(func, peer.shares_main)
+        if not args and kwargs == {} and recording is None and type(target) is int:
+            return PYTHON_CALL, announced.bare[target], flags
+        kind, value = PYTHON_CALL, (target, args, kwargs)
+    way = peer.ways.awaited if awaited else peer.ways.requests
+    try:
+        packed, more = pack_for(peer, way, value, recording, ordered=True)
+    except BaseException as error:
+        explain_arguments(error, peer, func, args, kwargs)
+        raise
+    return kind, packed, flags | more
+
+
+def remote_target(
+    peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None
+) -> tuple[MessageType, tuple[Any, ...], int]:
+    """(message type, what the owner runs, flags) of a call that makes a value."""
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    args, kwargs = arguments(peer, func, args, kwargs)
+    flags = ASYNC if hasattr(func, MARK) else 0
+    script = script_name(func)
+    if script is None:
+        target = peer.outgoing.announced.target(func, peer.shares_main)
+        return MessageType.PYTHON_REMOTE_CALL, (target, args, kwargs), flags
+    if script[0] == "function":
+        check_arguments(getattr(func, MARK, func), args, kwargs)
+    return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
+
+
+def arguments(peer: Peer, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as they are sent."""
+    return (
+        () if args is None else positional(peer, func, args),
+        {} if kwargs is None else named(peer, func, kwargs),
+    )
+
+
+def positional(peer: Peer, func: object, args: Any) -> tuple[Any, ...]:
+    """Arguments as a tuple. What can be taken apart, but was hardly meant to be, is refused."""
+    if isinstance(args, _ONE_ARGUMENT) or hasattr(type(args), "__array__") or not isinstance(args, Iterable):
+        raise TypeError(
+            f"args of the call of {name_of(func)} on {peer.name} must be a tuple or a list of its arguments, "
+            f"got {_shown(args)}: did you mean args=(x,)?"
+        )
+    return tuple(args)
+
+
+def named(peer: Peer, func: object, kwargs: Any) -> dict[str, Any]:
+    """Named arguments as a dict."""
+    if type(kwargs) is dict:
+        return kwargs
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"kwargs of the call of {name_of(func)} on {peer.name} must be a dict of its named arguments, "
+            f"got {_shown(kwargs)}: did you mean kwargs={{'name': x}}?"
+        )
+    return dict(kwargs)
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__qualname__} {reprlib.repr(value)}"
+
+
+def script_name(func: Callable[..., Any]) -> tuple[str, str] | None:
+    """How the callee finds a function that torch compiled, or that the program compiled with torch; None for Python's."""
+    if type(func) is BuiltinFunctionType:
+        operator = TORCH_NAMES.get(func)
+        return None if operator is None else ("operator", operator)
+    function = getattr(func, MARK, func)
+    if isinstance(function, ScriptFunction):
+        return "function", torch._jit_internal._qualified_name(function)
+    return None

@@ -1,0 +1,73 @@
+"""Whether memory of devices can be shared, and with whom, as far as one process can tell. Shares nothing.
+
+Whether another process can really open it is not known before it has tried: so let it try once, with a small piece.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+
+from remora.transport.cuda_ipc import driver as cuda
+from remora.transport.cuda_ipc.flags import Tally, Word
+from remora.transport.shm import lender as shm
+
+
+@functools.cache
+def available(device: torch.device) -> str:
+    """Why memory of a device cannot be exported; empty if it can. This initialises CUDA, if it is a CUDA device."""
+    if device.type != "cuda":
+        return f"only CUDA can share memory of a device, and this is {device}"
+    if not identity():
+        return "this system does not let processes share memory, or torch is built without CUDA"
+    try:
+        return _try(torch.empty(1, dtype=torch.uint8, device=device))
+    except (OSError, RuntimeError, AssertionError) as error:  # torch raises the latter two
+        return str(error)
+
+
+def _try(sample: torch.Tensor) -> str:
+    driver, device = cuda.load(), sample.device
+    with driver.on(device):
+        try:
+            driver.handle(driver.allocation(sample.data_ptr())[0])
+        except cuda.DriverError as error:
+            return f"torch's allocator (expandable segments or cudaMallocAsync?) gives memory that cannot be shared: {error}"
+    return _try_words(driver, device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def _try_words(driver: cuda.Driver, device: torch.device, stream: torch.cuda.Stream) -> str:
+    tally = Tally.create()
+    try:
+        with driver.on(device):
+            tally.attach(driver, device)
+            driver.write(stream.cuda_stream, tally.place(0, Word.READY), 1)
+            driver.wait(stream.cuda_stream, tally.place(0, Word.READY), 1)
+        stream.synchronize()  # nothing else is on it
+        return "" if tally.has_reached(0, Word.READY, 1) else f"streams of {device} cannot write where the host can read"
+    finally:
+        tally.close()
+
+
+def identity() -> str:
+    """What another process must know of this one to tell whether it can be reached; empty if it cannot be."""
+    place = _place() if torch.version.cuda else ""
+    return f"{place} {os.getpid()}" if place else ""
+
+
+@functools.cache
+def _place() -> str:
+    return shm.identity()
+
+
+def reachable(theirs: str) -> str:
+    """Why the process of this identity cannot fetch what this one exports; empty if nothing speaks against it."""
+    place, _, process = theirs.rpartition(" ")
+    our_place, _, our_process = identity().rpartition(" ")
+    if not place or not our_place:
+        return "one of the two cannot share memory of devices"
+    if place != our_place:
+        return "they are on different hosts or in different containers, or belong to different users"
+    return "they are one process" if process == our_process else ""

@@ -1,0 +1,352 @@
+"""A connected stream socket that carries frames: how bytes leave and arrive. No sessions, no meaning.
+
+Writing never waits unless the caller has patience: what the kernel does not take is kept in an outbox, and the poller
+says when there is room. Reading is done by whoever holds the reader's role: a thread that waits for its own reply, or
+the thread that the poller woke.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from remora.clock import SYSTEM, Clock
+from remora.transport import spin
+from remora.wire.frames import Damaged, Frame, FrameReader
+from remora.wire.raw_memory import copied, lasts
+
+# Without MSG_DONTWAIT (Windows) every read and write asks `select` first.
+_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_SEND_FLAGS = _DONTWAIT | _NOSIGNAL
+_MAX_PARTS = 64
+_PEER: int | None = getattr(socket, "SO_PEERCRED", None)
+_CREDENTIALS = struct.Struct("=iII")  # process, user, group
+_AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not hear what the other end has taken
+# Bytes of something large that should have come over TCP before whoever reads is woken for them: else it is for each packet,
+# and to be woken takes as long as to copy it. 0: none.
+ENOUGH = int(os.environ.get("REMORA_GATHER", 1 << 18)) if sys.platform == "linux" else 0
+_TURN = 1 << 22  # bytes to read before others have a turn
+BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
+
+Part = bytes | bytearray | memoryview
+
+
+class LinkClosed(OSError):
+    """The other end closed the connection."""
+
+
+def is_of_socket(error: BaseException) -> bool:
+    """Whether an error tells of a connection. An OSError that a signal handler raises, like TimeoutError, has no
+    number."""
+    return isinstance(error, LinkClosed) or (isinstance(error, OSError) and error.errno is not None)
+
+
+class StreamLink:
+    """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
+
+    __slots__ = (
+        "_await_bytes", "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "clock", "failed",
+        "last_heard", "now", "outbox_bytes", "sock", "unread", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self, sock: socket.socket, where: str, unreachable_after: float = 4.0, clock: Clock = SYSTEM
+    ) -> None:
+        sock.settimeout(None)
+        tune(sock, unreachable_after)
+        self.sock = sock
+        self.where = where
+        self.clock = clock
+        self.now = clock.now
+        self._fd = sock.fileno()
+        self._reader = FrameReader()
+        self._eagerness = spin.for_reading(self._fd)
+        self._await_bytes = waiter(self._fd, False)  # for whoever reads
+        self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
+        self._gathering = False  # whoever reads is woken when enough has come
+        self.unread = False  # there may be more to read than was read
+        self._outbox: deque[memoryview] = deque()
+        self.outbox_bytes = 0
+        self.failed = False  # writing failed: nothing more is written to it
+        self.last_heard = self.now()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    # Reading.
+
+    @property
+    def midway(self) -> bool:
+        """Whether a part of a large message has come, and the rest has not. For any thread."""
+        return self._reader.missing > 0
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Bytes that were read before the link was made (behind the handshake)."""
+        frames: list[Frame] = []
+        while data:
+            space = self._reader.space()
+            n = min(len(space), len(data))
+            space[:n] = data[:n]
+            frames += self._reader.received(n)
+            data = data[n:]
+        return frames
+
+    def read(self) -> list[Frame]:
+        """What has arrived, without waiting. Raises OSError when the connection is gone."""
+        reader = self._reader
+        frames: list[Frame] = []
+        n = 0
+        budget = _TURN
+        self.unread = True
+        while budget > 0:
+            space = reader.space()
+            try:
+                n = self.sock.recv_into(space, 0, _DONTWAIT) if _DONTWAIT else self._receive(space)
+            except BlockingIOError:
+                self.unread = False
+                break
+            except InterruptedError:
+                break
+            except OSError:
+                if frames:
+                    break  # what came before the end counts; the end is seen the next time
+                raise
+            if n == 0:
+                if frames:
+                    break
+                raise LinkClosed(f"connection to {self.where} was closed by the other end")
+            try:
+                frames += reader.received(n)
+            except Damaged as damage:
+                damage.frames[:0] = frames
+                raise
+            budget -= n
+            if n < len(space):
+                self.unread = False
+                break
+        self.last_heard = self.now()
+        if self._gathering or (self._gathers and reader.missing):
+            self._gather(n)
+        return frames
+
+    def _receive(self, space: memoryview) -> int:
+        if not _DONTWAIT and not select.select([self._fd], [], [], 0)[0]:
+            raise BlockingIOError
+        return self.sock.recv_into(space, 0, _DONTWAIT)
+
+    def await_bytes(self, seconds: float, again: bool = False) -> bool:
+        """Wait for bytes, for `seconds` or about a second, whichever is shorter. False if none came. `again`: a frame
+        below of this thread does so, too."""
+        if self.clock is not SYSTEM:
+            return self.clock.block(self._await_for_a_while, self.now() + seconds)
+        if again:
+            return waiter(self._fd, False)(min(max(seconds, 0.0), BLOCK_LIMIT))
+        # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
+        if seconds < BLOCK_LIMIT:
+            return self._await_bytes(max(seconds, 0.0))
+        return bool(self._eagerness.watch()) or self._await_bytes(BLOCK_LIMIT)
+
+    def read_some(self) -> list[Frame]:
+        """Read once, without waiting; the frames that are complete now. For a thread that waits for little."""
+        reader = self._reader
+        try:
+            n = self.sock.recv_into(reader.space(), 0, _DONTWAIT) if _DONTWAIT else self._receive(reader.space())
+        except (BlockingIOError, InterruptedError):
+            return []
+        if n == 0:
+            raise LinkClosed(f"connection to {self.where} was closed by the other end")
+        self.last_heard = self.now()
+        frames = reader.received(n)
+        if self._gathering or (self._gathers and reader.missing):
+            self._gather(n)
+        return frames
+
+    def _gather(self, n: int) -> None:
+        """Whether to be woken for little: n bytes were there the last time. (As long as little comes at a time,
+        yes.)"""
+        wanted = self._reader.missing >= 2 * ENOUGH and (self._gathering or n >= ENOUGH // 8)
+        if wanted is not self._gathering:
+            self._gathering = wanted
+            self._wake_for(ENOUGH if wanted else 1)
+
+    def notify(self) -> None:
+        """Have the reader woken for what has come, be it little: much was to come, and perhaps it does not. To be
+        called now and then, by any thread."""
+        if self._gathering:
+            self._wake_for(1)  # (`_gathering` is the reader's)
+
+    def _wake_for(self, nbytes: int) -> None:
+        try:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+        except OSError:  # closed
+            pass
+
+    def _await_for_a_while(self, seconds: float | None) -> bool:
+        return self._await_bytes(BLOCK_LIMIT if seconds is None else seconds)
+
+    # Writing.
+
+    def write(self, parts: Sequence[Part], patience: float = 0.0, until: float = 0.0) -> bool:
+        """Write all parts, or put what the kernel does not take into the outbox, copied if it can change. True if all
+        was taken.
+
+        With patience, wait up to that long *without progress*, and no longer than `until`, before copying: large
+        tensors then leave from their own memory even if the peer is a little slower than we are. """
+        if self._outbox:
+            return self._store(_views(parts))
+        if len(parts) == 1:
+            data = parts[0]
+            try:
+                n = self.sock.send(data, _SEND_FLAGS)
+            except (BlockingIOError, InterruptedError):
+                n = 0
+            if n == len(data):
+                return True
+            rest = [memoryview(data)[n:]]
+        else:
+            rest = _views(parts)
+        return self._push(rest, patience, until)
+
+    def _push(self, rest: list[memoryview], patience: float, until: float) -> bool:
+        while rest:
+            try:
+                n = self._send_some(rest)
+            except (BlockingIOError, InterruptedError):
+                seconds = min(patience, until - self.now())
+                if seconds <= 0 or not waiter(self._fd, True)(seconds):
+                    return self._store(rest)
+                continue
+            rest = _without(rest, n)
+            self.last_heard = self.now()  # room in the kernel is a sign of life: the peer reads
+        return True
+
+    def _send_some(self, parts: list[memoryview]) -> int:
+        if not _DONTWAIT:
+            if not select.select([], [self._fd], [], 0)[1]:
+                raise BlockingIOError
+            return self.sock.send(parts[0][: 1 << 16])
+        if len(parts[0]) > _AT_A_TIME:
+            return self.sock.send(parts[0][:_AT_A_TIME], _SEND_FLAGS)
+        return self.sock.sendmsg(parts[:_MAX_PARTS], (), _SEND_FLAGS)
+
+    def _store(self, rest: list[memoryview]) -> bool:
+        for part in rest:
+            if len(part):
+                self._outbox.append(part if lasts(part) else copied(part))
+                self.outbox_bytes += len(part)
+        return False
+
+    def flush(self) -> bool:
+        """Write from the outbox what the kernel takes now. True if it is empty."""
+        while self._outbox:
+            batch = [self._outbox[i] for i in range(min(len(self._outbox), _MAX_PARTS))]
+            try:
+                n = self._send_some(batch)
+            except (BlockingIOError, InterruptedError):
+                return False
+            self.outbox_bytes -= n
+            self.last_heard = self.now()
+            while n:
+                head = self._outbox[0]
+                if n < len(head):
+                    self._outbox[0] = head[n:]
+                    break
+                n -= len(head)
+                self._outbox.popleft()
+        return True
+
+    # The end.
+
+    def finish(self) -> None:
+        """Nothing more will be written; what was written still arrives, and the other end sees the end behind it."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def sever(self) -> None:
+        """Make both ends notice that the connection is over. Safe from any thread; the descriptor stays valid."""
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Give the descriptor back, and the memory of what came or went half. Only when no thread uses the link any
+        more.
+
+        (The poller's entry for a link and the error that ended it are reference cycles: the memory should not wait for
+        the collector.)"""
+        self.sock.close()
+        self._reader.drop()
+        self._outbox.clear()
+        self.outbox_bytes = 0
+
+
+def _keep_alive(unreachable_after: float) -> tuple[int, int]:
+    """Seconds at rest before a host is probed, and how many probes a second apart it may leave unanswered: three
+    quarters of its time. The last quarter is for a new connection."""
+    return max(round(unreachable_after / 4), 1), max(round(unreachable_after / 2), 1)
+
+
+def keep_alive_limit(unreachable_after: float) -> float:
+    """For how many seconds a host was silent when keep-alive ends a link."""
+    return float(sum(_keep_alive(unreachable_after)))
+
+
+def tune(sock: socket.socket, unreachable_after: float) -> None:
+    """Options every link wants: no delay, notice of a host that is gone, bounded blocking, room for a burst."""
+    option = sock.setsockopt
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # For an idle link. One that waits for acknowledgements is watched by `remora.agent.peers.failure_detector`
+        # (no TCP_USER_TIMEOUT:
+        # `remora.transport.tcp_info` says why).
+        idle, probes = _keep_alive(unreachable_after)
+        for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", probes)):
+            if hasattr(socket, name):
+                option(socket.IPPROTO_TCP, getattr(socket, name), value)
+    else:
+        option(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+
+def process_at(sock: socket.socket) -> int:
+    """The process at the other end of a Unix socket, by the word of the kernel: the one that connected, or listened. 0 if
+    the kernel does not say, as with TCP; -1 if it is in a part of the system that cannot be seen from here."""
+    if _PEER is None or sock.family != getattr(socket, "AF_UNIX", None):
+        return 0
+    try:
+        return _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, _PEER, _CREDENTIALS.size))[0] or -1
+    except OSError:  # closed
+        return 0
+
+
+def waiter(fd: int, writable: bool) -> Callable[[float], bool]:
+    """What waits until a descriptor is ready; it says no if that is not so after so many seconds. Not for two threads
+    at the same time."""
+    if not hasattr(select, "poll"):
+        return lambda seconds: any(select.select([] if writable else [fd], [fd] if writable else [], [], seconds))
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT if writable else select.POLLIN)
+    wait = poll.poll
+    return lambda seconds: bool(wait(seconds * 1000 + 0.999))  # whole milliseconds: round up, never return early
+
+
+def _views(parts: Sequence[Part]) -> list[memoryview]:
+    return [memoryview(part) for part in parts if len(part)]
+
+
+def _without(parts: list[memoryview], n: int) -> list[memoryview]:
+    """What remains of `parts` behind the first n bytes."""
+    for i, part in enumerate(parts):
+        if n < len(part):
+            return [part[n:], *parts[i + 1 :]]
+        n -= len(part)
+    return []

@@ -1,0 +1,342 @@
+"""Memory that others have lent us (`shm`): used in place, and given back segment by segment, with the last tensor in
+each.
+
+Lent memory is shared with its lender, so it may not be shared with anybody else. When this process is about to fork,
+every segment with a tensor in it becomes ours: its pages are mapped anew at the same address, as a private copy. From
+then on the tensors lie in memory like any other, of which parent and child have a copy each; the segments go back to
+their lenders. So to fork takes the time to copy what is on loan. All else of an arena is not there in a child
+(MADV_DONTFORK): a child made without Python's knowledge that looks at a borrowed tensor ends with a fault, and does not
+see what it should not.
+
+Why not map all of it as a private copy from the beginning? Each page that a receiver changes in place would be copied
+when it is first touched; and all of them would have to be thrown away before the segment is used again.
+
+A message may come before its memory is filled: the thread that unpacks it waits for that (`Filling`). So does what takes
+long: to see that a segment which is used for the first time has memory, and to have its pages mapped.
+
+What a message says is checked once, from bytes of our own: whose file it is (the process at the other end of the link, or
+the one that the lender's record names), that it is sealed memory of the size and number that are named and no larger than
+twice the memory of this host, that all places are in it, aligned and apart, and that nothing is lent twice. A loan with a
+hole in it is refused: the receiver would allocate what the lender did not. Then nothing that the lender does can make our
+memory vanish; but it can write to what it has lent at any time, so the bytes in a borrowed tensor are as good as the lender.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import select
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from remora.transport.shm import lender as shm
+from remora.transport.shm.lender import ALIGNED, HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise, places_in
+from remora.wire.buffer_pool import everywhere
+
+PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
+FILL_LIMIT = 30.0  # seconds for a copy of a megabyte at most; a lender that was stopped may go on till then
+
+_PRIVATE: int = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0) | getattr(mmap, "MAP_NORESERVE", 0x4000)
+_FIXED = 0x10  # MAP_FIXED: in the place of what is mapped there
+
+_FIRST = PAGE + HEAD  # where the first buffer of an arena can be
+_BYTE = torch.uint8
+_frombuffer = torch.frombuffer
+_nothing: Callable[[], torch.UntypedStorage] = partial(torch.UntypedStorage, 0)
+_arenas: dict[int, weakref.ref[_Arena]] = {}  # all that this process has borrowed from
+
+
+class Hole(ValueError):
+    """A segment was lent in which there is no memory."""
+
+
+class Borrower:
+    """What one worker has of the memory of one other. For any number of threads, without a lock."""
+
+    def __init__(self) -> None:
+        self._arena: _Arena | None = None
+        self.process = 0  # of the lender; 0: not known, then the first one that it names; -1: none that we can see
+        self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
+
+    def take(
+        self, reference: bytes | memoryview, now: float, loans: dict[int, Any] | None = None
+    ) -> tuple[list[torch.UntypedStorage], Filling | None]:
+        """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or
+        ValueError if it cannot be had; then none of it is on loan. `loans`: what an attempt that was struck by an
+        exception has borrowed."""
+        places = places_in(reference)
+        number, process, descriptor, size, _, times, _ = REFERENCE.unpack_from(reference)
+        spans = _spans(places, size)
+        arena = self._arena_of(number, process, descriptor, size)
+        arena.used_at = now
+        loans = {} if loans is None else loans  # what exports the memory of each segment, and holds the token of its loan
+        again = {loan for loan in spans if loan in loans and loan in arena.active} if loans else ()
+        for loan, (start, _) in spans.items():
+            if loan not in again and (loan in arena.active or start in arena.starts):
+                raise ValueError(f"the segment at {start} is lent a second time, and the first tensors are still in it")
+        unmapped = [(start, end) for start, end in spans.values() if arena.mapped.get(start, 0) < end]
+        filling = Filling(arena, places[0][1] - HEAD, times, unmapped) if times or unmapped else None
+        for loan, (start, end) in spans.items():
+            if loan in again:
+                continue
+            region = everywhere.from_address(arena.mapping.address)
+            region.token = _Token(arena, loan)
+            loans[loan] = region  # before it is on loan: to be dropped after that would give it back
+            arena.active[loan] = start, end, self.unused, filling  # from here on a fork makes all of it private
+            arena.starts.add(start)
+        storages = [
+            _frombuffer(loans[loan], dtype=_BYTE, offset=at, count=length).untyped_storage() if length else _nothing()
+            for loan, at, length in places
+        ]
+        return storages, None if filling is None or filling.ready else filling
+
+    def _arena_of(self, number: int, process: int, descriptor: int, size: int) -> _Arena:
+        arena = self._arena
+        if arena is not None and arena.number == number:
+            if arena.mapping.size != size:
+                raise ValueError(f"an arena of {arena.mapping.size} bytes is said to have {size}")
+            if not arena.forked:
+                return arena
+        elif arena is not None and arena.starts:
+            raise ValueError("it is in a second arena, while the first is in use")
+        if self.process and process != self.process:
+            raise ValueError(f"it is memory of process {process}, which is not the lender's")
+        arena = _Arena(number, process, descriptor, size)
+        self._arena, self.process = arena, process
+        return arena
+
+    def borrowed_bytes(self) -> int:
+        """How much of the lender's memory has tensors of ours in it."""
+        arena = self._arena
+        return 0 if arena is None else sum(end - start for start, end, _, _ in list(arena.active.values()))
+
+    def trim(self, now: float) -> None:
+        """Unmap what has not been used for a while."""
+        arena = self._arena
+        if arena is not None and not arena.active and now - arena.used_at > 2 * shm.IDLE:
+            self._arena = None
+
+    def close(self) -> None:
+        """Unmap everything that no tensor uses."""
+        self._arena = None
+
+    def given_back(self) -> list[int]:
+        """The segments that are not used any more; the lender has to be told."""
+        numbers: list[int] = []
+        try:
+            while self.unused:
+                numbers.append(self.unused.popleft())
+        except IndexError:  # another thread had the last one
+            pass
+        return numbers
+
+
+class Filling(LateFill):
+    """What a message lent us, while it is still being copied there, or not mapped."""
+
+    __slots__ = ("_arena", "_limit", "_unmapped")
+
+    def __init__(self, arena: _Arena, offset: int, times: int, unmapped: list[tuple[int, int]]) -> None:
+        super().__init__(arena.mapping, offset, times)
+        self._arena = arena
+        self._unmapped = unmapped  # segments that are used for the first time: from, to
+        self._limit = time.monotonic() + FILL_LIMIT
+
+    @property
+    def told(self) -> bool:
+        """Whether all of it is there, as the lender says."""
+        return not self.times or super().told
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be used."""
+        return self.told and not self._unmapped
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the lender has had more time than a copy can take."""
+        return time.monotonic() > self._limit
+
+    def wait(self, worthwhile: Callable[[], bool]) -> bool:
+        """Return when all of it can be used: in no time, unless the lender was stopped in the midst of it. False if it is
+        overdue, or not worthwhile any more. `Hole` if there is no memory in it."""
+        patience = time.monotonic() + PATIENCE
+        while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
+            if self.told:
+                self._map()
+                return True
+            if not worthwhile() or self.overdue:
+                return self.told and self.wait(worthwhile)
+            if time.monotonic() < patience:
+                _make_way()
+            else:
+                time.sleep(PATIENCE)
+        return False
+
+    def wait_briefly(self) -> bool:
+        """Whether all of it is there now, or within a millisecond: so it is if no thread was stopped meanwhile."""
+        if self.told:
+            return True
+        patience = time.monotonic() + PATIENCE
+        while time.monotonic() < patience:
+            _make_way()
+            if self.told:
+                return True
+        return False
+
+    def _map(self) -> None:
+        for start, end in list(self._unmapped):
+            self._arena.map(start, end)
+        self._unmapped.clear()
+
+
+def _make_way() -> None:
+    os.sched_yield()  # the lender may wait for this very processor,
+    select.select((), (), (), 0.0)  # or, on another thread, for the interpreter
+
+
+class _Token:
+    """Says that a tensor lies in a segment that a message lent us. Dropped with the last tensor that does."""
+
+    __slots__ = ("_arena", "_loan")
+
+    def __init__(self, arena: _Arena, loan: int) -> None:
+        self._arena = arena  # stays for as long
+        self._loan = loan
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # On whatever thread, at whatever moment: no lock. What takes the loan out of `active` gives the segment back.
+        if is_finalizing():
+            return
+        span = self._arena.active.pop(self._loan, None)
+        if span is not None:
+            self._arena.starts.discard(span[0])  # first: the lender may lend it again as soon as it knows
+            span[2].append(self._loan)
+        else:
+            self._arena.free(self._loan)
+
+
+# A segment, as far as a message uses it (from, to); where to note that it goes back; and whether it is filled.
+_Span = tuple[int, int, deque[int], "Filling | None"]
+
+
+def _spans(places: list[tuple[int, int, int]], size: int) -> dict[int, tuple[int, int]]:
+    """By loan, the pages that a message uses of its segment: from and to. ValueError if that cannot be."""
+    if not places:
+        raise ValueError("a message refers to no memory")
+    if not PAGE < size <= 2 * shm.HOST_MEMORY:
+        raise ValueError(f"an arena of {size} bytes is more than this host has memory for")
+    found: dict[int, tuple[int, int]] = {}
+    for loan, at, length in places:
+        start, end = (at - HEAD) // PAGE * PAGE, -(-(at + length) // PAGE) * PAGE
+        if at < _FIRST or end > size:
+            raise ValueError("a message refers to memory beyond its arena")
+        if at % ALIGNED:
+            raise ValueError("a message refers to memory that is not aligned")
+        if loan in found:
+            start, end = min(start, found[loan][0]), max(end, found[loan][1])
+        found[loan] = start, end
+    if len(places) > 1:
+        _check_apart([(at, at + length) for _, at, length in places if length])
+        _check_apart(list(found.values()))
+    return found
+
+
+def _check_apart(spans: list[tuple[int, int]]) -> None:
+    spans.sort()
+    for (_, end), (start, _) in pairwise(spans):
+        if start < end:
+            raise ValueError("two buffers of a message are in the same memory")
+
+
+class _Arena:
+    """An arena of a lender, as this process has it."""
+
+    __slots__ = ("__weakref__", "_private", "active", "forked", "mapped", "mapping", "number", "starts", "used_at")
+
+    def __init__(self, number: int, process: int, descriptor: int, size: int) -> None:
+        self.number = number
+        self.used_at = 0.0
+        self.active: dict[int, _Span] = {}  # what is on loan, by number
+        self.starts: set[int] = set()  # where the segments of these begin
+        self._private: dict[int, _Span] = {}  # what was when we forked, and is in use
+        self.forked = False  # some of it is not shared with the lender any more: it is of no use for new messages
+        self.mapped: dict[int, int] = {}  # pages that had memory when we had them mapped: from, to
+        opened = shm.open_sealed(process, descriptor, size)
+        try:
+            if os.pread(opened, 8, 0) != number.to_bytes(8, "little"):
+                raise ValueError("an arena is not the one that was lent")
+        except BaseException:
+            os.close(opened)
+            raise
+        self.mapping = Mapping(opened, size)
+        _arenas[id(self)] = weakref.ref(self)
+
+    def __del__(
+        self, arenas: dict[int, Any] = _arenas, is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        if not is_finalizing():
+            arenas.pop(id(self), None)
+
+    def map(self, start: int, end: int) -> None:
+        """Have pages mapped at once, if the lender has put memory there. (It can take that away again: what we touch then we
+        allocate, which is no more than the lender had allocated.)"""
+        if shm.has_holes(self.mapping.descriptor, start, end):
+            raise Hole(f"there is no memory in a part of the {end - start} bytes that are lent")
+        shm.populate(self.mapping.address + start, end - start)
+        self.mapped[start] = end
+
+    def part(self) -> None:
+        """We are about to fork: what is on loan becomes ours, and goes back to its lender."""
+        for loan, (start, end, unused, filling) in list(self.active.items()):
+            if filling is not None and not filling.ready:
+                continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
+            self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
+            self._private[loan] = start, end, unused, None  # before it leaves `active`: its token looks in both, in turn
+            if self.active.pop(loan, None) is None:
+                self._private.pop(loan, None)  # its last tensor has just gone
+            elif self._make_private(start, end - start):
+                unused.append(loan)
+                self.starts.discard(start)
+
+    def free(self, loan: int) -> None:
+        """The last tensor has gone of what became ours."""
+        span = self._private.pop(loan, None)
+        if span is not None:
+            madvise(self.mapping.address + span[0], span[1] - span[0], mmap.MADV_DONTNEED)
+
+    def _make_private(self, offset: int, size: int) -> bool:
+        """Replace shared pages by copies of our own, at the same address. A thread that writes there meanwhile does so
+        to the one or the other: what it wrote to a shared page is copied, and there is no time between the two.
+
+        False if we cannot be sure that all was copied. Then the lender does not get it back: what was not copied is
+        still seen by way of its page. If the pages cannot be replaced at all, they stay shared, and a child does not
+        have them."""
+        address = self.mapping.address + offset
+        try:
+            shm.map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)
+        except OSError:
+            return False
+        return shm.populate(address, size) or ctypes.get_errno() == errno.EINVAL  # (older systems: MAP_POPULATE has done it)
+
+
+def _before_fork() -> None:
+    for reference in list(_arenas.values()):
+        arena = reference()
+        if arena is not None:
+            arena.part()
+
+
+if hasattr(os, "register_at_fork"):
+    # In a child nothing is on loan. (`shm` sees to the descriptors.)
+    os.register_at_fork(before=_before_fork, after_in_child=_arenas.clear)

@@ -1,0 +1,80 @@
+"""Whether to look again and again for a moment before going to sleep. Decides by what came of it lately.
+
+To sleep means to be woken: by another processor, and, if this one had nothing else to do, with cold caches. For an answer
+that takes a few tens of microseconds that doubles the time. So whoever waits for something looks for it for a moment
+first, for as long as that pays. It does not if nothing came: then the next few waits sleep at once, twice as many each time;
+and half as many again for each look that paid. Nor if another one had this very processor for long: then as many as ever do.
+
+Whoever looks makes way for others after every few glances. The one whose answer it waits for may need this very processor:
+the kernel likes to put those on one processor that wake each other, and leaves them there for as long as one of them sleeps.
+If both want to run, it moves one of them to another processor soon.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+MOMENT = 0.0 if os.environ.get("REMORA_LOOK") == "0" else 300e-6  # seconds
+INTERRUPTION = 1e-3  # seconds: somebody else has the processor, and does not give it back soon
+GLANCES = range(4)  # in between, we make way
+MOST_RESTS = 256
+
+make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+class Spin(Generic[T]):
+    """For one thread at a time. `look` asks, without waiting, for what one waits for; None if there is no way to ask."""
+
+    __slots__ = ("_look", "_rests", "_rests_next")
+
+    def __init__(self, look: Callable[[], T] | None) -> None:
+        self._look = look
+        self._rests = 0  # waits that sleep at once
+        self._rests_next = 1
+
+    def watch(self) -> T | None:
+        """What came within a moment; None if nothing did, or if a look is not likely to pay."""
+        if self._rests or self._look is None:
+            self._rests -= 1
+            return None
+        look, clock = self._look, time.monotonic
+        interrupted = False
+        before = clock()
+        end = before + MOMENT
+        while True:
+            for _ in GLANCES:
+                if found := look():
+                    if interrupted or clock() - before > INTERRUPTION:
+                        self._rests = MOST_RESTS
+                    else:
+                        self._rests_next = max(self._rests_next // 2, 1)
+                    return found
+            now = clock()
+            interrupted = interrupted or now - before > INTERRUPTION
+            if now > end:
+                self._rest()
+                if interrupted:
+                    self._rests = MOST_RESTS
+                return None
+            before = now
+            make_way()
+
+    def _rest(self) -> None:
+        self._rests = self._rests_next
+        self._rests_next = min(2 * self._rests_next, MOST_RESTS)
+
+
+def for_reading(fd: int) -> Spin[list[tuple[int, int]]]:
+    """Look whether there is something to read."""
+    if not hasattr(select, "poll"):
+        return Spin(None)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return Spin(partial(poll.poll, 0))

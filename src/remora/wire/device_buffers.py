@@ -1,0 +1,233 @@
+"""Device memory that goes with a message: gathered when it is packed, handed out when it is unpacked. Lends nothing itself.
+
+The storages of a message that are on devices form *lots*, one for each device they come from; all of a lot arrive on one
+device. In the pickle a storage is a pair of numbers, its lot and its place in it. How a lot gets there is decided when the
+message is packed and its size known, by the `Route` to the receiver: its memory is lent to the receiver (by a reference),
+or copied into buffers of the message. The *manifest*, at the end of the body, says which:
+
+    list    for each lot, pickled: the device where it arrives, and the reference, or the number of its first buffer and how
+            many it has
+    u32     length of the list
+
+One more at the end, if its device has a question mark before it, is for the receiver to try out: whether memory can be lent
+to another process is known only when that has opened it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, cast
+
+import torch
+
+from remora.devices import copies
+from remora.devices.staging import Download, Upload, plainly, upload
+from remora.errors import SerializationError
+from remora.wire.buffer_pool import warm
+from remora.wire.raw_memory import allocate, storage_view
+
+Region = tuple[torch.UntypedStorage, int, int]  # storage, start, number of bytes
+Manifest = list[tuple[str, bytes | tuple[int, int]]]  # of each lot: where it arrives; a reference, or which buffers
+Place = tuple[int, int]  # of a storage: its lot, and where in it
+
+_TRIAL = "?"
+_LENGTH = struct.Struct("<I")
+
+
+class Route(Protocol):
+    """The way of messages to one peer, as far as devices are concerned."""
+
+    moves_cpu: bool  # tensors on the CPU do not arrive on the CPU
+
+    def target(self, device: torch.device) -> torch.device:
+        """Where a tensor on `device` arrives. Raises if there is no place for it."""
+
+    def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+        """A reference to a lot that is to arrive on `target`; None if it has to go in buffers."""
+
+    def retract(self, reference: bytes) -> None:
+        """The message is never sent: what was lent for it is not."""
+
+    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+        """A reference for the receiver to try out, if it is not known whether memory can be lent to it."""
+
+
+class DeviceBuffers:
+    """What a message being packed has on devices."""
+
+    __slots__ = ("_lots", "_route", "lent")
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self.lent: list[bytes] = []  # references, when it is closed
+        self._lots: dict[torch.device, tuple[int, list[Region]]] = {}
+
+    def add(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> Place:
+        """Take some bytes of a storage along."""
+        number, regions = self._lots.setdefault(storage.device, (len(self._lots), []))
+        regions.append((storage, start, nbytes))
+        return number, len(regions) - 1
+
+    def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
+        """(the manifest, what goes in buffers of the message from number `first_buffer` on, if anything does)."""
+        with plainly():
+            return self._close(first_buffer, undo)
+
+    def _close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
+        manifest: Manifest = []
+        parts: list[torch.Tensor] = []
+        trial: tuple[str, bytes] | None = None
+        for device, (_, regions) in self._lots.items():
+            target = self._route.target(device)
+            reference = self._route.lend(regions, target)
+            if reference is not None:
+                undo.append(partial(self._route.retract, reference))
+                self.lent.append(reference)
+                manifest.append((str(target), reference))
+                continue
+            manifest.append((str(target), (first_buffer + len(parts), len(regions))))
+            parts += [copies.span(*region) for region in regions]
+            tried = None if trial else self._route.trial(regions, target)
+            if tried is not None:
+                undo.append(partial(self._route.retract, tried))
+                trial = f"{_TRIAL}{target}", tried
+        listed = pickle.dumps(manifest if trial is None else [*manifest, trial], 5)
+        return listed + _LENGTH.pack(len(listed)), Download(parts, _warm) if parts else None
+
+
+def _warm(nbytes: int) -> torch.Tensor:
+    return copies.span(warm.take(nbytes), 0, nbytes)
+
+
+def split(body: bytes | bytearray | memoryview, sizes: int = 0) -> tuple[bytes, Manifest]:
+    """(the body without its manifest, the manifest). Behind it are the sizes of so many buffers."""
+    start, manifest = _manifest_of(body, sizes)
+    return bytes(memoryview(body)[:start]), manifest
+
+
+def _manifest_of(body: bytes | bytearray | memoryview, sizes: int) -> tuple[int, Manifest]:
+    end = len(body) - 8 * sizes - _LENGTH.size
+    start = end - _LENGTH.unpack_from(body, end)[0]
+    return start, pickle.loads(memoryview(body)[start:end])
+
+
+class Unloading:
+    """The buffers of a message as they come in: those for devices piece by piece, the others as a whole."""
+
+    __slots__ = ("_number", "_sizes", "buffers", "uploads")
+
+    def __init__(self, sizes: Sequence[int], uploads: dict[int, Upload]) -> None:
+        self.uploads = uploads  # by the number of the buffer
+        self.buffers = [allocate(0 if number in uploads else size)[0] for number, size in enumerate(sizes)]
+        self._sizes = sizes
+        self._number = -1  # of the buffer that is being filled
+
+    def space(self) -> memoryview | None:
+        """Where the next bytes go, when those of the last time are there; None when all are."""
+        found = self._more()
+        while found is None and self._number + 1 < len(self.buffers):
+            self._number += 1
+            if self._number not in self.uploads:
+                found = storage_view(self.buffers[self._number])
+            else:
+                found = _view(self.uploads[self._number].space())
+            found = found or None  # an empty one is full
+        return found
+
+    def _more(self) -> memoryview | None:
+        uploading = self.uploads.get(self._number)
+        if uploading is None:
+            return None
+        uploading.filled()
+        return _view(uploading.space())
+
+
+def _view(chunk: torch.Tensor | None) -> memoryview | None:
+    return None if chunk is None else storage_view(chunk.untyped_storage())
+
+
+def unloading(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> Unloading | None:
+    """For the buffers of a message with a manifest; None if none of them is to be copied to a device as it comes."""
+    try:
+        uploads = {
+            number: found
+            for place, where in _manifest_of(body, len(sizes))[1]
+            if isinstance(where, tuple)
+            for number in range(where[0], where[0] + where[1])
+            if (found := upload(sizes[number], torch.device(place))) is not None
+        }
+    except Exception:  # whoever unpacks the message is told what is wrong with it
+        return None
+    return Unloading(sizes, uploads) if uploads else None
+
+
+class Lender(Protocol):
+    """Who lends what references name, as its receiver sees it."""
+
+    def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:
+        """Copies of a lot, on `device`."""
+
+    def try_out(self, reference: bytes, device: torch.device) -> None:
+        """See whether what it names can be had."""
+
+    def give_back(self, reference: bytes) -> None:
+        """It is not wanted. Called by destructors."""
+
+
+class Landing:
+    """The device memory of a message that arrived. What is not fetched from it is given back when the message is dropped."""
+
+    __slots__ = ("_found", "_lender", "_lots", "_trial", "_uploads")
+
+    def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] | None = None) -> None:
+        self._uploads = uploads or {}  # what was copied to its device as it came, by the number of the buffer
+        self._trial = manifest.pop() if manifest[-1][0].startswith(_TRIAL) else None
+        self._lots = [reference for _, reference in manifest]
+        self._lender = lender
+        self._found: dict[int, list[torch.UntypedStorage]] = {}
+
+    def storage(
+        self, place: Place, device: torch.device, buffers: Sequence[torch.UntypedStorage]
+    ) -> torch.UntypedStorage:
+        """The memory of one storage, on its device."""
+        if self._trial is not None:
+            self._try_out()
+        lot, index = place
+        if not 0 <= lot < len(self._lots):
+            raise SerializationError(f"a message with {len(self._lots)} lots of device memory has no lot {lot}")
+        reference = self._lots[lot]
+        if isinstance(reference, tuple):
+            number = reference[0] + index
+            if not 0 <= index < reference[1] or not 0 <= number < len(buffers):
+                raise SerializationError(f"lot {lot} of device memory has no storage {index}")
+            if number in self._uploads:
+                return self._uploads[number].storage()
+            host = buffers[number]
+            return host if device.type == "cpu" else copies.to_device(host, device)
+        if reference:
+            self._lots[lot] = b""  # fetched: it is not for us to give it back
+            self._found[lot] = self._lender.fetch(reference, device)
+        found = self._found[lot]
+        if not 0 <= index < len(found):
+            raise SerializationError(f"lot {lot} of device memory has no storage {index}")
+        return found[index]
+
+    def _try_out(self) -> None:
+        assert self._trial is not None
+        (place, reference), self._trial = self._trial, None
+        try:
+            self._lender.try_out(cast(bytes, reference), torch.device(place[len(_TRIAL) :]))
+        except Exception:  # then nothing is lent to us
+            pass
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():
+            return
+        references = self._lots if self._trial is None else [*self._lots, self._trial[1]]
+        for reference in references:
+            if isinstance(reference, bytes) and reference:
+                self._lender.give_back(reference)

@@ -1,0 +1,98 @@
+"""What upper layers may know and add while a value is packed or rebuilt. No pickling here, only who and what else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from remora.wire.device_buffers import Landing, Route
+from remora.wire.undo import Undo
+
+Mark = tuple[int, int]  # so many undos, so many attachments
+BEGINNING: Mark = (0, 0)
+
+
+class PackScope:
+    """One value on its way out: to whom it goes, and how to take back what its reducers did.
+
+    A reducer with a side effect (a fork registered, a child pinned) appends its undo. `pack` runs those when it fails;
+    after it succeeded they stay here for whoever fails to send.
+    """
+
+    __slots__ = ("attachments", "detached", "links", "ordered", "peer", "route", "shares_main", "undo")
+
+    peer: object
+    route: Route | None  # the way there of tensors on devices; None: there is none
+    ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
+    shares_main: bool  # the receiver runs the same main program: code of `__main__` goes by name
+    undo: Undo
+    attachments: list[object]  # what the receiver must know before it unpacks the value
+    detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
+    links: list[torch.Tensor] | None  # those whose history goes on at the receiver; None if none is recorded
+
+    def __init__(
+        self, peer: object = None, ordered: bool = False, route: Route | None = None, shares_main: bool = True
+    ) -> None:
+        self.peer = peer
+        self.shares_main = shares_main
+        self.route = route
+        self.ordered = ordered
+        self.undo = Undo(armed=ordered)  # (an ordered message is a request)
+        self.attachments = []
+        self.links = None
+        self.detached = False
+
+    def mark(self) -> Mark:
+        """How far it has come."""
+        return len(self.undo), len(self.attachments)
+
+    def roll_back(self, mark: Mark = BEGINNING, error: BaseException | None = None) -> None:
+        """Take back what was done since then, last first. An undo that raises is noted on `error`."""
+        if self.links:
+            self.links.clear()
+        undos, attachments = mark
+        del self.attachments[attachments:]
+        while len(self.undo) > undos:
+            undo = self.undo[-1]
+            try:
+                undo()
+            except Exception as failure:
+                if error is None:
+                    raise
+                error.add_note(f"While taking back what packing had done, {undo!r} raised {failure!r}.")
+            self.undo.pop()  # now: had it been interrupted, the destructor would run it
+
+
+class UnpackScope:
+    """One value on its way in: who sent it, and what came with it."""
+
+    __slots__ = ("arrival", "landing", "links", "owners", "peer")
+
+    peer: object
+    arrival: object  # what was made of the attachments
+    landing: Landing | None  # the device memory that came with it
+    links: dict[int, torch.Tensor]  # tensors whose history began at the sender, by their number there
+    owners: dict[object, torch.Tensor]  # of memory that some of those have in common: whose each element is
+
+    def __init__(self, peer: object = None, arrival: object = None, landing: Landing | None = None) -> None:
+        self.peer = peer
+        self.landing = landing
+        self.arrival = arrival
+        self.links = {}
+        self.owners = {}
+
+
+class _Incoming(threading.local):
+    """The value this thread is rebuilding: its buffers and its scope. `unpack` sets and restores it, so it nests."""
+
+    frame: tuple[Sequence[torch.UntypedStorage], UnpackScope | None] = ((), None)
+
+
+incoming = _Incoming()
+
+
+def current_unpack_scope() -> UnpackScope | None:
+    """The scope given to the innermost `unpack` of this thread, for functions that rebuild objects."""
+    return incoming.frame[1]

@@ -1,0 +1,254 @@
+"""Tensors that are not plain strided ones: taken apart into tensors that are, and put together again. No bytes here.
+
+Whatever the tensor, the process lives: what torch cannot take apart raises `SerializationError` and says what it was.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from remora.errors import SerializationError
+from remora.wire.tensors.storages import (
+    NAMES,
+    Outgoing,
+    Reduced,
+    Source,
+    cannot_send,
+    check_device,
+    check_place,
+    check_shape,
+    compacted,
+    dtype_of,
+    flagged,
+    locate,
+    locate_copy,
+    share,
+    storage_on,
+)
+
+QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
+_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
+_SEVERAL_PER_BYTE = _PER_BYTE.keys()
+_COMPRESSED = {
+    torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
+    torch.sparse_bsr: ("sparse_bsr", "crow_indices", "col_indices"),
+    torch.sparse_csc: ("sparse_csc", "ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("sparse_bsc", "ccol_indices", "row_indices"),
+}
+_LAYOUTS = {name: layout for layout, (name, _, _) in _COMPRESSED.items()}
+_Quantizer = tuple[float, int] | tuple[torch.Tensor, torch.Tensor, int]
+
+
+def reduce_layout(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+    """Reduce a tensor whose storage and strides do not say everything."""
+    try:
+        reduced = _take_apart(out, tensor)
+    except SerializationError:
+        raise
+    except Exception as error:
+        raise cannot_send(tensor, str(error)) from error
+    if reduced is None:
+        raise cannot_send(tensor, "it has no storage of its own")
+    return reduced
+
+
+def _take_apart(out: Outgoing, tensor: torch.Tensor) -> Reduced | None:
+    wants_gradient = tensor.requires_grad and not out.detached()
+    if tensor.is_meta:
+        return _reduce_meta(tensor, wants_gradient)
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return _reduce_nested(tensor, wants_gradient)
+    if tensor.layout is torch.sparse_coo:
+        return _reduce_coo(tensor, wants_gradient)
+    if tensor.layout in _COMPRESSED:
+        return _reduce_compressed(tensor, wants_gradient)
+    if tensor.is_mkldnn:
+        return _mkldnn, (tensor.detach().to_dense(), wants_gradient)
+    if tensor.is_quantized:
+        return _reduce_quantized(out, tensor)
+    return None
+
+
+def _reduce_meta(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
+    return _meta, (NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), int(wants_gradient))
+
+
+def _reduce_nested(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
+    plain = tensor.detach()
+    parts = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
+    return _nested, (plain.values(), *parts, wants_gradient)
+
+
+def _reduce_coo(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
+    plain = tensor.detach()
+    return _coo, (plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced(), wants_gradient)
+
+
+def _reduce_compressed(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
+    plain = tensor.detach()
+    layout, rows, columns = _COMPRESSED[tensor.layout]
+    indices = getattr(plain, rows)(), getattr(plain, columns)()
+    return _compressed, (layout, *indices, plain.values(), tuple(plain.shape), wants_gradient)
+
+
+def _reduce_quantized(out: Outgoing, tensor: torch.Tensor) -> Reduced:
+    quantizer: _Quantizer
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        quantizer = tensor.q_scale(), tensor.q_zero_point()
+    else:
+        quantizer = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points(), tensor.q_per_channel_axis()
+    if NAMES[tensor.dtype] in _SEVERAL_PER_BYTE:
+        storage = tensor.untyped_storage()
+        source = share(out, storage._cdata, tensor, storage, 0, storage.nbytes())
+        place = source, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+    else:
+        place = locate(out, tensor, tensor.untyped_storage()) or locate_copy(
+            out, compacted(tensor, tensor.untyped_storage())
+        )
+    device = str(out.target(tensor.device)) if out.moves_cpu or not tensor.is_cpu else "cpu"
+    return _quantized, (NAMES[tensor.dtype], quantizer, *place, device)
+
+
+# What follows runs on the receiver. Its names are on the wire.
+
+
+def _meta(name: str, shape: tuple[int, ...], stride: tuple[int, ...], flags: int) -> torch.Tensor:
+    dtype = dtype_of(name)
+    check_place(1 << 62, dtype.itemsize, 0, shape, stride)  # (there are no bytes; torch has to count them all the same)
+    return flagged(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), flags)
+
+
+def _nested(
+    values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor, requires_grad: bool
+) -> torch.Tensor:
+    sizes, strides, offsets = (each.cpu() for each in (sizes, strides, offsets))  # whatever a device map says of the CPU
+    _check_nested(values, sizes, strides, offsets)
+    tensor: torch.Tensor = torch._nested_view_from_buffer(values, sizes, strides, offsets)
+    return tensor.detach().requires_grad_(requires_grad)
+
+
+def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Raise unless each of the tensors in a nested one lies within the values that came."""
+    numbers = (sizes, strides, offsets)
+    if any(each.dtype is not torch.int64 or each.layout is not torch.strided for each in numbers) or (
+        values.layout is not torch.strided or values.dim() != 1 or not values.is_contiguous()
+    ):
+        raise SerializationError("a nested tensor is not made of a row of values and three tables of int64")
+    # (torch reads the first row of each table, whether there is one or not.)
+    if sizes.dim() != 2 or not len(sizes) or sizes.shape != strides.shape or sizes.shape[:1] != offsets.shape:
+        raise SerializationError(f"a nested tensor has {tuple(sizes.shape)} sizes, {tuple(strides.shape)} strides and "
+                                 f"{tuple(offsets.shape)} offsets")
+    if not sizes.numel():
+        if _end_of(offsets) > values.numel():
+            raise SerializationError("a nested tensor reaches beyond its values")
+        return
+    least = min(int(each.min()) for each in numbers)
+    most = int(sizes.max()) * int(strides.max()) * sizes.shape[-1] + int(offsets.max())
+    if least < 0 or most >= 1 << 62:
+        raise SerializationError(f"the sizes, strides or offsets of a nested tensor make no sense: {least}, {most}")
+    last = offsets + ((sizes - 1) * strides).sum(1)
+    if bool(((last >= values.numel()) & (sizes > 0).all(1)).any()):
+        raise SerializationError(f"a nested tensor reaches to element {int(last.max())} of {values.numel()} that came")
+
+
+def _end_of(offsets: torch.Tensor) -> int:
+    return int(offsets.max()) + 1 if int(offsets.min()) >= 0 else 1 << 62
+
+
+def _coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool, requires_grad: bool
+) -> torch.Tensor:
+    check_shape(shape, 0)
+    try:
+        # torch looks at each index, and at their order if they are said to be in order: 2 to 4 ns each.
+        tensor = torch.sparse_coo_tensor(
+            indices, values, shape, device=values.device, check_invariants=True, is_coalesced=bool(coalesced)
+        )
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise _makes_no_sense(torch.sparse_coo, shape, error) from error
+    return tensor._coalesced_(bool(coalesced)).requires_grad_(requires_grad)
+
+
+def _makes_no_sense(layout: torch.layout, shape: object, error: Exception) -> SerializationError:
+    return SerializationError(f"what came for a {layout} tensor of shape {shape} makes no sense: {error}")
+
+
+def _compressed(
+    layout: str,
+    compressed: torch.Tensor,
+    plain: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    check_shape(shape, 0)
+    kind = _LAYOUTS.get(layout)
+    if kind is None:
+        raise SerializationError(f"there is no compressed layout {layout!r}")
+    try:
+        tensor = torch.sparse_compressed_tensor(
+            compressed, plain, values, shape, layout=kind, device=values.device, check_invariants=True
+        )
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise _makes_no_sense(kind, shape, error) from error
+    return tensor.requires_grad_(requires_grad)
+
+
+def _mkldnn(dense: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    return dense.cpu().to_mkldnn().requires_grad_(requires_grad)
+
+
+def _quantized(
+    name: str,
+    quantizer: _Quantizer,
+    source: Source,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    device: str,
+) -> torch.Tensor:
+    dtype = dtype_of(name)
+    if name not in QUANTIZED:
+        raise SerializationError(f"{name} is no quantised type")
+    storage = storage_on(device, source)
+    check_device(storage, torch.device(device))
+    packed = name in _SEVERAL_PER_BYTE
+    if packed:
+        _check_packed(name, storage.nbytes(), offset, shape, stride)
+    else:
+        check_place(storage.nbytes(), dtype.itemsize, offset, shape, stride)
+    if len(quantizer) == 2:
+        scale, zero_point = quantizer
+        if type(zero_point) is not int or abs(zero_point) >= 1 << 31 or not math.isfinite(scale):
+            raise SerializationError(f"a quantised tensor cannot have the scale {scale!r} and the zero point {zero_point!r}")
+        tensor = torch._empty_affine_quantized(shape, scale=scale, zero_point=zero_point, dtype=dtype, device=device)
+    else:
+        scales, zero_points, axis = quantizer
+        _check_channels(scales, zero_points, axis, shape)
+        tensor = torch._empty_per_channel_affine_quantized(
+            shape, scales=scales, zero_points=zero_points, axis=axis, dtype=dtype, device=device
+        )
+    if packed:  # (`set_` would take each element for a byte, and make the storage larger)
+        tensor.untyped_storage().copy_(storage)
+        return tensor
+    return tensor.set_(storage, offset, shape, stride)
+
+
+def _check_packed(name: str, nbytes: int, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Raise unless a tensor with several elements in a byte is plain, and all its bytes came: torch knows no views of it."""
+    count = check_shape(shape, 1)
+    per_byte = _PER_BYTE[name]
+    row = shape[-1] if shape else 1
+    expected = count // row * -(-row // per_byte) if count else 0
+    if offset != 0 or nbytes != expected:
+        raise SerializationError(f"{nbytes} bytes came for a tensor of {name} and shape {shape}, which has {expected}")
+
+
+def _check_channels(scales: torch.Tensor, zero_points: torch.Tensor, axis: int, shape: tuple[int, ...]) -> None:
+    if type(axis) is not int or not 0 <= axis < len(shape):
+        raise SerializationError(f"a tensor of shape {shape} has no axis {axis!r} of channels")
+    for what, each in (("scales", scales), ("zero points", zero_points)):
+        if not isinstance(each, torch.Tensor) or tuple(each.shape) != (shape[axis],) or each.layout is not torch.strided:
+            raise SerializationError(f"a tensor of shape {shape} with channels along axis {axis} came with other {what}")

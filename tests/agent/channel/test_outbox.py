@@ -1,0 +1,284 @@
+"""The sending half of a channel over a link that takes as much as the test says: who writes what, and when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import torch
+
+from remora import rpc
+from remora.agent.channel import outbox
+from remora.agent.channel.bulk import LARGE, BulkOutbox
+from remora.agent.channel.delayed_flush import PATIENCE, DelayedFlush
+from remora.agent.channel.inbox import ACK, PING
+from remora.agent.runtime.timers import Timers
+from remora.testing.world import World
+from remora.transport.link import StreamLink
+from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
+from remora.wire.pickler import pack
+from tests.agent.alone import wait_until
+
+CALL, REPLY = 0x102, 0x203
+
+
+class FakeLink:
+    """A link that notes what was written, or, when it is full, what would have to be kept."""
+
+    now = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.full = False
+        self.writes: list[list[Any]] = []
+        self.outbox: list[Any] = []
+
+    @property
+    def outbox_bytes(self) -> int:
+        return sum(map(len, self.outbox))
+
+    def write(self, parts: Any, patience: float, until: float) -> bool:
+        (self.outbox.extend if self.full else self.writes.append)(list(parts))
+        return not self.full
+
+    def kinds(self) -> list[list[int]]:
+        """The types of the messages of each write."""
+        return [list(_kinds(b"".join(parts))) for parts in self.writes]
+
+
+def _kinds(data: bytes) -> Iterator[int]:
+    while data:
+        _, length, kind = HEADER.unpack_from(data)[:3]
+        yield kind
+        data = data[HEADER_SIZE + length // GUARD :]
+
+
+class Alone(BulkOutbox):
+    """A sending half without a receiving one."""
+
+    def __init__(self) -> None:
+        super().__init__("nobody")
+        self.wire = FakeLink()
+        self.link = cast(StreamLink, self.wire)
+
+    def _want_link(self) -> None: ...
+    def _want_flush(self) -> None: ...
+    def _has_outbox(self) -> None: ...
+    def _link_failed(self, link: StreamLink, error: BaseException) -> None: ...
+    def reconsider_reading(self) -> None: ...
+
+
+@pytest.fixture
+def alone() -> Alone:
+    return Alone()
+
+
+# Words.
+
+
+def test_a_word_is_said_by_whoever_is_writing(alone: Alone) -> None:
+    with alone._writing:
+        for word in (PING, ACK, PING):
+            alone.send_unsequenced(word)  # does not wait
+    assert not alone.wire.writes
+    alone.flush()  # as every writer does at the end
+    assert alone.wire.kinds() == [[PING, ACK]], "said once is enough"
+
+
+def test_a_word_said_while_a_message_is_written_is_answered(me: str) -> None:
+    rpc.rpc_sync(me, abs, args=(1,))
+    channel = rpc._get_current_rpc_agent().agent.peers.me.outgoing
+    link = channel.link
+    assert link is not None
+    with channel._writing:
+        channel.send_unsequenced(PING)
+        heard = link.last_heard
+    channel.send(CALL, 0, b"")
+    wait_until(lambda: link.last_heard > heard)
+
+
+class Drained:
+    """Shared memory to be given back, which another thread has just given back with a message of its own."""
+
+    unused = (7,)
+
+    def returns(self) -> bytes:
+        return b""
+
+
+def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: Alone) -> None:
+    """A word that gives nothing back would say that we cannot use any."""
+    alone.sharing = cast(Any, Drained())
+    alone.send(CALL, 1, b"")
+    alone.give_back()
+    assert alone.wire.kinds() == [[CALL]]
+
+
+# What nobody is in a hurry for.
+
+
+def test_what_nobody_waits_for_is_sent_at_once(alone: Alone) -> None:
+    for _ in range(3):
+        assert not alone.send_low_priority(CALL, 1, b"")
+        alone._low_priority_at -= outbox.NO_TIME  # what comes next comes later
+    assert alone.wire.kinds() == [[CALL], [CALL], [CALL]]
+
+
+def test_unless_the_last_one_was_followed_by_another_in_no_time(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "NO_TIME", 10.0)
+    assert not alone.send_low_priority(CALL, 1, b"")
+    alone.send(PING, 2, b"")
+    for _ in range(2):
+        assert alone.send_low_priority(CALL, 3, b""), "held back"
+        alone.send(PING, 4, b"")
+    assert alone.wire.kinds() == [[CALL], [PING], [CALL, PING], [CALL, PING]]
+
+
+def test_what_was_held_back_in_vain_leaves_alone_and_the_next_at_once(alone: Alone) -> None:
+    alone._followed = True
+    assert alone.send_low_priority(CALL, 1, b"")
+    assert not alone.wire.writes
+    alone._low_priority_at -= outbox.NO_TIME
+    alone.flush()
+    assert not alone.send_low_priority(CALL, 2, b"")
+    assert alone.wire.kinds() == [[CALL], [CALL]]
+
+
+def test_nothing_is_held_back_without_a_link(alone: Alone) -> None:
+    alone._followed, alone.link = True, None
+    assert not alone.send_low_priority(CALL, 1, b"")
+
+
+@pytest.fixture
+def timers() -> Iterator[Timers]:
+    timers = Timers("test")
+    timers.start()
+    yield timers
+    timers.stop()
+
+
+def test_what_waits_for_company_does_not_wait_for_long(alone: Alone, timers: Timers) -> None:
+    company = DelayedFlush(timers)
+    other = Alone()
+    for round_ in range(1, 3):
+        begun = time.monotonic()
+        for channel in (alone, other):
+            channel.enqueue(REPLY, 1, b"")
+            company.expect(channel)
+        wait_until(lambda n=round_: len(alone.wire.writes) == len(other.wire.writes) == n)  # type: ignore[misc]
+        assert time.monotonic() - begun >= PATIENCE
+
+
+def test_a_remote_call_and_its_fetch_share_a_write_once_it_is_known_that_they_follow(me: str) -> None:
+    """Whatever comes first, comes first: the order is the same."""
+    for _ in range(50):
+        assert rpc.rpc_async(me, abs, args=(-1,)).wait() == 1
+        assert rpc.remote(me, abs, args=(-2,)).to_here() == 2
+
+
+# Large messages.
+
+
+def test_a_large_reply_that_has_to_wait_is_copied_once(alone: Alone) -> None:
+    """What waits to be written and what is kept until it is acknowledged is the same memory."""
+    alone.wire.full = True
+    alone.wire.outbox.append(b"something")
+    tensor = torch.zeros(LARGE)
+    alone.send_packed(REPLY, 1, pack(tensor), 0, 0.0, 0.0)
+    (_, _, kept) = alone.session.kept[-1]
+    assert isinstance(kept, bytes)
+    assert alone.wire.outbox[-1] is kept
+    assert len(kept) > tensor.nbytes
+
+
+def test_a_large_call_leaves_from_its_own_memory(alone: Alone) -> None:
+    tensor = torch.zeros(LARGE)
+    packed = pack(tensor)
+    alone.send_packed(CALL, 1, packed, 0, 0.0, time.monotonic() + 1)
+    ((head, *buffers),) = alone.wire.writes
+    assert isinstance(head, bytes)
+    assert all(left is right for left, right in zip(buffers, packed.buffers, strict=True))
+
+
+# Half a frame.
+
+
+def test_ctrl_c_in_the_midst_of_a_message_costs_the_link_while_another_thread_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That thread waits for its own reply, and sees nothing wrong with the link: it has to be told."""
+    go_on = threading.Event()
+    monkeypatch.setattr(waited_for, "event", go_on, raising=False)
+    with World(2, shared_memory=0) as world, ThreadPoolExecutor(1) as pool:
+        world.run(0, rpc.rpc_sync, "worker1", abs, (-1,))
+        waiting = pool.submit(world.run, 0, rpc.rpc_sync, "worker1", waited_for)
+        try:
+            wait_until(world[0].agent.peers.find("worker1").outgoing._reading.locked)
+            with monkeypatch.context() as patch:
+                patch.setattr(StreamLink, "write", written_in_part)
+                with pytest.raises(KeyboardInterrupt):
+                    world.run(0, rpc.rpc_sync, "worker1", torch.numel, (torch.zeros(LARGE),))
+            assert world.run(0, partial(rpc.rpc_sync, timeout=10.0), "worker1", abs, (-1,)) == 1
+        finally:
+            go_on.set()
+        assert waiting.result(10.0) == "there"
+
+
+def waited_for() -> str:
+    waited_for.event.wait(60.0)  # type: ignore[attr-defined]
+    return "there"
+
+
+_write = StreamLink.write
+
+
+def written_in_part(link: StreamLink, parts: Any, *patience: float) -> bool:
+    """Of a large message only the head."""
+    if len(parts) == 1:
+        return _write(link, parts, *patience)
+    link.sock.sendall(parts[0])
+    raise KeyboardInterrupt
+
+
+def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
+    threads = [
+        threading.Thread(target=lambda i=i: [alone.send(CALL, 100 * i + j, b"x" * j) for j in range(100)])  # type: ignore[misc]
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    data = b"".join(part for parts in alone.wire.writes for part in parts)
+    calls, numbers = [], []
+    while data:
+        _, length, _, _, _, call, number, _, _ = HEADER.unpack_from(data)
+        calls.append(call)
+        numbers.append(number)
+        data = data[HEADER_SIZE + length // GUARD :]
+    assert sorted(calls) == list(range(400))
+    assert numbers == list(range(1, 401))
+
+
+def contents(channel: Any) -> dict[str, int]:
+    """How much is in each collection of a channel and its session."""
+    names = [name for kind in type(channel).__mro__ for name in getattr(kind, "__slots__", ())]
+    things = {name: getattr(channel, name, None) for name in names}
+    things["kept"] = channel.session.kept
+    return {name: len(thing) for name, thing in things.items() if isinstance(thing, list | dict | set | deque)}
+
+
+def test_calls_with_shared_memory_leave_nothing_behind() -> None:
+    tensor = torch.ones(1 << 15)
+    with World(2) as world:
+        for _ in range(300):
+            world.run(0, rpc.rpc_sync, "worker1", torch.neg, args=(tensor,))
+        for agent in world.agents():
+            for channel in (channel for peer in agent.peers.all() for channel in peer.channels()):
+                assert max(contents(channel).values()) < 20, contents(channel)

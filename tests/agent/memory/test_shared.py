@@ -1,0 +1,230 @@
+"""Memory that is filled when its message has been sent: filled in any case, once, and by whoever sent it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+import torch
+
+from remora.agent.channel.bulk import BulkOutbox
+from remora.agent.memory.late_fill import LateMessages
+from remora.agent.memory.shared import PeerSharedMemory
+from remora.transport.shm import lender as shm
+from remora.vocabulary.ids import WorkerKey
+from remora.wire.frames import SHARED, Frame
+from remora.wire.packed import Packed
+from remora.wire.pickler import pack, unpack
+
+pytestmark = [
+    pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way"),
+    pytest.mark.skipif(not shm.LATER, reason="nothing is filled after it was lent on this machine"),
+]
+
+SENT = torch.arange(20_000)
+PLENTY = torch.zeros(2 * shm.IN_TURN, dtype=torch.uint8)
+
+
+@pytest.fixture
+def lender() -> Iterator[shm.Lender]:
+    made = shm.Lender(1 << 25)
+    yield made
+    made.close()
+
+
+def sharing(lender: shm.Lender) -> PeerSharedMemory:
+    return sharing_at(lender, lambda: 0.0)
+
+
+def sharing_at(lender: shm.Lender, now: Callable[[], float]) -> PeerSharedMemory:
+    """As one of two workers has it, by a clock."""
+    made = PeerSharedMemory(lender, WorkerKey(1, "there"), "there", 0, now, LateMessages(lambda work: None))
+    made.willing = True
+    return made
+
+
+def arrive(body: bytes) -> Frame:
+    """What the other side has of a message."""
+    frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
+    sharing(shm.Lender(0)).borrow(frame)
+    assert frame.buffers is not None
+    return frame
+
+
+def filled(frame: Frame) -> bool:
+    """Whether its memory is there."""
+    assert frame.filling is not None
+    return bool(frame.filling.wait(0.0) == "")
+
+
+def value_of(frame: Frame) -> torch.Tensor:
+    assert frame.buffers is not None
+    found: torch.Tensor = unpack(frame.body, frame.buffers)
+    return found
+
+
+def first_time(method: Callable[..., Any], error: BaseException, after: bool) -> Callable[..., Any]:
+    """It raises this the first time, before it does anything or when it has done it."""
+    errors = [error]
+
+    def called(*args: Any) -> Any:
+        if errors and not after:
+            raise errors.pop()
+        result = method(*args)
+        if errors:
+            raise errors.pop()
+        return result
+
+    return called
+
+
+def lent_late(mine: PeerSharedMemory) -> tuple[bytes, Callable[[], None]]:
+    lent = mine.lend(pack(SENT))
+    assert lent is not None
+    body, fill = lent
+    assert fill is not None
+    return body, fill
+
+
+def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_before(lender: shm.Lender) -> None:
+    mine = sharing(lender)
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    assert frame.filling is not None
+    fill()
+    assert filled(frame)
+    assert torch.equal(value_of(frame), SENT)
+    lent = mine.lend(pack(PLENTY))
+    assert lent is not None
+    assert lent[1] is None
+    assert arrive(lent[0]).filling.settled
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("method", ["fill", "tell"])
+def test_ctrl_c_does_not_leave_it_half_filled(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
+) -> None:
+    body, fill = lent_late(sharing(lender))
+    frame = arrive(body)
+    monkeypatch.setattr(shm.Placement, method, first_time(getattr(shm.Placement, method), KeyboardInterrupt(), after))
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert filled(frame)
+    assert torch.equal(value_of(frame), SENT)
+
+
+def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, fill = lent_late(sharing(lender))
+    frame = arrive(body)
+    real = lender.filled
+
+    def interrupted(*_: Any) -> None:
+        value_of(frame).fill_(7)
+        monkeypatch.setattr(lender, "filled", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lender, "filled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert value_of(frame).eq(7).all()
+    frame.buffers = None
+    lender.take_back(shm.loans_in(body[-8 - shm.REFERENCE.size - shm.PLACE.size : -8]), WorkerKey(1, "there"), 0.0)
+    assert lender.counts()[1] == 0, "it can be lent again"
+
+
+def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) -> None:
+    sent: list[Frame] = []
+
+    class Failing:
+        """A channel whose message is on its way when something fails."""
+
+        closed = False
+        sharing = sharing(lender)
+
+        def send(self, kind: int, call: int, body: bytes, flags: int, timeout: float) -> None:
+            sent.append(arrive(body))
+            raise KeyboardInterrupt
+
+        _send_packed = BulkOutbox._send_packed
+        _send_shared = BulkOutbox._send_shared
+
+    packed: Packed = pack(SENT)
+    with pytest.raises(KeyboardInterrupt):
+        Failing._send_packed(cast(Any, Failing()), 0x102, 1, packed, 0, 0.0, 0.0)  # type: ignore[arg-type]
+    assert filled(sent[0])
+    assert torch.equal(value_of(sent[0]), SENT)
+
+
+def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    mine = sharing_at(lender, lambda: now[0])
+    theirs = sharing(shm.Lender(0))
+    body, fill = lent_late(mine)
+    fill()
+    frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
+
+    def refuse(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    theirs.borrow(frame)
+    monkeypatch.undo()
+    assert frame.buffers is None, "for this one it is too late"
+    mine.take_back(theirs.returns())
+    assert lender.counts()[1] == 0
+    assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
+    now[0] += shm.PAUSE
+    assert mine.lend(pack(SENT)) is not None, "but not for ever"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_ctrl_c_while_a_large_one_is_copied_leaves_nothing_on_loan(
+    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Its message is not sent, so nobody would give it back."""
+    monkeypatch.setattr(shm.Placement, "fill", first_time(shm.Placement.fill, KeyboardInterrupt(), after))
+    with pytest.raises(KeyboardInterrupt):
+        sharing(lender).lend(pack(PLENTY))
+    assert lender.counts()[1] == 0
+
+
+def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: shm.Lender) -> None:
+    """An exception in a signal handler may strike between the two. The receiver would wait for ever."""
+    now = [100.0]
+    mine = sharing_at(lender, lambda: now[0])
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    mine.trim(now[0])
+    assert not frame.filling.settled, "its sender may be about to do it"
+    mine.trim(now[0] + 1.0)
+    assert filled(frame)
+    assert torch.equal(value_of(frame), SENT)
+    value_of(frame).fill_(7)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fill).result(10.0)
+    mine.trim(now[0] + 2.0)
+    assert value_of(frame).eq(7).all(), "it is the receiver's now"
+
+
+def test_two_threads_do_not_copy_it_twice(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = sharing(lender)
+    body, fill = lent_late(mine)
+    frame = arrive(body)
+    real = shm.Placement.fill
+    copies: list[int] = []
+
+    def slowly(self: shm.Placement, *args: Any) -> None:
+        copies.append(1)
+        if len(copies) == 1:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(mine.trim, 100.0).result(10.0)
+        real(self, *args)
+
+    monkeypatch.setattr(shm.Placement, "fill", slowly)
+    fill()
+    assert copies == [1]
+    assert torch.equal(value_of(frame), SENT)

@@ -1,0 +1,101 @@
+"""Who left is not taken for dead because others have heard of it first; and its last answers count."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from remora import rpc
+from remora.agent.peers import group_membership
+from remora.rref.ref_table import Table
+from remora.testing.world import World
+from remora.vocabulary.effects import AskSurvivors
+from remora.vocabulary.messages import MessageType
+from remora.wire.pickler import pack
+
+TIMEOUT = 20.0
+
+begun, released = threading.Event(), threading.Event()
+
+
+def late() -> int:
+    begun.set()
+    assert released.wait(TIMEOUT)
+    return 7
+
+
+def tell(world: World, teller: int, hearer: int, news: str, about: int) -> Any:
+    """Have one worker tell another what became of a third; a future of the answer."""
+    agent = world[teller].agent
+    body = pack((news, world[hearer].agent.peers.find(f"worker{about}").key))
+    return agent.call_async(
+        agent.peers.find(f"worker{hearer}"), int(MessageType.MEMBERSHIP), body, 0, TIMEOUT, "membership"
+    )
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    begun.clear()
+    released.clear()
+
+
+def test_the_last_answer_of_one_that_left_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_membership, "LAST_WORDS", TIMEOUT)
+    with World(3) as world:
+        call = world.run(0, rpc.rpc_async, "worker1", late)
+        assert begun.wait(TIMEOUT)
+        told = tell(world, 2, 0, "parted", 1)
+        assert not threading.Event().wait(0.1)
+        assert not call.done()
+        released.set()
+        assert call.wait(TIMEOUT) == 7
+        world[0].agent.peers.give_up(world[0].agent.peers.find("worker1"), "it said goodbye", "left")
+        told.wait(TIMEOUT)
+
+
+def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_membership, "LAST_WORDS", 0.05)
+    with World(3) as world:
+        call = world.run(0, rpc.rpc_async, "worker1", late)
+        assert begun.wait(TIMEOUT)
+        tell(world, 2, 0, "parted", 1).wait(TIMEOUT)
+        assert world[0].agent.peers.find("worker1").state == "left"
+        with pytest.raises(RuntimeError, match="has left"):
+            call.wait(TIMEOUT)
+        released.set()
+
+
+def test_nor_while_time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is one by the worker's clock, which passes over it."""
+    monkeypatch.setattr(group_membership, "LAST_WORDS", 0.05)
+    with World(3, clock="auto") as world:
+        world.run(0, rpc.rpc_sync, "worker1", int)
+        tell(world, 2, 0, "parted", 1).wait(TIMEOUT)
+        assert world[0].agent.peers.find("worker1").state == "left"
+
+
+def test_one_that_died_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_membership, "LAST_WORDS", TIMEOUT)
+    with World(3) as world:
+        call = world.run(0, rpc.rpc_async, "worker1", late)
+        assert begun.wait(TIMEOUT)
+        tell(world, 2, 0, "gone", 1).wait(TIMEOUT)
+        assert world[0].agent.peers.find("worker1").state == "dead"
+        with pytest.raises(RuntimeError, match="worker2 lost it"):
+            call.wait(TIMEOUT)
+        released.set()
+
+
+@pytest.mark.parametrize(("state", "news"), [("left", "parted"), ("dead", "gone")])
+def test_an_owner_says_what_became_of_it(state: Any, news: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    with World(3) as world:
+        peers, table = world[0].agent.peers, world[0].references.table
+        lost, survivor = peers.find("worker1"), peers.find("worker2")
+        peers.give_up(lost, "for the test", state)
+        monkeypatch.setattr(Table, "_tell", lambda self, *args: told.append(args))
+        table.perform([AskSurvivors(lost.key, frozenset({survivor.key}))])
+        monkeypatch.undo()
+    assert told == [(survivor.key, MessageType.MEMBERSHIP, (news, lost.key))]

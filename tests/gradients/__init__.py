@@ -1,1 +1,0 @@
-"""Any program yields the same gradients on many workers as in one process."""
