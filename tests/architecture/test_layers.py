@@ -38,8 +38,9 @@ RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 # These compute and nothing else: no I/O, no threads, no clock, no torch.
 PURE = ("remora.vocabulary", "remora.protocol", "remora.errors", "remora.autograd.ledger")
 PURE_STDLIB = {
-    "__future__", "abc", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "hashlib",
-    "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types", "typing",
+    "__future__", "abc", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses", "enum", "functools",
+    "hashlib", "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types",
+    "typing",
 }  # fmt: skip
 
 OWN_THREADS = (
