@@ -146,6 +146,27 @@ def pair() -> Iterator[tuple[Any, Notes, socket.socket]]:
     theirs.close()
 
 
+def test_a_tick_while_a_link_is_being_attached_does_not_leave_it_deaf(
+    pair: tuple[Any, Notes, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick asks every channel to watch its link. It did so when it could see the link and the poller did not know it.
+    The poller ignored that, the channel took the link for armed, and nothing was read from it until it was cut for its
+    silence, 30 seconds later."""
+    channel, notes, _ = pair
+    before = channel.link
+
+    def add(source: object) -> None:
+        channel.watch(again=True)  # the tick, at the worst moment
+        notes.armed.clear()  # what the poller does not know cannot be armed
+
+    monkeypatch.setattr(notes, "add", add)
+    ours, theirs = socket.socketpair()
+    with theirs, before.sock:
+        channel.attach(stream.StreamLink(ours, "peer"), 0)
+        assert notes.armed[-1:] == ["to last"]
+
+
+
 def ready(channel: Any, events: int) -> None:
     """As the poller says it, on a thread of the pool."""
     thread = threading.Thread(target=channel.ready, args=(channel._registration, events))

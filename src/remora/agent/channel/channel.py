@@ -123,11 +123,14 @@ class Channel(WaiterReads):
                 self._retire(self._registration)
                 again = self.session.resume(arrived)
                 link = interposed(self._pool, self.peer, link, leftover)
-                self._registration = registration = Registration(self, link)
-                self.link = link
-                self._unwatched = False
-                self.ever_connected = True
+                registration = Registration(self, link)
+                # The poller knows the link before any other thread can see it: the tick may arm it from here on, and
+                # arming what the poller does not know yet is lost, while `armed` says that it is done.
                 self._poller.add(registration)
+                self._unwatched = False
+                self._registration = registration
+                self.link = link
+                self.ever_connected = True
                 self._repeat(again, voided)
             if self.closed:  # nobody wants it any more
                 self._retire(registration)
