@@ -161,7 +161,7 @@ def test_a_tick_while_a_link_is_being_attached_does_not_leave_it_deaf(
 
     monkeypatch.setattr(notes, "add", add)
     ours, theirs = socket.socketpair()
-    with theirs, before.sock:
+    with ours, theirs, before.sock:
         channel.attach(stream.StreamLink(ours, "peer"), 0)
         assert notes.armed[-1:] == ["to last"]
 
