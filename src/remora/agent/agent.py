@@ -12,7 +12,6 @@ from remora.agent import fault_hooks
 from remora.agent.calls.call import Call, name_of, next_call_id
 from remora.agent.calls.future import Future, Origin, forgotten, wait_until
 from remora.agent.calls.retries import Retries
-from remora.agent.calls.unanswered import Unanswered
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.channel.waiter_owned import WaiterOwned
@@ -20,6 +19,7 @@ from remora.agent.memory.routing import Places
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
 from remora.agent.peers.manager import Peer, PeerManager
+from remora.agent.peers.unanswered import Unanswered
 from remora.agent.runtime.event_loop import Coroutines
 from remora.agent.runtime.pool import WorkerPool, blocking_region, reacquire_slot, release_slot, thread_state
 from remora.agent.runtime.timers import Timers
@@ -186,7 +186,7 @@ class Agent:
         """Call and return a future of the value. Errors of the call itself are passed through `translate`."""
         call = Call(peer, target)
         call.translate = translate
-        future = call.make_future(origin)
+        future = call.make_future(peer.outgoing, origin)
         try:
             self.start_call(peer, call, kind, packed, flags, timeout)
         except CallError as error:  # as with any other failure of the call: who waits for it gets it

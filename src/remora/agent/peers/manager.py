@@ -86,6 +86,8 @@ class PeerManager(PeerTable):
         self._poller = poller
         self._timers = timers
         self.dispatch = dispatch
+        self.my_name = dispatch.me.name
+        self.served_until = dispatch.served_until
         self._settings = settings
         self.clock = settings.clock
         self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
@@ -138,6 +140,10 @@ class PeerManager(PeerTable):
         return bool(rivals) and not self.listed(record)
 
     # What channels tell us.
+
+    def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]:
+        """What to call with each request that comes on a channel."""
+        return partial(self.dispatch.request, peer, channel)
 
     def arrive(self, peer: Peer, frame: Frame) -> Any:
         """References came with a message."""
@@ -292,7 +298,8 @@ class PeerManager(PeerTable):
             if peer.state == "dead" or (self.stopping and not self._resumes(peer, session_id)):
                 channel = None  # given up while it was being admitted, or we leave: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
-                channel = peer.incoming = self.make_channel(peer, session_id, False)
+                channel = self.make_channel(peer, session_id, False)
+                peer.accept(channel)
         if channel is None:
             link.close()
             return
