@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from unittest import mock
 
-from remora.agent import agent
-from remora.agent.calls import retries
+from remora.agent import agent, retries
 from remora.agent.peers import manager, reconnect
 from remora.faults.injector import Message
 from remora.faults.kinds import DEEDS, Cut, Fault, Freeze, Kill, MessageFault, Pair, Partition, When, Which

@@ -132,12 +132,12 @@ def _to_worker_info(to: str | int | WorkerInfo) -> WorkerInfo:
 
 def get_rpc_timeout() -> float:
     """Seconds that calls may take which do not say otherwise; 0 is for ever."""
-    return _get_current_rpc_agent().agent.timeout
+    return _get_current_rpc_agent().agent.caller.timeout
 
 
 def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
     """Change the default timeout of later calls."""
-    _get_current_rpc_agent().agent.timeout = check_timeout(rpcTimeoutSeconds, "the default timeout")
+    _get_current_rpc_agent().agent.caller.timeout = check_timeout(rpcTimeoutSeconds, "the default timeout")
 
 
 # Calls.

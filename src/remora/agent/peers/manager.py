@@ -34,7 +34,7 @@ from remora.agent.runtime.timers import Timers
 from remora.agent.runtime.try_lock import may_be_struck
 from remora.agent.serving.dispatch import BEGUN, Dispatch
 from remora.devices import streams
-from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
+from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.options import Settings
 from remora.protocol.membership import (
     Died,
@@ -256,7 +256,7 @@ class PeerManager(PeerTable):
         if peer.dialling:
             self._dials.submit(partial(self._dial, peer))
         else:
-            peer.outgoing.fail_pending(lambda call: self._gone_error(peer, call), answered_too=False)
+            peer.outgoing.fail_pending(lambda call: peer.lost_error(call.what), answered_too=False)
 
     def _dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
         peer.dialling_since = self.clock.now()
@@ -340,7 +340,7 @@ class PeerManager(PeerTable):
             log.debug("%s lost %s, which listened at %s", self.dispatch.me, peer.info, ", ".join(peer.record.addresses))
         else:
             log.info("%s left", peer.name)
-        peer.outgoing.fail_pending(lambda call: self._gone_error(peer, call), answered_too=False)
+        peer.outgoing.fail_pending(lambda call: peer.lost_error(call.what), answered_too=False)
         peer.outgoing.close()
         if peer.incoming is not None:
             peer.incoming.close()
@@ -354,14 +354,6 @@ class PeerManager(PeerTable):
                 log.exception("not everybody could be told that %s is gone", peer.info)
         peer.ended.set()
         self.events.publish(Left(peer.info) if state == "left" else Died(peer.info, reason))
-
-    def _gone_error(self, peer: Peer, call: Call) -> RemoraError:
-        kind = WorkerLost if peer.outgoing.ever_connected else CallNotSent
-        return kind(f"{call.what}: {peer.info} {'is gone' if peer.state == 'dead' else 'has left'}: {peer.reason}")
-
-    def gone_error(self, peer: Peer, what: str) -> RemoraError:
-        """The error for a call to a peer that is known to be gone: it was not sent."""
-        return CallNotSent(f"{what}: {peer.info} {'is gone' if peer.state == 'dead' else 'has left'}: {peer.reason}")
 
     # Now and then, and in the end.
 

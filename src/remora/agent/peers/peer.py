@@ -11,6 +11,7 @@ from remora.agent.calls.peer_info import PeerInfo, Served, State
 from remora.agent.channel.channel import Channel
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.clock import Clock
+from remora.errors import CallNotSent, RemoraError, WorkerLost
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
@@ -81,6 +82,18 @@ class Peer(PeerInfo):
     def resting(self) -> bool:
         """Whether nothing is expected of it."""
         return not self.expected
+
+    def gone_error(self, what: str) -> RemoraError:
+        """The error for a call to a peer that is known to be gone: it was not sent."""
+        return CallNotSent(f"{what}: {self._fate()}")
+
+    def lost_error(self, what: str) -> RemoraError:
+        """The error for a call that waited for the peer when it went."""
+        kind = WorkerLost if self.outgoing.ever_connected else CallNotSent
+        return kind(f"{what}: {self._fate()}")
+
+    def _fate(self) -> str:
+        return f"{self.info} {'is gone' if self.state == 'dead' else 'has left'}: {self.reason}"
 
     def accept(self, channel: Channel) -> None:
         """Its calls come on this channel from now on. Under `lock`."""
