@@ -100,7 +100,7 @@ class Worker:
             raise
         for record in members:
             self.agent.peers.add(record)
-        self.agent.peers.me = self.agent.peers.add(self.record)
+        self.agent.peers.table.me = self.agent.peers.add(self.record)
         self.static_names = [record.name for record in members] if world_size else []
         self._bringup = bringup
         self._members = members

@@ -66,7 +66,7 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places)
-        self.listener = Listener(self.peers, self.poller, introduction, settings, self.timers)
+        self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
         self.own_time = introduction.own_time
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company)
         self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
@@ -226,7 +226,7 @@ class Agent:
         if not self.running:
             return
         self._end()
-        self.peers.say_goodbye(graceful)
+        self.peers.farewells.say(graceful)
         self.listener.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self.caller.stopped)
         fault_hooks.end(self.pool)

@@ -372,7 +372,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs(*([timeout] if timeout else []))
             all_gather.settle(sys.modules[__name__], worker, timeout)
-            worker.agent.peers.parting = True  # all have agreed to end: that one is gone is no reason to wonder
+            worker.agent.peers.connector.begin_parting()  # all have agreed to end: that one is gone is no reason to wonder
         elif graceful:
             worker.leave(timeout)
     finally:

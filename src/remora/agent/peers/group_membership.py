@@ -63,7 +63,7 @@ class Membership:
         self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
         agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
         agent.peers.failure_detector.spread = self._spread
-        agent.peers.listed = self._is_listed
+        agent.peers.is_listed = self._is_listed
         if dynamic:
             agent.peers.on_gone.append(self._strike_off)
 
@@ -91,12 +91,12 @@ class Membership:
     def leave(self, timeout: float) -> None:
         """Let calls under way end, then tell the others that we go."""
         self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE), "shutdown")
-        self._peers.parting = True
+        self._peers.connector.begin_parting()
         told = self._others()
-        self._announce("left", told, self._peers.part_from)
+        self._announce("left", told, self._peers.farewells.part_from)
         self._say_at_the_store(self._leave_and_look)
-        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.part_from)
-        self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.farewells.part_from)
+        self._peers.connector.stop()  # they hang up now, which is no reason to wonder whether they live
 
     def _leave_and_look(self, record: WorkerRecord) -> None:
         self._group.leave(record)
@@ -186,7 +186,7 @@ class Membership:
                 self._peers.add(about)
             case "left":
                 request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
-                self._peers.hear_farewell(request.caller, behind_answers=False)
+                self._peers.farewells.hear(request.caller, behind_answers=False)
                 return
             case "lost":
                 key, silent_for = about
@@ -239,7 +239,7 @@ class Membership:
             return False
         before = {peer.key for peer in self._peers.all()}
         for record in self._group.members():
-            if not self._peers.is_stale(record):  # the list may be older than what we know by now
+            if not self._peers.admission.is_stale(record):  # the list may be older than what we know by now
                 self._peers.add(record)
         return {peer.key for peer in self._peers.all()} != before
 
