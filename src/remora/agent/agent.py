@@ -12,6 +12,7 @@ from remora.agent.caller import Caller
 from remora.agent.calls.call import name_of
 from remora.agent.calls.future import forgotten, wait_until
 from remora.agent.channel.delayed_flush import DelayedFlush
+from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import Places
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
@@ -55,17 +56,20 @@ class Agent:
         settings: Settings,
         introduction: HandshakeClient,
         places: Places,
+        hooks: Hooks,
     ) -> None:
         self.me = me
         self.clock = settings.clock
         self.poller = make_poller()
-        self.pool = WorkerPool(me.name, threads, self.poller, self.clock)
+        self.pool = WorkerPool(me.name, threads, self.poller, self.clock, worker=hooks.worker)
         self.timers = Timers(me.name, self.clock)
         self.company = DelayedFlush(self.timers)
-        self.dispatch = Dispatch(me, self.pool, self.company, self.clock.now)
-        self.coroutines = Coroutines(me.name, self.clock)
+        self.dispatch = Dispatch(me, self.pool, self.company, self.clock.now, hooks.find_context)
+        self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
-        self.peers = PeerManager(self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places)
+        self.peers = PeerManager(
+            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, hooks
+        )
         self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
         self.own_time = introduction.own_time
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company)

@@ -43,13 +43,6 @@ class CallContext(Protocol):
         """A reply with a history was sent, and there is time to prepare for what may come of it."""
 
 
-class ContextRegistry(Protocol):
-    """Who knows the recordings of a worker."""
-
-    def find(self, header: Header) -> CallContext:
-        """The recording that an arrived request belongs to; made if it is not known yet."""
-
-
 current_recording: ContextVar[CallContext | None] = ContextVar("remora_recording", default=None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from remora.agent.channel.channel import Channel
@@ -21,24 +22,31 @@ class PeerMaker(Protocol):
 
     def add(self, record: WorkerRecord) -> Peer: ...
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel: ...
-    def is_listed(self, record: WorkerRecord) -> bool: ...
 
 
 class Admission:
     """Lets proven callers in. The listener asks it."""
 
-    def __init__(self, maker: PeerMaker, table: PeerTable, lifecycle: PeerLifecycle, connector: Connector) -> None:
+    def __init__(
+        self,
+        maker: PeerMaker,
+        table: PeerTable,
+        lifecycle: PeerLifecycle,
+        connector: Connector,
+        is_listed: Callable[[WorkerRecord], bool],
+    ) -> None:
         self._maker = maker
         self._table = table
         self._lifecycle = lifecycle
         self._connector = connector
+        self._is_listed = is_listed  # whether the list of the group has a worker
 
     def is_stale(self, record: WorkerRecord) -> bool:
         """Whether it has the name or the id of another worker that is there, and is not on the group's list: it was given
         up before we came, others have its place by now, and it does not know."""
         holders = (self._table.by_name.get(record.name), self._table.of_id(record.id))
         rivals = [each for each in holders if each and not each.gone and each.key.incarnation != record.incarnation]
-        return bool(rivals) and not self._maker.is_listed(record)
+        return bool(rivals) and not self._is_listed(record)
 
     def admit(self, record: WorkerRecord, session_id: str) -> int | str:
         """A proven caller asks for a session: how much of it we have, or why not."""

@@ -52,6 +52,7 @@ class FailureDetector:
         pool: WorkerPool,
         settings: Settings,
         own_time: OwnTime,
+        spread: Callable[[Peer, float], None],
     ) -> None:
         self._table = table
         self._lifecycle = lifecycle
@@ -63,7 +64,7 @@ class FailureDetector:
             settings.heartbeat, settings.suspect_after, settings.silence_limit, settings.reconnect_timeout
         )
         self._began = float("inf")
-        self.spread: Callable[[Peer, float], None] | None = None  # tells all that a ward is silent, for so many seconds
+        self._spread = spread  # tells all others that a ward is dead, or silent for so many seconds
         lifecycle.on_gone.append(self._on_peer_dead)
 
     def tick(self, now: float) -> None:
@@ -174,8 +175,8 @@ class FailureDetector:
         """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
         news = not peer.doubt
         self._lifecycle.suspect(peer, f"its host has not answered for {seconds:.0f} s")
-        if news and self._is_neighbour(peer) and self.spread is not None:
-            self._pool.submit_system(partial(self.spread, peer, seconds))
+        if news and self._is_neighbour(peer):
+            self._pool.submit_system(partial(self._spread, peer, seconds))
 
     def _cut(self, channel: Channel, reason: str) -> None:
         self._pool.submit_system(lambda: channel.cut(HostSilent(reason)))
@@ -208,9 +209,9 @@ class FailureDetector:
         return peer in self._around(alive)[0]
 
     def _on_peer_dead(self, peer: Peer) -> None:
-        if peer.state == "dead" and self.spread is not None and not peer.gave_us_up and self._is_neighbour(peer):
+        if peer.state == "dead" and not peer.gave_us_up and self._is_neighbour(peer):
             since = peer.unreachable_since
-            self.spread(peer, 0.0 if since is None else self._own_time.since(since, self._settings.clock.now()))
+            self._spread(peer, 0.0 if since is None else self._own_time.since(since, self._settings.clock.now()))
 
     def verify(self, peer: Peer, silent_for: float) -> None:
         """A worker says that this peer is dead, or that its host has been silent for so long. We see for ourselves: by a

@@ -52,18 +52,24 @@ def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
 class Membership:
     """See the head of this file."""
 
-    def __init__(self, agent: Agent, group: Group, record: WorkerRecord, dynamic: bool) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        group: Group,
+        record: WorkerRecord,
+        dynamic: bool,
+        heard: Hearing,
+        tell_heard: Hearing,
+    ) -> None:
         self._agent = agent
         self._peers = agent.peers
         self._group = group
         self._record = record
         self._dynamic = dynamic
         self._talks = False  # a member has answered, or there is none: before that, that one is gone may be our own trouble
-        self.heard: Hearing | None = None  # (who, lost): a survivor confirms a loss that we asked about
-        self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
+        self.heard = heard  # (who, lost): a survivor confirms a loss that we asked about
+        self.tell_heard = tell_heard  # (to, lost): confirm a loss, behind all that concerns it
         agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
-        agent.peers.failure_detector.spread = self._spread
-        agent.peers.is_listed = self._is_listed
         if dynamic:
             agent.peers.on_gone.append(self._strike_off)
 
@@ -135,7 +141,7 @@ class Membership:
                 failed[peer] = error
         return failed
 
-    def _spread(self, lost: Peer, silent_for: float) -> None:
+    def spread(self, lost: Peer, silent_for: float) -> None:
         """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
         themselves."""
         packed = pack(("lost", (lost.key, silent_for)))
@@ -163,8 +169,7 @@ class Membership:
         """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
         event, about = cast("tuple[str, Any]", request.unpack())
         if event == "heard":
-            if self.heard is not None:
-                self.heard(request.caller.key, about)
+            self.heard(request.caller.key, about)
             request.reply(MEMBERSHIP_ACK, None)
         else:
             self._agent.pool.submit_system(lambda: self._answer(event, about, request))
@@ -223,10 +228,9 @@ class Membership:
             self._peers.give_up(peer, reason, state)
             # Another thread may be at it: we answer behind all that came from the lost one.
             self._agent.clock.block(peer.ended.wait, NEVER)
-        if self.tell_heard is not None:
-            self.tell_heard(caller.key, key)
+        self.tell_heard(caller.key, key)
 
-    def _is_listed(self, record: WorkerRecord) -> bool:
+    def is_listed(self, record: WorkerRecord) -> bool:
         """Whether it is a member now, as far as can be found out: nobody joins without the store."""
         try:
             return any(each.incarnation == record.incarnation for each in self._group.members())

@@ -12,11 +12,11 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from remora.agent.calls.call import NEVER, Call
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.function_table import LONGEST
+from remora.agent.hooks import Hooks
 from remora.agent.memory.device import tidy
 from remora.agent.memory.routing import Places
 from remora.agent.memory.shared import SharedMemory
@@ -62,6 +62,7 @@ class PeerManager:
         settings: Settings,
         introduction: HandshakeClient,
         places: Places,
+        hooks: Hooks,
     ) -> None:
         self._pool = pool
         self._poller = poller
@@ -71,8 +72,7 @@ class PeerManager:
         self.served_until = dispatch.served_until
         self._settings = settings
         self.clock = settings.clock
-        self.arrivals: Callable[[Peer, Frame], Any] | None = None  # takes note of the references in a message
-        self.is_listed: Callable[[WorkerRecord], bool] = lambda record: True  # whether the group's list has it
+        self.arrive = hooks.arrived
         self.events = MembershipEvents(pool)
         self.bulk = SharedMemory(settings.shared_memory, settings.device_memory, settings.clock.now, pool.submit_final)
         self.places = places
@@ -80,8 +80,10 @@ class PeerManager:
         self.table = table = PeerTable()
         self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, self.clock)
         self.connector = connector = Connector(table, lifecycle, introduction, pool, settings)
-        self.failure_detector = FailureDetector(table, lifecycle, connector, pool, settings, self._own_time)
-        self.admission = Admission(self, table, lifecycle, connector)
+        self.failure_detector = FailureDetector(
+            table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
+        )
+        self.admission = Admission(self, table, lifecycle, connector, hooks.is_listed)
         self.farewells = Farewells(table, lifecycle, connector)
         # What every layer above asks for.
         self.find, self.all, self.by_key = table.find, table.all, table.by_key
@@ -108,6 +110,10 @@ class PeerManager:
             peer.ways = self.places.ways_to(record, peer.sharing.handover)
         return peer
 
+    def add_me(self, record: WorkerRecord) -> None:
+        """Know this worker as its own peer."""
+        self.table.me = self.add(record)
+
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
         """One direction of talking with a peer."""
         channel = Channel(peer.name, session_id, dialled, peer, self._pool, self._poller)
@@ -128,12 +134,6 @@ class PeerManager:
     def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]:
         """What to call with each request that comes on a channel."""
         return partial(self.dispatch.request, peer, channel)
-
-    def arrive(self, peer: Peer, frame: Frame) -> Any:
-        """References came with a message."""
-        if self.arrivals is None:
-            raise ProtocolError(f"{peer.name} sent references to a worker that keeps none")
-        return self.arrivals(peer, frame)
 
     def word(self, peer: Peer, channel: Channel, frame: Frame) -> None:
         """A peer says something that wants no answer."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from remora.agent.calls.call import NEVER, NOTHING
-from remora.agent.calls.call_context import CallContext, ContextRegistry, Header, pack_for
+from remora.agent.calls.call_context import CallContext, Header, pack_for
 from remora.agent.calls.pack_errors import explain_result
 from remora.agent.calls.peer_info import Served
 from remora.agent.channel.channel import Channel
@@ -194,11 +194,9 @@ class Request:
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
         """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""
         value, header = recorded
-        recorder = self._dispatch.recorder
-        if recorder is not None:
-            self.recording = recorder.find(header)
-            self.recording.received(self.caller, header, scope.links)
-            self.grad_enabled = header[2]
+        self.recording = self._dispatch.find_context(header)
+        self.recording.received(self.caller, header, scope.links)
+        self.grad_enabled = header[2]
         return value
 
     def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
@@ -325,12 +323,19 @@ _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(self, me: WorkerInfo, pool: WorkerPool, company: DelayedFlush, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        me: WorkerInfo,
+        pool: WorkerPool,
+        company: DelayedFlush,
+        now: Callable[[], float],
+        find_context: Callable[[Header], CallContext],
+    ) -> None:
         self.me = me
         self.now = now
         self.pool = pool
         self.company = company
-        self.recorder: ContextRegistry | None = None
+        self.find_context = find_context
         self.serving: dict[tuple[str, int], Request] = {}
         self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
 
