@@ -18,6 +18,7 @@ from remora.agent.calls.call import current_deadline
 from remora.agent.calls.call_context import current_recording
 from remora.agent.calls.collect import teach_torch
 from remora.agent.calls.future import going_down
+from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import Places
 from remora.agent.memory.shared import credentials
 from remora.agent.peers.greeting import greet_neighbours
@@ -69,17 +70,17 @@ class Worker:
         self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
         settings = settings.with_environment()
         bringup = settings.time_to_meet(timeout)
-        introduction = self.handshake_client = HandshakeClient(self._me, secrets.token_hex(8), settings)
+        secret, bind_host, kind = _protection(settings, _master_host(store))
+        introduction = self.handshake_client = HandshakeClient(
+            self._me, secrets.token_hex(8), settings, secret, kind == _OF_THIS_USER
+        )
         self._places = Places(name, wishes, settings.auto_device_map)
-        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places)
+        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, self._hooks())
         self.clock = settings.clock
-        self.agent.pool.worker = self.agent.coroutines.worker = self
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
         try:
-            introduction.secret, bind_host, kind = _protection(settings, _master_host(store))
-            introduction.secret_is_of_user = kind == _OF_THIS_USER
-            seal = RecordSeal(introduction.secret, kind)
+            seal = RecordSeal(secret, kind)
             if world_size:
                 self.group = StaticGroup(store, world_size, bringup, introduction.has_ended, seal)
             else:
@@ -92,25 +93,35 @@ class Worker:
             members = self._join()
             check_devices = self._places.check_group if world_size else self._places.check_alone
             check_devices(members)
-            introduction.group = self.group.group_id
-            introduction.home = Home(self.record.host, self.record.addresses)
+            introduction.joined(self.group.group_id, Home(self.record.host, self.record.addresses))
             log.info("%s joined %r: %s", name, self.group, listed([each.name for each in members]))
         except BaseException:
             self.agent.discard()
             raise
         for record in members:
             self.agent.peers.add(record)
-        self.agent.peers.me = self.agent.peers.add(self.record)
+        self.agent.peers.add_me(self.record)
         self.static_names = [record.name for record in members] if world_size else []
         self._bringup = bringup
         self._members = members
         self.references = References(self.agent, first_id, not world_size)
         self.autograd = Engine(self.agent, first_id)
         RRefBackward(self.autograd, self.references)
-        self.membership = Membership(self.agent, self.group, self.record, dynamic=not world_size)
-        self.membership.heard = self.references.table.heard
-        self.membership.tell_heard = self.references.table.tell_heard
+        table = self.references.table
+        self.membership = Membership(
+            self.agent, self.group, self.record, not world_size, table.heard, table.tell_heard
+        )
         _workers.add(self)
+
+    def _hooks(self) -> Hooks:
+        """What the agent asks of the layers above, which are made after it."""
+        return Hooks(
+            worker=self,
+            arrived=lambda peer, frame: self.references.arrive(peer, frame),
+            find_context=lambda header: self.autograd.contexts.find(header),
+            spread_loss=lambda peer, silent_for: self.membership.spread(peer, silent_for),
+            is_listed=lambda record: self.membership.is_listed(record),
+        )
 
     def _join(self) -> list[WorkerRecord]:
         """Join the group. In a dynamic one the place of a worker that is no longer there may be taken."""

@@ -12,8 +12,8 @@ import pytest
 
 from remora import rpc
 from remora.agent.calls.call import Call
-from remora.agent.calls.unanswered import Unanswered
 from remora.agent.channel.outbox import Outbox
+from remora.agent.peers.unanswered import Unanswered
 from remora.clock import NEVER
 from remora.errors import CallNotSent, CallTimeout
 from remora.long_wait import LongWait, listed

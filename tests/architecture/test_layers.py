@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
@@ -67,6 +66,14 @@ EXCEPTIONS = {
     ("remora.rpc.all_gather", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
 }
 
+# Modules that still import each other. The list may only shrink: one that is out of its circle fails, too.
+KNOWN_CIRCLES = {
+    "remora.autograd.backward_pass", "remora.autograd.context",
+    "remora.autograd.graph", "remora.autograd.nodes",
+    "remora.rref.codec", "remora.rref.create", "remora.rref.proxy", "remora.rref.rref",
+    "remora.transport.fault_link", "remora.transport.fault_pump",
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def source() -> dict[str, Module]:
@@ -83,7 +90,9 @@ def test_imports_point_down(source: dict[str, Module]) -> None:
 
 
 def test_no_module_imports_itself_through_others(source: dict[str, Module]) -> None:
-    assert not import_circle(source)
+    found = {module for circle in import_circles(source) for module in circle}
+    assert not found - KNOWN_CIRCLES, "these import each other, if only for types or in a function"
+    assert not KNOWN_CIRCLES - found, "these are out of their circle: take them off the list"
 
 
 def test_pure_modules_compute_and_nothing_else(source: dict[str, Module]) -> None:
@@ -120,21 +129,31 @@ def may_import(layer: str, target: str) -> bool:
     return layer == target or RANK.get(layer, -1) > RANK.get(target, -1)
 
 
-def import_circle(source: dict[str, Module]) -> list[str]:
-    """The modules of a circle, or nothing. What only type checkers follow cannot go round in circles when run."""
+def import_circles(source: dict[str, Module]) -> list[set[str]]:
+    """The sets of modules that import each other. An import counts wherever it stands and whatever it is for: a reader has
+    to know both modules to understand one."""
+    names = set(source)
     graph = {
-        module.name: {
-            each.target
-            for each in module.imports(set(source))
-            if each.target in source and each.target != module.name and not each.for_types_only
-        }
+        module.name: {each.target for each in module.imports(names) if each.target in names} - {module.name}
         for module in source.values()
     }
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
+    circles: list[set[str]] = []
+    for name in sorted(names):
+        if not any(name in circle for circle in circles):
+            circle = {other for other in reachable(graph, name) if name in reachable(graph, other)}
+            circles += [circle] if circle else []
+    return circles
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Every module that `start` imports, through others or not."""
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        more = graph[ahead.pop()] - found
+        found |= more
+        ahead += more
+    return found
 
 
 def impure_imports(source: dict[str, Module]) -> Iterator[Breach]:
@@ -208,11 +227,21 @@ def test_each_rule_sees_what_it_forbids(rule: Callable[[dict[str, Module]], Iter
     assert [module for module, _, _ in rule(source)] == ["remora.protocol.session"]
 
 
-def test_circles_are_found_and_type_checking_ones_forgiven() -> None:
-    there = "from remora.wire import b"
-    assert import_circle(made_of(remora__wire__a=there, remora__wire__b="import remora.wire.a"))
-    only_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import remora.wire.a"
-    assert not import_circle(made_of(remora__wire__a=there, remora__wire__b=only_types))
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import remora.wire.a",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import remora.wire.a",
+        "def f():\n    from remora.wire import a",
+        "import remora.wire.c",
+    ],
+)
+def test_circles_are_found_wherever_the_import_stands(back: str) -> None:
+    there, further = "from remora.wire import b", "from remora.wire.a import x"
+    found = import_circles(made_of(remora__wire__a=there, remora__wire__b=back, remora__wire__c=further))
+    assert len(found) == 1
+    assert found[0] >= {"remora.wire.a", "remora.wire.b"}
+    assert not import_circles(made_of(remora__wire__a=there, remora__wire__b="", remora__wire__c=further))
 
 
 def test_the_pure_standard_library_exists() -> None:

@@ -152,7 +152,7 @@ def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatc
         name = "\0" + worker.record.addresses[0].partition("@")[2]
         assert worker.handshake_client.secret_is_of_user
         monkeypatch.setattr(listener._PendingConnection, "begin", lambda self: said.append(self) or True)
-        monkeypatch.setattr(listener.dial, "peer_process", lambda sock: (os.getuid() + 1, 1))
+        monkeypatch.setattr(listener.sockets, "peer_process", lambda sock: (os.getuid() + 1, 1))
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(5.0)
             stranger.connect(name)

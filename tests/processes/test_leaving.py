@@ -53,7 +53,7 @@ def leave_and_call(to: str) -> tuple[float, str, str]:
     peers, found = rpc._get_current_rpc_agent().agent.peers, []
 
     def call() -> None:
-        targets.wait_until(lambda: peers.parting and peers.find(to).outgoing.link is None)
+        targets.wait_until(lambda: peers.connector.parting and peers.find(to).outgoing.link is None)
         found.append(targets.timed_call(to, targets.double, 1))
 
     thread = threading.Thread(target=call)

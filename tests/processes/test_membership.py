@@ -250,7 +250,7 @@ def churn(n: int, method: str) -> list[tuple[int, int]]:
             guest.agent.kill()
         targets.wait_until(lambda: len(stays.get_worker_infos()) == 1)
     peers = stays.agent.peers
-    found = [(len(peers.all()), len(peers._graves))]
+    found = [(len(peers.all()), len(peers.table._graves))]
     found.append((len(stays.group.members()), len(stays.group._early)))  # type: ignore[attr-defined]
     stays.stop()
     return found

@@ -37,7 +37,7 @@ def test_each_worker_acts_for_itself() -> None:
 def test_options_of_workers_are_given_by_name() -> None:
     maps = {"worker0": {"cpu": "cpu"}}
     with World(1, rpc_timeout=7.0, num_worker_threads=3, heartbeat=0.5, device_maps=maps) as world:
-        assert (world.timeout, world[0].agent.timeout, world[0].agent.pool.limit) == (7.0, 7.0, 3)
+        assert (world.timeout, world[0].agent.caller.timeout, world[0].agent.pool.limit) == (7.0, 7.0, 3)
         assert world[0].get_device_map("worker0") == {torch.device("cpu"): torch.device("cpu")}
 
 

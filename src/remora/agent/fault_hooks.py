@@ -1,37 +1,22 @@
-"""Where a fault plan meets a worker: its links are led through the plan, its dials and calls ask it. No plan: nothing."""
+"""Where a fault plan meets the links of a worker: they are led through the plan. No plan: nothing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from remora.agent.runtime.pool import WorkerPool
-from remora.faults.injector import Injector, Stage
+from remora.faults.injector import Injector
 from remora.transport.link import StreamLink
-
-if TYPE_CHECKING:
-    from remora.agent.agent import Agent
 
 _injectors: dict[WorkerPool, Injector] = {}  # a pool is one worker's; until that ends
 
 
-def begin(agent: Agent, plan: str) -> None:
-    """Have a worker that is alone in its process follow a plan."""
-    install(agent, Stage(agent.me.name, plan, clock=agent.clock).join(agent.me.name))
+def lead_through(pool: WorkerPool, injector: Injector) -> None:
+    """Have the links that this worker makes from now on pass a plan."""
+    _injectors[pool] = injector
 
 
-def install(agent: Agent, injector: Injector) -> None:
-    """Have a worker follow a plan. Links that it has already are made anew, so that they pass the plan, too."""
-    agent.faults = injector
-    agent.listener.handshake_client.barred = injector.barred
-    _injectors[agent.pool] = injector
-    for peer in agent.peers.all():
-        for channel in peer.channels():
-            channel.cut(ConnectionError("the link is made anew, under a fault plan"))
-
-
-def end(agent: Agent) -> None:
+def end(pool: WorkerPool) -> None:
     """The worker ended."""
-    injector = _injectors.pop(agent.pool, None)
+    injector = _injectors.pop(pool, None)
     if injector is not None:
         injector.close()
 

@@ -29,7 +29,7 @@ REMEMBERED = 1 << 14  # contexts released lately: a message of theirs that comes
 
 
 class Contexts:
-    """A recorder (see `remora.agent.calls.call_context`)."""
+    """The contexts of one worker (see `remora.agent.calls.call_context`)."""
 
     def __init__(self, agent: Agent, first_id: int) -> None:
         self._agent = agent
@@ -40,7 +40,6 @@ class Contexts:
         self._released: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.RLock()  # guards the two above
         self.known: Callable[[int], Context | None] = self._table.get  # a context, if it is there (one look needs no lock)
-        agent.dispatch.recorder = self
         agent.dispatch.on(MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._clean_up, service=True)
         agent.dispatch.on(MessageType.AUTOGRAD_CONTEXT_HELD_REQ, self._held, service=True)
 

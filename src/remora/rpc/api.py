@@ -132,12 +132,12 @@ def _to_worker_info(to: str | int | WorkerInfo) -> WorkerInfo:
 
 def get_rpc_timeout() -> float:
     """Seconds that calls may take which do not say otherwise; 0 is for ever."""
-    return _get_current_rpc_agent().agent.timeout
+    return _get_current_rpc_agent().agent.caller.timeout
 
 
 def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:
     """Change the default timeout of later calls."""
-    _get_current_rpc_agent().agent.timeout = check_timeout(rpcTimeoutSeconds, "the default timeout")
+    _get_current_rpc_agent().agent.caller.timeout = check_timeout(rpcTimeoutSeconds, "the default timeout")
 
 
 # Calls.
@@ -372,7 +372,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs(*([timeout] if timeout else []))
             all_gather.settle(sys.modules[__name__], worker, timeout)
-            worker.agent.peers.parting = True  # all have agreed to end: that one is gone is no reason to wonder
+            worker.agent.peers.connector.begin_parting()  # all have agreed to end: that one is gone is no reason to wonder
         elif graceful:
             worker.leave(timeout)
     finally:

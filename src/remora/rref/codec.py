@@ -74,7 +74,6 @@ class References:
         self.table = Table(agent, first_id)
         self.differentiate: Callable[[RRef[Any], int, bool], None] | None = None  # set by distributed autograd
         self.execution: Execution = agent.execution
-        agent.peers.arrivals = self.arrive
         on = agent.dispatch.on
         on(MessageType.PYTHON_REMOTE_CALL, partial(self._make, self.execution.run_function))
         on(MessageType.SCRIPT_REMOTE_CALL, partial(self._make, self.execution.run_script))

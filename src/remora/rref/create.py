@@ -46,7 +46,7 @@ def create(
         table.forget(fork)
         raise
     try:
-        _ask(references, call, kind, target, flags, timeout, rref, fork)
+        _ask(references, peer, call, kind, target, flags, timeout, rref, fork)
     except BaseException:
         if call.id not in peer.outgoing.pending and not call.settled:  # else it was sent: the owner counts the fork
             table.forget(fork)
@@ -84,7 +84,7 @@ def _create_here(
 
     try:
         table.share_value(value, rref, me.key)
-        _ask(references, Call(me, what, settled), kind, target, flags, timeout, rref, rref)
+        _ask(references, me, Call(me, what, settled), kind, target, flags, timeout, rref, rref)
     except BaseException:
         table.deleted(rref, rref)
         raise
@@ -93,6 +93,7 @@ def _create_here(
 
 def _ask(
     references: References,
+    peer: Peer,
     call: Call,
     kind: MessageType,
     target: tuple[Any, ...],
@@ -101,7 +102,6 @@ def _ask(
     rref: RRefId,
     fork: ForkId,
 ) -> None:
-    peer = call.peer
     scope = PackScope(peer, ordered=True, route=peer.ways.requests, shares_main=peer.shares_main)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)

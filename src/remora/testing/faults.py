@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from remora.agent import fault_hooks
 from remora.faults.injector import Message, Report, Stage
 from remora.faults.kinds import Cut, Freeze, Heal, Kill, MessageFault, Pair, Partition, When, Which
 from remora.faults.plan import Plan
@@ -33,7 +32,7 @@ def stage(worker: Worker | None = None) -> Stage:
         return world.faults
     agent = chosen.agent
     if agent.faults is None:
-        fault_hooks.begin(agent, "")
+        agent.follow_plan("")
     assert agent.faults is not None
     return agent.faults.stage
 

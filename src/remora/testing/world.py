@@ -25,7 +25,6 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from remora.agent import fault_hooks
 from remora.agent.agent import Agent
 from remora.agent.calls.future import wait_until
 from remora.agent.runtime.pool import set_current_worker
@@ -98,7 +97,7 @@ class World:
     def _make_stage(self, workers: list[Worker]) -> Stage:
         stage = Stage("world", shared=True, clock=self._clock or SYSTEM, seed=self._seed)
         for worker in workers:
-            fault_hooks.install(worker.agent, stage.join(worker.get_worker_info().name, worker.agent.kill))
+            worker.agent.inject(stage.join(worker.get_worker_info().name, worker.agent.kill))
         return stage
 
     @property

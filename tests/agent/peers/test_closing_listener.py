@@ -54,7 +54,7 @@ def test_a_caller_that_had_proven_itself_when_the_worker_stopped(
 ) -> None:
     peers = world[0].agent.peers
     world[0].stop()
-    peers.attach_incoming(world[1].record, "a session", StreamLink(ends[0], "worker1 (caller)"), 0, b"")
+    peers.admission.attach_incoming(world[1].record, "a session", StreamLink(ends[0], "worker1 (caller)"), 0, b"")
     assert ends[0].fileno() == -1
     assert is_closed(ends[1])
     assert peers.find("worker1").incoming is None
@@ -64,8 +64,8 @@ def test_who_dials_while_a_worker_says_goodbye_is_told_that_it_leaves(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else, whoever missed the goodbye itself would take the worker for dead."""
-    leaving = world[1].agent.peers
-    say_goodbye, answers = leaving.say_goodbye, []
+    leaving = world[1].agent.peers.farewells
+    say_goodbye, answers = leaving.say, []
 
     def say_goodbye_and_look(patience: float) -> None:
         say_goodbye(patience)
@@ -74,7 +74,7 @@ def test_who_dials_while_a_worker_says_goodbye_is_told_that_it_leaves(
             world[0].handshake_client.to(world[1].record, channel, world[0].clock.now() + 5.0)
         answers.append(str(caught.value))
 
-    monkeypatch.setattr(leaving, "say_goodbye", say_goodbye_and_look)
+    monkeypatch.setattr(leaving, "say", say_goodbye_and_look)
     world[1].stop()
     assert LEAVING in answers[0]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from remora.agent.calls.call_context import CallContext
 from remora.agent.calls.future import Future, Origin, Sleeper
+from remora.agent.calls.peer_info import PeerInfo
 from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallOutcomeUnknown, CallTimeout, RemoraError, SerializationError, WorkerLost
@@ -19,11 +21,6 @@ from remora.wire.frames import FAILED, RECORDED, SHARED, Frame
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.pickler import pack, unpack
 from remora.wire.undo import Undo
-
-if TYPE_CHECKING:
-    from remora.agent.calls.call_context import CallContext
-    from remora.agent.channel.channel import Channel
-    from remora.agent.peers.manager import Peer
 
 NEVER = float("inf")
 LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
@@ -55,6 +52,31 @@ def name_of(target: object) -> str:
     return f"{module}.{name}" if module else name
 
 
+class ReplyChannel(Protocol):
+    """What a call, and a thread that waits for its future, need of the channel on which the reply comes."""
+
+    pending: dict[int, Call]  # those that wait for a reply
+    parked: set[Sleeper]  # threads that wait for futures, and do not read
+
+    def flush(self) -> None:
+        """Write the calls that wait to be written."""
+
+    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None:
+        """Read the replies of these calls, until it is over; or leave `thread` among those that are parked."""
+
+    def look_up(self) -> None:
+        """Have the thread that reads see whether its call is settled."""
+
+    def notify(self, call: Call) -> None:
+        """See to it that the outcome is noticed though no thread waits for it."""
+
+    def forget(self, call: Call) -> bool:
+        """Take the call off the list. False if it was answered meanwhile."""
+
+    def send(self, kind: int, call: int, body: bytes) -> None:
+        """Send a small message."""
+
+
 class Call:
     """What a caller waits for. Settled once: by a reply, or by a failure.
 
@@ -64,10 +86,10 @@ class Call:
 
     __slots__ = (
         "_began", "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "progress",
-        "recording", "reply", "signal", "target", "timeout", "translate", "undo", "whose",
+        "recording", "reply", "reply_channel", "signal", "target", "timeout", "translate", "undo", "whose",
     )  # fmt: skip
 
-    def __init__(self, peer: Peer, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
+    def __init__(self, peer: PeerInfo, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
         self.id = next_call_id()
         self.peer = peer
         self.target = target  # the function, or a word for what is asked
@@ -80,15 +102,17 @@ class Call:
         self.asynchronous = on_settled is not None  # no thread waits: the pool passes the outcome on
         self.on_settled = on_settled
         self.future: Future[Any] | None = None  # in the place of on_settled
+        self.reply_channel: ReplyChannel | None = None  # for the future
         self.undo: Undo | None = None  # takes back what packing did, if the call is never sent
         self.recording: CallContext | None = None  # what the call belongs to, and its reply with it
         self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of whoever called
         self.heeded = False  # somebody wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
-    def make_future(self, origin: Origin | None) -> Future[Any]:
+    def make_future(self, channel: ReplyChannel, origin: Origin | None) -> Future[Any]:
         """Make the call asynchronous, with a future of its value."""
         future: Future[Any] = Future(self, origin)
+        self.reply_channel = channel
         self.future = future
         self.asynchronous = True
         return future
@@ -223,8 +247,8 @@ class Call:
 
     def cancel(self) -> bool:
         """The caller gives up. False if the call is settled."""
-        channel = self.peer.outgoing
-        if not channel.forget(self):
+        channel = self.reply_channel
+        if channel is None or not channel.forget(self):
             return False
         self.future = self.translate = None
         channel.send(CANCEL, self.id, b"")
@@ -241,17 +265,19 @@ class Call:
 
     def unpark(self, thread: Sleeper) -> None:
         """It waits no longer."""
-        self.peer.outgoing.parked.discard(thread)
+        channel = self.reply_channel
+        if channel is not None:
+            channel.parked.discard(thread)
 
     def notify(self) -> None:
         """Somebody wants to hear of the outcome without waiting for it."""
-        if not self.heeded:
-            self.peer.outgoing.notify(self)
+        if not self.heeded and self.reply_channel is not None:
+            self.reply_channel.notify(self)
 
     @property
-    def channel(self) -> Channel | None:
+    def channel(self) -> ReplyChannel | None:
         """Where a thread may read the reply; None if clocks are a test's, and waiting is not a matter of reading."""
-        return self.peer.outgoing if self.peer.clock is SYSTEM else None
+        return self.reply_channel if self.peer.clock is SYSTEM else None
 
     @property
     def quiet(self) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
+from remora.agent.calls.peer_info import PeerInfo
 from remora.wire import ref_header
 from remora.wire.device_buffers import Route
 from remora.wire.fast_pickle import NeedsScope
@@ -20,35 +21,26 @@ from remora.wire.pack_scope import PackScope
 from remora.wire.packed import Packed
 from remora.wire.pickler import pack, pack_simply
 
-if TYPE_CHECKING:
-    from remora.agent.peers.manager import Peer
-
 P = ParamSpec("P")
 R = TypeVar("R")
 Header = tuple[int, int, bool]  # the recording, the message, and whether histories are recorded (or under no_grad)
 
 
 class CallContext(Protocol):
-    """One recording of one worker."""
+    """One recording of one worker. It may keep `peer`, which is a `Peer`, to send more to it: this room lies below that
+    class and cannot name it."""
 
-    def outgoing(self, peer: Peer) -> tuple[Header, list[torch.Tensor] | None]:
+    def outgoing(self, peer: Any) -> tuple[Header, list[torch.Tensor] | None]:
         """A message to `peer` is about to be packed: what it says, and where to put the tensors with a history."""
 
-    def sent(self, peer: Peer, header: Header, links: list[torch.Tensor]) -> None:
+    def sent(self, peer: Any, header: Header, links: list[torch.Tensor]) -> None:
         """It is packed, and these are its tensors with a history."""
 
-    def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
+    def received(self, peer: Any, header: Header, links: dict[int, torch.Tensor]) -> None:
         """A message came from `peer`, with these tensors that have a history there."""
 
     def look_ahead(self) -> None:
         """A reply with a history was sent, and there is time to prepare for what may come of it."""
-
-
-class ContextRegistry(Protocol):
-    """Who knows the recordings of a worker."""
-
-    def find(self, header: Header) -> CallContext:
-        """The recording that an arrived request belongs to; made if it is not known yet."""
 
 
 current_recording: ContextVar[CallContext | None] = ContextVar("remora_recording", default=None)
@@ -89,7 +81,7 @@ class call_context_for:
 
 
 def pack_for(
-    peer: Peer, way: Route, value: object, recording: CallContext | None, ordered: bool = False, detached: bool = False
+    peer: PeerInfo, way: Route, value: object, recording: CallContext | None, ordered: bool = False, detached: bool = False
 ) -> tuple[Packed, int]:
     """`pack_recorded` for a call or its reply. Most are simple, and belong to no recording."""
     simple = True
@@ -119,12 +111,11 @@ def pack_recorded(
         packed = pack(value, scope, simple=simple)
         flags = packed.flags
     else:
-        peer: Any = scope.peer
-        header, scope.links = recording.outgoing(peer)
+        header, scope.links = recording.outgoing(scope.peer)
         scope.detached = scope.links is None
         packed = pack((value, header), scope)
         if scope.links:
-            recording.sent(peer, header, scope.links)
+            recording.sent(scope.peer, header, scope.links)
         packed.recording = recording
         flags = RECORDED | packed.flags
     if creates is not None or scope.attachments:

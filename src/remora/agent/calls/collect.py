@@ -7,34 +7,20 @@ under them that knows our futures and leaves all others to the original.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
+from remora.agent.calls.call import ReplyChannel
 from remora.agent.calls.future import Future, Sleeper, failure_of, when_done
 from remora.agent.runtime.try_lock import TryLock
 from remora.clock import NEVER
 
 _collect_all = torch._C._collect_all
 _is_complete: Callable[[Any], bool] = torch._C.Future.done  # also as far as torch knows
-
-
-class Lane(Protocol):
-    """Where replies come in: a channel."""
-
-    def flush(self) -> None:
-        """Write the calls that wait to be written."""
-
-    parked: set[Sleeper]
-
-    def attend(self, calls: Collection[Any], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None:
-        """Read them, until it is over; or leave `thread` among those that sleep."""
-
-    def look_up(self) -> None:
-        """Have whoever reads see whether it is."""
 
 
 class _Members:
@@ -44,8 +30,8 @@ class _Members:
 
     def __init__(self, futures: Sequence[torch.futures.Future[Any]]) -> None:
         self._futures = futures
-        self._reading: dict[int, Lane] = {}  # the threads that read, to wait for all of them, and what
-        self._lanes: set[Lane] = set()  # all that threads have come to
+        self._reading: dict[int, ReplyChannel] = {}  # the threads that read, to wait for all of them, and what
+        self._channels: set[ReplyChannel] = set()  # all that threads have come to
         self._told = False  # we will be, when all is settled
 
     def cancel(self) -> bool:
@@ -53,23 +39,22 @@ class _Members:
         return False
 
     def attend(self, everything: Future[Any], timeout: float | None, thread: Sleeper) -> None:
-        """Read the replies of members, on one channel after the other: the pool does so on the rest. One that fails
-        on another
-        channel, or without a reply, ends it."""
+        """Read the replies of members, on one channel after the other: the pool does so on the rest. One that fails on
+        another channel, or without a reply, ends it."""
         deadline = NEVER if timeout is None else time.monotonic() + timeout
-        lanes = self._by_lane()
-        if not lanes:
+        channels = self._by_channel()
+        if not channels:
             return
         reader = get_ident()
         if not self._told:
             self._told = True
             everything._when_settled(self._look_up)
-        for channel in lanes:
+        for channel in channels:
             channel.flush()  # it takes a while until we come to the last
         try:
-            for channel, calls in lanes.items():
+            for channel, calls in channels.items():
                 self._reading[reader] = channel
-                self._lanes.add(channel)
+                self._channels.add(channel)
                 until = min(deadline, min(call.deadline for call in calls))  # who does not answer wakes nobody
                 channel.attend(calls, until, partial(_is_over, everything, list(calls)), thread)
         finally:
@@ -77,7 +62,7 @@ class _Members:
 
     def unpark(self, thread: Sleeper) -> None:
         """A thread waits no longer."""
-        for channel in list(self._lanes):
+        for channel in list(self._channels):
             channel.parked.discard(thread)
 
     def notify(self) -> None:
@@ -87,17 +72,17 @@ class _Members:
                 future.followed = True  # the callbacks of a collection run when its last member is settled
                 future.notify()
 
-    def _by_lane(self) -> dict[Lane, set[Any]]:
-        lanes: dict[Lane, set[Any]] = {}
-        before: Lane | None = None
+    def _by_channel(self) -> dict[ReplyChannel, set[Any]]:
+        channels: dict[ReplyChannel, set[Any]] = {}
+        before: ReplyChannel | None = None
         for future in self._futures:
             if isinstance(future, Future) and not future._settled:
-                channel: Lane | None = getattr(future._of, "channel", None)
+                channel: ReplyChannel | None = getattr(future._of, "channel", None)
                 if channel is not None:
                     if channel is not before:  # (most go where the one before them goes)
-                        calls, before = lanes.setdefault(channel, set()), channel
+                        calls, before = channels.setdefault(channel, set()), channel
                     calls.add(future._of)
-        return lanes
+        return channels
 
     def _look_up(self, _: object) -> None:
         for reader, channel in list(self._reading.items()):

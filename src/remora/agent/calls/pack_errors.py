@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from remora.agent.calls.call import name_of
+from remora.agent.calls.peer_info import PeerInfo
 from remora.wire import pickle_errors
 from remora.wire.pack_scope import PackScope
 
-if TYPE_CHECKING:
-    from remora.agent.peers.manager import Peer
 
-
-def explain_arguments(error: BaseException, peer: Peer, function: object, args: object, kwargs: object) -> None:
+def explain_arguments(error: BaseException, peer: PeerInfo, function: object, args: object, kwargs: object) -> None:
     """To pack a call of `function` on `peer` has failed."""
     if isinstance(error, MemoryError):
         error.args = (f"{peer.me} has no memory to pack the arguments of {name_of(function)} on {peer.name}",)
@@ -23,7 +20,7 @@ def explain_arguments(error: BaseException, peer: Peer, function: object, args: 
     pickle_errors.explain(error, roots, f"{name_of(function)} on {peer.name}", scope)
 
 
-def explain_result(error: BaseException, caller: Peer, function: object, result: object, me: str) -> None:
+def explain_result(error: BaseException, caller: PeerInfo, function: object, result: object, me: str) -> None:
     """To pack what `function` returned on this worker, `me`, has failed. None: it is the value of a reference."""
     if isinstance(error, MemoryError):
         error.args = (f"{me} has no memory to pack the result of {name_of(function)} for {caller.name}",)

@@ -101,6 +101,7 @@ class Inbox(BulkOutbox):
         "arriving",
         "low_priority",
         "notify_ids",
+        "opposite",
         "pending",
     )  # fmt: skip
 
@@ -112,6 +113,7 @@ class Inbox(BulkOutbox):
     def __init__(self, peer: str, pool: WorkerPool, poller: Poller) -> None:
         super().__init__(peer)
         self.pending: dict[int, Call] = {}
+        self.opposite: Inbox | None = None  # on a channel that we dialled: the one that the peer dialled, if it did
         self.low_priority: set[int] = set()  # those of them whose replies may wait until somebody looks
         self.arriving: set[int] = set()  # … whose replies are here, but for the word of the owners of references in them
         self._pool = pool
@@ -441,7 +443,7 @@ class Inbox(BulkOutbox):
 
     def await_reply(self, call: Call) -> None:
         """Wait until a synchronous call is settled, reading the link if no other thread does."""
-        incoming = call.peer.incoming
+        incoming = self.opposite
         if (
             not self._writing.free
             or not self._sorting.free
@@ -498,7 +500,7 @@ class Inbox(BulkOutbox):
     def check_reentry(self, call: Call) -> None:
         """Raise if a frame of this very thread is in the midst of a message to or from this peer: no answer could be
         had before it goes on. Happens to signal handlers and destructors, within a few microseconds."""
-        incoming = call.peer.incoming
+        incoming = self.opposite
         if self.in_midst() or (incoming is not None and incoming.takes_in()):
             if not call.asynchronous:  # (else the program has a future of it, which goes on)
                 self.forget(call)

@@ -40,7 +40,7 @@ class WaiterReads(Inbox):
         asynchronous, and need not be woken. Returns when it is over, or if somebody else reads, or there is no link. Then
         `thread` is among those that are parked, until it is taken out again: somebody else may have read the reply."""
         self.flush()
-        incoming = next(iter(calls)).peer.incoming  # all calls are to the same peer
+        incoming = self.opposite
         if not self._writing.free or not self._sorting.free or (incoming is not None and incoming.is_busy()):
             for call in calls:
                 self.check_reentry(call)

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from remora.agent.channel.channel import Channel
+from remora.agent.peers.connector import Connector
+from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import Peer
+from remora.agent.peers.peer_table import PeerTable
 from remora.agent.runtime.pool import WorkerPool
 from remora.options import Settings
 from remora.protocol.membership import Limits, OwnTime, Verdict, judge
 from remora.transport import tcp_info
 from remora.transport.link import StreamLink
 from remora.vocabulary.messages import MessageType
-
-if TYPE_CHECKING:
-    from remora.agent.peers.manager import PeerManager
 
 ACK, PING = int(MessageType.ACK), int(MessageType.PING)
 LATELY = 1.0  # seconds: two looks at a link
@@ -45,8 +44,19 @@ class HostSilent(OSError):
 class FailureDetector:
     """See the head of this file. Everything but `verify` and `_on_peer_dead` runs on the timer thread."""
 
-    def __init__(self, peers: PeerManager, pool: WorkerPool, settings: Settings, own_time: OwnTime) -> None:
-        self._peers = peers
+    def __init__(
+        self,
+        table: PeerTable,
+        lifecycle: PeerLifecycle,
+        connector: Connector,
+        pool: WorkerPool,
+        settings: Settings,
+        own_time: OwnTime,
+        spread: Callable[[Peer, float], None],
+    ) -> None:
+        self._table = table
+        self._lifecycle = lifecycle
+        self._connector = connector
         self._pool = pool
         self._settings = settings
         self._own_time = own_time
@@ -54,28 +64,28 @@ class FailureDetector:
             settings.heartbeat, settings.suspect_after, settings.silence_limit, settings.reconnect_timeout
         )
         self._began = float("inf")
-        self.spread: Callable[[Peer, float], None] | None = None  # tells all that a ward is silent, for so many seconds
-        peers.on_gone.append(self._on_peer_dead)
+        self._spread = spread  # tells all others that a ward is dead, or silent for so many seconds
+        lifecycle.on_gone.append(self._on_peer_dead)
 
     def tick(self, now: float) -> None:
         """Called about twice a second: nothing here blocks."""
-        if self._peers.stopping:
+        if self._connector.stopping:
             return
         self._began = min(self._began, now)
-        alive = [peer for peer in self._peers.all() if not peer.gone]
+        alive = [peer for peer in self._table.all() if not peer.gone]
         wards, neighbours = self._around(alive)
         for peer in alive:
             self._look_at(peer, now, peer in neighbours)
         if now - self._began > self._settings.heartbeat:  # a group that ends at once is spared the trouble
             for peer in wards:
                 if all(channel.link is None for channel in peer.channels()) and not peer.dialling:
-                    self._peers.connect(peer)
+                    self._connector.connect(peer)
 
     def _look_at(self, peer: Peer, now: float, neighbour: bool) -> None:
         channels = peer.channels()
         if peer.dialling and peer.outgoing.link is None:
             self._wonder(peer, now)
-        if peer is self._peers.me:
+        if peer is self._table.me:
             self._ask_ourselves(channels, now)
             return
         if not self._expects(peer, channels):
@@ -120,14 +130,14 @@ class FailureDetector:
     def _one_of(self, peer: Peer, channels: list[Channel]) -> list[Channel]:
         """One link is enough to hear whether a neighbour lives: the same for both ends, if there are two."""
         linked = [channel for channel in channels if channel.link is not None]
-        mine = self._peers.me.id < peer.id
+        mine = self._table.me.id < peer.id
         return [channel for channel in linked if channel.dialled is mine] or linked[:1]
 
     def _wonder(self, peer: Peer, now: float) -> None:
         """There is no link with a peer that we dial."""
         since = self._own_time.since(peer.dialling_since, now)
         if since > self._limits.suspect_after:
-            self._peers.suspect(peer, f"no connection with it could be made for {since:.0f} s")
+            self._lifecycle.suspect(peer, f"no connection with it could be made for {since:.0f} s")
 
     def _ask_ourselves(self, channels: list[Channel], now: float) -> None:
         """That we live is beyond doubt; but what was lost on the way to ourselves (by a fault plan) is to be missed, too."""
@@ -164,9 +174,9 @@ class FailureDetector:
     def host_is_silent(self, peer: Peer, seconds: float) -> None:
         """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
         news = not peer.doubt
-        self._peers.suspect(peer, f"its host has not answered for {seconds:.0f} s")
-        if news and self._is_neighbour(peer) and self.spread is not None:
-            self._pool.submit_system(partial(self.spread, peer, seconds))
+        self._lifecycle.suspect(peer, f"its host has not answered for {seconds:.0f} s")
+        if news and self._is_neighbour(peer):
+            self._pool.submit_system(partial(self._spread, peer, seconds))
 
     def _cut(self, channel: Channel, reason: str) -> None:
         self._pool.submit_system(lambda: channel.cut(HostSilent(reason)))
@@ -177,38 +187,38 @@ class FailureDetector:
         verdict = judge(self._limits, quiet, 0.0)
         if verdict is Verdict.DEAD:
             reason = f"it has been silent for {quiet:.0f} s"
-            self._pool.submit_system(lambda: self._peers.give_up(peer, reason))
+            self._pool.submit_system(lambda: self._lifecycle.give_up(peer, reason))
             return False
         if verdict is Verdict.SUSPECT:
-            self._peers.suspect(peer, f"it has been silent for {quiet:.0f} s")
+            self._lifecycle.suspect(peer, f"it has been silent for {quiet:.0f} s")
         elif heard > peer.doubted_at:
-            self._peers.trust(peer)
+            self._lifecycle.trust(peer)
         return True
 
     # Neighbours.
 
     def _around(self, among: list[Peer]) -> tuple[list[Peer], set[Peer]]:
         """Our wards, and all neighbours: the wards, and the workers whose wards we are."""
-        me, watch = self._peers.me, self._settings.watch
+        me, watch = self._table.me, self._settings.watch
         others = sorted((peer for peer in among if peer is not me), key=lambda peer: (peer.id < me.id, peer.id))
         wards = others[:watch]
         return wards, {*wards, *others[max(len(others) - watch, 0) :]} if watch else set()
 
     def _is_neighbour(self, peer: Peer) -> bool:
-        alive = [each for each in self._peers.all() if not each.gone or each is peer]
+        alive = [each for each in self._table.all() if not each.gone or each is peer]
         return peer in self._around(alive)[0]
 
     def _on_peer_dead(self, peer: Peer) -> None:
-        if peer.state == "dead" and self.spread is not None and not peer.gave_us_up and self._is_neighbour(peer):
+        if peer.state == "dead" and not peer.gave_us_up and self._is_neighbour(peer):
             since = peer.unreachable_since
-            self.spread(peer, 0.0 if since is None else self._own_time.since(since, self._peers.clock.now()))
+            self._spread(peer, 0.0 if since is None else self._own_time.since(since, self._settings.clock.now()))
 
     def verify(self, peer: Peer, silent_for: float) -> None:
         """A worker says that this peer is dead, or that its host has been silent for so long. We see for ourselves: by a
         question on the links that we have, or by a new one."""
         if peer.gone:
             return
-        now = self._peers.clock.now()
+        now = self._settings.clock.now()
         linked = [channel for channel in peer.channels() if channel.link is not None]
         if linked:
             # Half the time that a host has on a link may have passed on another worker's. Ours must be silent as well.
@@ -220,4 +230,4 @@ class FailureDetector:
             return
         if silent_for and peer.unreachable_since is None:
             peer.unreachable_since = now - silent_for
-        self._peers.connect(peer)
+        self._connector.connect(peer)

@@ -52,18 +52,24 @@ def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
 class Membership:
     """See the head of this file."""
 
-    def __init__(self, agent: Agent, group: Group, record: WorkerRecord, dynamic: bool) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        group: Group,
+        record: WorkerRecord,
+        dynamic: bool,
+        heard: Hearing,
+        tell_heard: Hearing,
+    ) -> None:
         self._agent = agent
         self._peers = agent.peers
         self._group = group
         self._record = record
         self._dynamic = dynamic
         self._talks = False  # a member has answered, or there is none: before that, that one is gone may be our own trouble
-        self.heard: Hearing | None = None  # (who, lost): a survivor confirms a loss that we asked about
-        self.tell_heard: Hearing | None = None  # (to, lost): confirm a loss, behind all that concerns it
+        self.heard = heard  # (who, lost): a survivor confirms a loss that we asked about
+        self.tell_heard = tell_heard  # (to, lost): confirm a loss, behind all that concerns it
         agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
-        agent.peers.failure_detector.spread = self._spread
-        agent.peers.listed = self._is_listed
         if dynamic:
             agent.peers.on_gone.append(self._strike_off)
 
@@ -91,12 +97,12 @@ class Membership:
     def leave(self, timeout: float) -> None:
         """Let calls under way end, then tell the others that we go."""
         self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE), "shutdown")
-        self._peers.parting = True
+        self._peers.connector.begin_parting()
         told = self._others()
-        self._announce("left", told, self._peers.part_from)
+        self._announce("left", told, self._peers.farewells.part_from)
         self._say_at_the_store(self._leave_and_look)
-        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.part_from)
-        self._peers.dial_no_more()  # they hang up now, which is no reason to wonder whether they live
+        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.farewells.part_from)
+        self._peers.connector.stop()  # they hang up now, which is no reason to wonder whether they live
 
     def _leave_and_look(self, record: WorkerRecord) -> None:
         self._group.leave(record)
@@ -135,7 +141,7 @@ class Membership:
                 failed[peer] = error
         return failed
 
-    def _spread(self, lost: Peer, silent_for: float) -> None:
+    def spread(self, lost: Peer, silent_for: float) -> None:
         """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
         themselves."""
         packed = pack(("lost", (lost.key, silent_for)))
@@ -163,8 +169,7 @@ class Membership:
         """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
         event, about = cast("tuple[str, Any]", request.unpack())
         if event == "heard":
-            if self.heard is not None:
-                self.heard(request.caller.key, about)
+            self.heard(request.caller.key, about)
             request.reply(MEMBERSHIP_ACK, None)
         else:
             self._agent.pool.submit_system(lambda: self._answer(event, about, request))
@@ -186,7 +191,7 @@ class Membership:
                 self._peers.add(about)
             case "left":
                 request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
-                self._peers.hear_farewell(request.caller, behind_answers=False)
+                self._peers.farewells.hear(request.caller, behind_answers=False)
                 return
             case "lost":
                 key, silent_for = about
@@ -223,10 +228,9 @@ class Membership:
             self._peers.give_up(peer, reason, state)
             # Another thread may be at it: we answer behind all that came from the lost one.
             self._agent.clock.block(peer.ended.wait, NEVER)
-        if self.tell_heard is not None:
-            self.tell_heard(caller.key, key)
+        self.tell_heard(caller.key, key)
 
-    def _is_listed(self, record: WorkerRecord) -> bool:
+    def is_listed(self, record: WorkerRecord) -> bool:
         """Whether it is a member now, as far as can be found out: nobody joins without the store."""
         try:
             return any(each.incarnation == record.incarnation for each in self._group.members())
@@ -239,7 +243,7 @@ class Membership:
             return False
         before = {peer.key for peer in self._peers.all()}
         for record in self._group.members():
-            if not self._peers.is_stale(record):  # the list may be older than what we know by now
+            if not self._peers.admission.is_stale(record):  # the list may be older than what we know by now
                 self._peers.add(record)
         return {peer.key for peer in self._peers.all()} != before
 

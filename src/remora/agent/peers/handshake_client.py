@@ -84,13 +84,15 @@ def _judge_refusal(machine: Initiator, error: Exception, known: bool) -> None:
 class HandshakeClient:
     """This worker's identity and the group's secret."""
 
-    def __init__(self, me: WorkerInfo, incarnation: str, settings: Settings) -> None:
+    def __init__(
+        self, me: WorkerInfo, incarnation: str, settings: Settings, secret: bytes, secret_is_of_user: bool
+    ) -> None:
         self.me = me
         self.incarnation = incarnation
         self._host = host_identity()  # now: it is read from files, which needs descriptors
-        self.group = ""  # known when the group is
-        self.secret = b""
-        self.secret_is_of_user = False  # it was made for this user of this host: no other user has it
+        self.secret = secret
+        self.secret_is_of_user = secret_is_of_user  # it was made for this user of this host: no other user has it
+        self.group = ""  # known when we have joined
         self.refused = ""  # why a caller was refused, the last time
         self.home = Home()  # where we listen, so that whoever we call can call back
         self.own_time = OwnTime()  # for how long this worker has been running
@@ -99,6 +101,11 @@ class HandshakeClient:
         self._lock = threading.RLock()  # guards the two below
         self._dialled: set[socket.socket] = set()  # not yet links
         self._stopped = False
+
+    def joined(self, group: str, home: Home) -> None:
+        """We are a member of this group from now on, and listen there."""
+        self.group = group
+        self.home = home
 
     @property
     def insecure(self) -> bool:

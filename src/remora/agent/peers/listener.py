@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from remora.agent.peers.admission import Admission
 from remora.agent.peers.handshake_client import CHUNK, HandshakeClient
 from remora.agent.peers.pending_connections import BEGUN, GREETED, SILENT, PendingTable
 from remora.agent.peers.refusal_log import RefusalLog
@@ -40,9 +40,6 @@ try:
     import resource
 except ImportError:  # there is none on Windows
     resource = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from remora.agent.peers.manager import PeerManager
 
 log = logging.getLogger("remora")
 
@@ -63,9 +60,9 @@ class Listener:
     """The listening sockets of a worker, and the strangers before them."""
 
     def __init__(
-        self, peers: PeerManager, poller: Poller, introduction: HandshakeClient, settings: Settings, timers: Timers
+        self, admission: Admission, poller: Poller, introduction: HandshakeClient, settings: Settings, timers: Timers
     ) -> None:
-        self.peers = peers
+        self.admission = admission
         self.poller = poller
         self.handshake_client = introduction
         self.settings = settings
@@ -345,7 +342,7 @@ class _PendingConnection:
 
     def _make_machine(self) -> Responder:
         introduction = self.listener.handshake_client
-        admit = partial(_admit, self.listener.peers)  # not a method of ours: what has left is gone without the collector
+        admit = partial(_admit, self.listener.admission)  # not a method of ours: what has left is gone without the collector
         return Responder(introduction.identity, admit, introduction.secret, insecure=introduction.insecure)
 
     def _refuse(self, machine: Responder) -> None:
@@ -365,7 +362,7 @@ class _PendingConnection:
         record = _record(accepted.peer, accepted.home)
         try:
             link = StreamLink(self.sock, f"{accepted.peer.name} (caller)", settings.reconnect_timeout, settings.clock)
-            self.listener.peers.attach_incoming(record, accepted.session, link, accepted.received, machine.leftover)
+            self.listener.admission.attach_incoming(record, accepted.session, link, accepted.received, machine.leftover)
         except OSError as error:  # we lack descriptors or memory for it, or it has hung up: it will come again
             log.warning("cannot use a connection of %s: %s", accepted.peer.name, error)
             self.sock.close()
@@ -376,8 +373,8 @@ class _PendingConnection:
             self.sock.close()
 
 
-def _admit(peers: PeerManager, hello: Hello) -> int | str:
-    return peers.admit(_record(hello.peer, hello.home), hello.session)
+def _admit(admission: Admission, hello: Hello) -> int | str:
+    return admission.admit(_record(hello.peer, hello.home), hello.session)
 
 
 def _record(caller: Identity, home: Home) -> WorkerRecord:

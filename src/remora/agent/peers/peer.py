@@ -1,38 +1,36 @@
-"""One other worker as this one sees it: who it is, how to reach it, and whether it lives. It decides nothing itself.
-
-A peer is *alive* until it says goodbye (*left*) or is given up (*dead*). While it is alive it may be *suspected*: it does
-not answer, and nobody knows why.
-"""
+"""One other worker as this one sees it, with the channels that lead there. It decides nothing itself."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from remora.agent.calls.peer_info import PeerInfo, Served, State
 from remora.agent.channel.channel import Channel
-from remora.agent.memory.routing import Ways
 from remora.agent.memory.shared import PeerSharedMemory
-from remora.agent.serving.dispatch import Dispatch
 from remora.clock import Clock
+from remora.errors import CallNotSent, RemoraError, WorkerLost
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
 from remora.wire.frames import Frame
 
-State = Literal["alive", "left", "dead"]
-
 ENDED = "its process ended"  # why a worker is dead: nobody listens on its host any more, which is ours
 
 
+__all__ = ["ENDED", "Keeper", "Peer", "State"]
+
+
 class Keeper(Protocol):
-    """Who is told what happens on a peer's channels (`agent.peers`)."""
+    """Acts on what happens on a peer's channels (`remora.agent.peers.manager`)."""
 
-    dispatch: Dispatch
     clock: Clock
+    my_name: str
 
+    def served_until(self, deadline: float) -> Served | None: ...
+    def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]: ...
     def arrive(self, peer: Peer, frame: Frame) -> Any: ...
     def word(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None: ...
@@ -40,18 +38,13 @@ class Keeper(Protocol):
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel: ...
 
 
-class Peer:
+class Peer(PeerInfo):
     """One other worker (or this one: calls to oneself take the same road)."""
 
     def __init__(self, record: WorkerRecord, keeper: Keeper) -> None:
-        self.info = WorkerInfo(record.name, record.id)
-        self.name = record.name
-        self.id = record.id
+        key = WorkerKey(record.id, record.incarnation)
+        super().__init__(WorkerInfo(record.name, record.id), key, keeper.my_name, keeper.clock, keeper.served_until)
         self.learn(record)
-        self.key = WorkerKey(record.id, record.incarnation)
-        self.state: State = "alive"
-        self.reason = ""  # why it is not alive
-        self.doubt = ""  # why it is suspected, if it is
         self.doubted_at = 0.0
         self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
         self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on (never changed, replaced)
@@ -65,11 +58,7 @@ class Peer:
         self.lock = threading.RLock()  # guards state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.sharing: PeerSharedMemory | None = None  # memory that it and we share
-        self.clock = keeper.clock
-        self.now = keeper.clock.now
-        self.ways: Ways  # of tensors on devices; known when there is a channel
         self._keeper = keeper
-        self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
         self.incoming: Channel | None = None
 
@@ -77,16 +66,6 @@ class Peer:
         """What it says of itself: at first, or when more is known than that it called."""
         self.record = record
         self.shares_main = record.extra.get(code_by_value.MAIN) == code_by_value.identity()
-
-    @property
-    def me(self) -> str:
-        """The name of this worker, for messages to people."""
-        return self._dispatch.me.name
-
-    @property
-    def gone(self) -> bool:
-        """Whether it left or died."""
-        return self.state != "alive"
 
     @property
     def pid(self) -> int | None:
@@ -104,10 +83,21 @@ class Peer:
         """Whether nothing is expected of it."""
         return not self.expected
 
-    @property
-    def condition(self) -> str:
-        """In one word: alive, suspected, left or dead."""
-        return "suspected" if self.doubt and self.state == "alive" else self.state
+    def gone_error(self, what: str) -> RemoraError:
+        """The error for a call to a peer that is known to be gone: it was not sent."""
+        return CallNotSent(f"{what}: {self._fate()}")
+
+    def lost_error(self, what: str) -> RemoraError:
+        """The error for a call that waited for the peer when it went."""
+        kind = WorkerLost if self.outgoing.ever_connected else CallNotSent
+        return kind(f"{what}: {self._fate()}")
+
+    def _fate(self) -> str:
+        return f"{self.info} {'is gone' if self.state == 'dead' else 'has left'}: {self.reason}"
+
+    def accept(self, channel: Channel) -> None:
+        """Its calls come on this channel from now on. Under `lock`."""
+        self.incoming = self.outgoing.opposite = channel
 
     def channels(self) -> list[Channel]:
         """The one or two that there are."""
@@ -119,14 +109,6 @@ class Peer:
             if channel.link is not None:
                 channel.give_back()
 
-    def served_until(self, deadline: float) -> tuple[object, str, float] | None:
-        """What this worker runs, for whom, and what its caller allowed, of the request with exactly this deadline: calls
-        that it makes have the same one."""
-        for request in list(self._dispatch.serving.values()):
-            if request.deadline == deadline and request.function is not None:
-                return request.function, request.caller.name, request.frame.timeout
-        return None
-
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.condition}>"
 
@@ -137,8 +119,8 @@ class Peer:
         return self._keeper.arrive(self, frame)
 
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]:
-        """Who is to be told what it asks for."""
-        return partial(self._dispatch.request, self, channel)
+        """What to call with each of its requests."""
+        return self._keeper.requests_on(self, channel)
 
     def word(self, channel: Channel, frame: Frame) -> None:
         """It says something that wants no answer."""

@@ -19,6 +19,7 @@ class PeerTable:
     """Who is known. A name and an id belong to the worker that had them last."""
 
     def __init__(self) -> None:
+        self.me: Peer  # this worker as its own peer
         self._lock = threading.RLock()  # guards the three tables
         self.by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}

@@ -20,10 +20,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from remora.agent.peers.handshake_client import GivenUp, HandshakeClient, LocalTrouble, PeerRefused, PeerSilent
-from remora.agent.peers.peer import ENDED, Peer, State
+from remora.agent.peers.lifecycle import PeerLifecycle
+from remora.agent.peers.peer import ENDED, Peer
 from remora.errors import AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError
 from remora.long_wait import LongWait
 from remora.options import Settings
@@ -37,16 +37,6 @@ AT_ONCE = 8  # dials
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
 LOCAL_PATIENCE = 2.0  # seconds in which descriptors or memory of our own may become free
 LAST_TRY = 1.0  # however long a host has not been heard of, it gets this long to answer a new connection
-
-
-class PeerEvents(Protocol):
-    """Who acts on what was found out (`agent.peers`)."""
-
-    parting: bool  # we have begun to tell the others that we leave
-
-    def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None: ...
-    def suspect(self, peer: Peer, reason: str) -> None: ...
-    def trust(self, peer: Peer) -> None: ...
 
 
 class DialQueue:
@@ -95,8 +85,9 @@ class DialQueue:
 class Reconnector:
     """See the head of this file."""
 
-    def __init__(self, judge: PeerEvents, introduction: HandshakeClient, settings: Settings) -> None:
-        self._judge = judge
+    def __init__(self, lifecycle: PeerLifecycle, introduction: HandshakeClient, settings: Settings) -> None:
+        self._lifecycle = lifecycle
+        self.parting = False  # we have begun to tell the others that we leave
         self._handshake_client = introduction
         self._settings = settings
         self._clock = settings.clock
@@ -144,17 +135,17 @@ class Reconnector:
         except PeerRefused as error:
             peer.gave_us_up = isinstance(error, GivenUp)
             if LEAVING in str(error):
-                self._judge.give_up(peer, LEFT, "left")
-            if peer.gave_us_up and self._judge.parting:
+                self._lifecycle.give_up(peer, LEFT, "left")
+            if peer.gave_us_up and self.parting:
                 self._has_heard_our_farewell(peer)
             else:
-                self._judge.give_up(peer, str(error))
+                self._lifecycle.give_up(peer, str(error))
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if peer.leaving:
-                self._judge.give_up(peer, LEFT, "left")
+                self._lifecycle.give_up(peer, LEFT, "left")
             log.debug("nobody listens for %s any more: %s", peer.name, error)
             here = self._handshake_client.is_here(peer.record)
-            self._judge.give_up(peer, ENDED if here else "nobody listens at its addresses any more")
+            self._lifecycle.give_up(peer, ENDED if here else "nobody listens at its addresses any more")
         except LocalTrouble as error:
             return self._lacks_something(peer, started, error)
         except PeerSilent as error:
@@ -189,7 +180,7 @@ class Reconnector:
             link.close()
             raise
         log.info("%s is connected with %s", self._handshake_client.me.name, link.where)
-        self._judge.trust(peer)
+        self._lifecycle.trust(peer)
 
     def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:
         """Its host took the connection. A sign of life on the link that it dialled itself counts as well."""
@@ -198,7 +189,7 @@ class Reconnector:
         silence = self._own_time.since(heard, self._clock.now())
         if silence < self._settings.silence_limit:
             return False
-        self._judge.give_up(peer, f"it has been silent for {silence:.0f} s: {error}")
+        self._lifecycle.give_up(peer, f"it has been silent for {silence:.0f} s: {error}")
         return True
 
     def _is_unreachable(self, peer: Peer, started: float, error: OSError) -> bool:
@@ -206,7 +197,7 @@ class Reconnector:
             return False
         if peer.unreachable_since is None:
             peer.unreachable_since = started
-        self._judge.give_up(peer, f"it cannot be reached: {error}")
+        self._lifecycle.give_up(peer, f"it cannot be reached: {error}")
         return True
 
     def _lacks_something(self, peer: Peer, started: float, error: LocalTrouble) -> bool:

@@ -24,10 +24,10 @@ Done = Callable[[list[Any], BaseException | None], None]  # a list of one value,
 class Coroutines:
     """An event loop for the functions of one worker."""
 
-    def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
+    def __init__(self, name: str, clock: Clock = SYSTEM, worker: object = None) -> None:
         self._name = name
         self._clock = clock
-        self.worker: object = None  # for whom the coroutines act
+        self.worker = worker  # the current worker in its coroutines
         self._starting = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False

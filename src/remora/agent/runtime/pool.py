@@ -102,11 +102,17 @@ class WorkerPool:
     """Runs jobs and services on threads that also watch the poller."""
 
     def __init__(
-        self, name: str, limit: int, poller: Poller, clock: Clock = SYSTEM, thresholds: Thresholds = THRESHOLDS
+        self,
+        name: str,
+        limit: int,
+        poller: Poller,
+        clock: Clock = SYSTEM,
+        thresholds: Thresholds = THRESHOLDS,
+        worker: object = None,
     ) -> None:
         self.name = name
         self.clock = clock
-        self.worker: object = None  # for whom its threads act
+        self.worker = worker  # the current worker on its threads
         self.limit = limit
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remora.agent.calls.call import NEVER, NOTHING
-from remora.agent.calls.call_context import CallContext, ContextRegistry, Header, pack_for
+from remora.agent.calls.call_context import CallContext, Header, pack_for
 from remora.agent.calls.pack_errors import explain_result
+from remora.agent.calls.peer_info import Served
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.channel.flow_control import OUTBOX_LIMIT
 from remora.agent.channel.function_table import BARE_SIZE
+from remora.agent.peers.peer import Peer
 from remora.agent.runtime.clean_state import is_clean, make_clean
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import ProtocolError, SerializationError
@@ -23,9 +25,6 @@ from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.packed import Packed
 from remora.wire.pickler import unpack
-
-if TYPE_CHECKING:
-    from remora.agent.peers.manager import Peer
 
 EXCEPTION = int(MessageType.EXCEPTION)
 _ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wait for what remote() makes
@@ -195,11 +194,9 @@ class Request:
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
         """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""
         value, header = recorded
-        recorder = self._dispatch.recorder
-        if recorder is not None:
-            self.recording = recorder.find(header)
-            self.recording.received(self.caller, header, scope.links)
-            self.grad_enabled = header[2]
+        self.recording = self._dispatch.find_context(header)
+        self.recording.received(self.caller, header, scope.links)
+        self.grad_enabled = header[2]
         return value
 
     def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
@@ -326,12 +323,19 @@ _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(self, me: WorkerInfo, pool: WorkerPool, company: DelayedFlush, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        me: WorkerInfo,
+        pool: WorkerPool,
+        company: DelayedFlush,
+        now: Callable[[], float],
+        find_context: Callable[[Header], CallContext],
+    ) -> None:
         self.me = me
         self.now = now
         self.pool = pool
         self.company = company
-        self.recorder: ContextRegistry | None = None
+        self.find_context = find_context
         self.serving: dict[tuple[str, int], Request] = {}
         self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
 
@@ -379,6 +383,14 @@ class Dispatch:
                 told += 1
                 if told == MOST_TOLD:
                     return
+
+    def served_until(self, deadline: float) -> Served | None:
+        """The function, caller and allowance of the request with exactly this deadline: calls that its function makes
+        inherit it."""
+        for request in list(self.serving.values()):
+            if request.deadline == deadline and request.function is not None:
+                return request.function, request.caller.name, request.frame.timeout
+        return None
 
     def counts(self) -> int:
         """Requests queued or running."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.agent.calls import retries
+from remora.agent import retries
 from remora.agent.serving.dispatch import Request
 from remora.errors import CallError
 from remora.testing.world import World

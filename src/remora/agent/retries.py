@@ -11,15 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from remora.agent.caller import Caller
 from remora.agent.calls.call import Call
+from remora.agent.peers.peer import Peer
+from remora.agent.runtime.pool import WorkerPool
+from remora.agent.runtime.timers import Timers
+from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError
-
-if TYPE_CHECKING:
-    from remora.agent.agent import Agent
-    from remora.agent.peers.manager import Peer
-    from remora.wire.packed import Packed
+from remora.wire.packed import Packed
 
 Done = Callable[[BaseException | None], None]
 
@@ -49,9 +49,12 @@ class _ControlMessage:
 class Retries:
     """Sends the control messages of one worker."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, clock: Clock) -> None:
         self.gaps = gaps()
-        self._agent = agent
+        self._caller = caller
+        self._pool = pool
+        self._timers = timers
+        self._clock = clock
         self._lock = threading.RLock()  # guards _waiting
         self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
 
@@ -64,18 +67,18 @@ class Retries:
         `done` runs on a thread of the pool; or before this returns, if the peer is known to be gone. If it is not urgent,
         the answer is looked at within half a second.
         """
-        if self._agent.faults is None:
+        if self._caller.faults is None:
             self._start(peer, kind, packed, what, done, urgent)
         else:
             self._send_with_care(_ControlMessage(peer, kind, packed, what, done, urgent))
 
     def _start(self, peer: Peer, kind: int, packed: Packed, what: str, done: Done | None, urgent: bool) -> None:
         if done is None:
-            self._agent.tell(peer, kind, packed)
+            self._caller.tell(peer, kind, packed)
             return
         call = Call(peer, what, lambda call: done(call.error()))
         try:
-            self._agent.start_call(peer, call, kind, packed, 0, 0.0, control=True, urgent=urgent, asked=True)
+            self._caller.start_call(peer, call, kind, packed, 0, 0.0, control=True, urgent=urgent, asked=True)
         except RemoraError as error:  # the peer is gone, or we are
             done(error)
 
@@ -101,18 +104,17 @@ class Retries:
         self._go_on(message)
 
     def _refused(self, message: _ControlMessage) -> bool:
-        agent = self._agent
-        alive = agent.running and message.peer.state == "alive"  # else there is an answer already
-        faults = agent.faults
+        caller = self._caller
+        alive = caller.running and message.peer.state == "alive"  # else there is an answer already
+        faults = caller.faults
         return alive and faults is not None and faults.refuses(message.peer.name, message.kind, message.packed.body)
 
     def _hold(self, message: _ControlMessage) -> None:
         """Try again when it is time; what is sent to the same peer meanwhile waits behind it."""
         with self._lock:
             self._waiting.setdefault(message.peer, deque([message]))
-        pool = self._agent.pool
-        when = self._agent.clock.now() + self.gaps[message.tries - 1]
-        self._agent.timers.at(when, lambda: pool.submit_system(lambda: self._try(message)))
+        when = self._clock.now() + self.gaps[message.tries - 1]
+        self._timers.at(when, lambda: self._pool.submit_system(lambda: self._try(message)))
 
     def _go_on(self, message: _ControlMessage) -> None:
         """A message is out of the way: those behind it have their turn, as far as they get."""

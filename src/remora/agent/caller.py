@@ -1,0 +1,236 @@
+"""Makes calls: gives each its deadline, enters it in the channel's list of pending calls, and sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from remora.agent.calls.call import Call, next_call_id
+from remora.agent.calls.future import Future, Origin
+from remora.agent.channel.channel import Channel
+from remora.agent.channel.delayed_flush import DelayedFlush
+from remora.agent.channel.waiter_owned import WaiterOwned
+from remora.agent.peers.peer import Peer
+from remora.agent.runtime.pool import WorkerPool, blocking_region, reacquire_slot, release_slot
+from remora.agent.runtime.timers import Timers
+from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
+from remora.faults.injector import Injector
+from remora.protocol.membership import REGULAR_TICK
+from remora.vocabulary.ids import WorkerInfo
+from remora.wire.frames import FAILED
+from remora.wire.packed import Packed
+
+TICK = REGULAR_TICK
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def _refused(call: Call) -> CallNotSent:
+    return CallNotSent(f"RPCErr:2:Send attempt failed intentionally for the {call.what}")
+
+
+class Caller:
+    """Makes the calls of one worker."""
+
+    def __init__(self, me: WorkerInfo, timeout: float, pool: WorkerPool, timers: Timers, company: DelayedFlush) -> None:
+        self._me = me
+        self.timeout = timeout  # of calls that do not say how long they may take
+        self._pool = pool
+        self._timers = timers
+        self._company = company
+        self._attendance = WaiterOwned(timers)
+        self.running = False
+        self.forked = False  # this is a copy, in a child of the process that it runs in
+        self.faults: Injector | None = None  # what shall go wrong, in tests
+
+    def call(self, peer: Peer, kind: int, packed: Packed, flags: int, timeout: float, target: object) -> Any:
+        """Call and wait for the value."""
+        call = Call(peer, target)
+        call.undo = undo = packed.undo
+        call.recording = packed.recording
+        sent = peer.outgoing.session.sent
+        if undo is not None:
+            undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
+        try:
+            self._exchange(peer, call, kind, packed, flags, timeout)
+        except (CallNotSent, NotInitialized):
+            call.take_back()
+            raise
+        except BaseException:  # Ctrl-C: no thread waits for the answer any more
+            self._give_up(peer, call, sent)
+            raise
+        if packed.lent:
+            self._fence(peer, call, packed)
+        return call.value()
+
+    def _give_up(self, peer: Peer, call: Call, sent: int) -> None:
+        """Something else went wrong while a call was made, which may have been sent. (`sent`: how many messages were,
+        before.) If it was, and is our own business, its outcome is taken note of."""
+        if not peer.outgoing.has_sent(call.id, sent):
+            peer.outgoing.forget(call)
+            if not call.settled:
+                call.take_back()
+        elif call.on_settled is None:
+            peer.outgoing.forget(call)
+
+    def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
+        """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
+        if call.reply is not None and not call.reply.flags & FAILED and peer.sharing is not None:
+            peer.sharing.handover.fence(packed.lent)
+
+    def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
+        left = call.limit(timeout, self.timeout)
+        channel = peer.outgoing
+        if not self.running or peer.state != "alive":
+            self._check(peer, call)
+        if self.faults is not None and self.faults.refuses(peer.name, kind, packed.body):
+            raise _refused(call)
+        pool = release_slot()
+        try:
+            if channel.full:
+                channel.wait_for_room(call)
+                left = call.left()
+            channel.unwatch()
+            channel.pending[call.id] = call
+            if packed.buffers:
+                self._send_large(channel, call, kind, packed, flags, left)
+            else:
+                channel.send(kind, call.id, packed.body, flags, left)
+            if peer.state != "alive" or channel.closed:
+                self._recheck(peer, call)
+            channel.await_reply(call)
+        finally:
+            if pool is not None:
+                reacquire_slot(pool)
+
+    def _send_large(self, channel: Channel, call: Call, kind: int, packed: Packed, flags: int, left: float) -> None:
+        try:
+            channel.send_packed(kind, call, packed, flags, left, call.deadline)
+        except CallNotSent:
+            if channel.forget(call) or not call.asynchronous:
+                raise
+            call.take_back()  # its deadline has ended it meanwhile
+
+    def call_async(
+        self,
+        peer: Peer,
+        kind: int,
+        packed: Packed,
+        flags: int,
+        timeout: float,
+        target: object,
+        origin: Origin | None = None,
+        translate: Callable[[BaseException], BaseException] | None = None,
+    ) -> Future[Any]:
+        """Call and return a future of the value. Errors of the call itself are passed through `translate`."""
+        call = Call(peer, target)
+        call.translate = translate
+        future = call.make_future(peer.outgoing, origin)
+        try:
+            self.start_call(peer, call, kind, packed, flags, timeout)
+        except CallError as error:  # as with any other failure of the call: who waits for it gets it
+            peer.outgoing.forget(call)
+            call.future = None
+            call.take_back()
+            future._fail(error if translate is None else translate(error))
+        return future
+
+    def start_call(
+        self,
+        peer: Peer,
+        call: Call,
+        kind: int,
+        packed: Packed,
+        flags: int,
+        timeout: float,
+        control: bool = False,
+        urgent: bool = True,
+        asked: bool = False,
+    ) -> None:
+        """Send an asynchronous call. Control messages are ours: they are small, and wait for no thread. If it is not
+        urgent, it may wait a moment for company, and the reply is taken note of when a thread looks at the link next
+        (at the next tick at the latest). `asked`: the fault plan, if there is one, has had its say."""
+        call.undo = undo = packed.undo
+        call.recording = packed.recording
+        channel = peer.outgoing
+        sent = channel.session.sent
+        if undo is not None:
+            undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
+        try:
+            if not self.running or peer.state != "alive":
+                self._check(peer, call)
+            left = call.limit(timeout, self.timeout)
+            if self.faults is not None and not asked and self.faults.refuses(peer.name, kind, packed.body):
+                call.fail(_refused(call))
+                call.settle(_at_once)
+                return
+            if channel.full and not control:
+                with blocking_region():
+                    channel.wait_for_room(call)
+                left = call.left()
+            hurry = 0.0 < left < 2 * TICK  # the tick could come too late
+            urgent = urgent or hurry
+            channel.pending[call.id] = call  # first: its deadline may have passed
+            if hurry:
+                self.expire_at(channel, call)
+            if not urgent:
+                channel.low_priority.add(call.id)
+            elif hurry or call.future is None:
+                call.heeded = True
+                channel.expect(call)
+            elif not channel.waiter_owned:
+                self._attendance.expect(channel)
+            if packed.buffers:
+                self._send_large(channel, call, kind, packed, flags, left)
+            elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
+                channel.send(kind, call.id, packed.body, flags, left)
+            elif urgent:
+                channel.send_batched(kind, call.id, packed.body, flags, left)
+                if call.heeded and channel.waiter_owned:
+                    channel.flush()  # no thread may come to do it
+            elif channel.send_low_priority(kind, call.id, packed.body, flags, left):
+                self._company.expect(channel)
+            if peer.state != "alive" or channel.closed:
+                self._recheck(peer, call)
+        except CallError:
+            raise
+        except BaseException:  # Ctrl-C: the program will never know of this call
+            self._give_up(peer, call, sent)
+            raise
+
+    def tell(self, peer: Peer, kind: int, packed: Packed) -> None:
+        """Send a control message that has no answer. It is numbered and kept like any other, so it arrives: with the
+        next message, or in a moment."""
+        if self.running and peer.state == "alive":
+            channel = peer.outgoing
+            if channel.send_low_priority(kind, next_call_id(), packed.body):
+                self._company.expect(channel)
+
+    def _check(self, peer: Peer, call: Call) -> None:
+        if not self.running:
+            raise self.stopped(call)
+        if peer.state != "alive":
+            raise peer.gone_error(call.what)
+
+    def stopped(self, call: Call) -> NotInitialized:
+        """The error for a call on a worker that has ended."""
+        why = f". {FORKED.format(name=self._me.name)}" if self.forked else ""
+        return NotInitialized(f"{call.what}: RPC is no longer running on this node ({self._me}){why}")
+
+    def _recheck(self, peer: Peer, call: Call) -> None:
+        """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
+        if peer.outgoing.forget(call):
+            call.fail(peer.gone_error(call.what) if self.running else self.stopped(call))
+            call.settle(self._pool.submit_system if self.running else _at_once)
+
+    def expire_at(self, channel: Channel, call: Call) -> None:
+        """Have the call fail when its deadline has passed."""
+
+        def expire() -> None:
+            if channel.forget(call):
+                call.fail(call.timed_out())
+                call.settle(self._pool.submit_system)
+
+        self._timers.at(call.deadline, expire)

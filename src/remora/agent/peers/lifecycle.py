@@ -1,0 +1,77 @@
+"""What becomes of a peer: suspected, trusted again, given up. The only place that changes the state of a peer.
+
+When a peer is given up, every call that waits for it fails at once, by name, its channels close, and the listeners of
+`on_gone` are told. Whether to give it up is decided elsewhere: `remora.agent.peers.reconnect` and
+`remora.agent.peers.failure_detector`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from remora.agent.peers.membership_events import MembershipEvents
+from remora.agent.peers.peer import Peer, State
+from remora.agent.peers.peer_table import PeerTable
+from remora.agent.serving.dispatch import Dispatch
+from remora.clock import Clock
+from remora.protocol.membership import Died, Left, Recovered, Suspected
+
+log = logging.getLogger("remora")
+
+GoneListener = Callable[[Peer], None]
+
+
+class PeerLifecycle:
+    """Changes the state of peers, and tells the listeners. Any thread may call it."""
+
+    def __init__(self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, clock: Clock) -> None:
+        self._table = table
+        self._dispatch = dispatch
+        self._events = events
+        self._clock = clock
+        self.on_gone: list[GoneListener] = []  # called when a peer left or died, on a thread of the pool
+
+    def suspect(self, peer: Peer, reason: str) -> None:
+        """A peer does not answer. Its calls wait on; programs that ask or listen may know."""
+        with peer.lock:
+            news = not peer.gone and not peer.doubt
+            peer.doubt, peer.doubted_at = reason, self._clock.now()
+        if news:
+            log.info("%s suspects %s: %s", self._dispatch.me, peer.info, reason)
+            self._events.publish(Suspected(peer.info, reason))
+
+    def trust(self, peer: Peer) -> None:
+        """A peer answers (again)."""
+        with peer.lock:
+            news, peer.doubt, peer.unreachable_since = bool(peer.doubt), "", None
+        if news and not peer.gone:
+            self._events.publish(Recovered(peer.info))
+
+    def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None:
+        """Nothing more will come from this peer. Idempotent."""
+        with peer.lock:
+            if peer.gone:
+                return
+            peer.state = state
+            peer.reason = reason
+        self._table.mark_departed(peer)
+        if state == "dead":
+            log.warning("%s%s is gone: %s", peer.name, f" (pid {peer.pid})" if peer.pid else "", reason)
+            log.debug("%s lost %s, which listened at %s", self._dispatch.me, peer.info, ", ".join(peer.record.addresses))
+        else:
+            log.info("%s left", peer.name)
+        peer.outgoing.fail_pending(lambda call: peer.lost_error(call.what), answered_too=False)
+        peer.outgoing.close()
+        if peer.incoming is not None:
+            peer.incoming.close()
+            self._dispatch.forget(peer.incoming)
+        if peer.sharing is not None:
+            peer.sharing.forget()
+        for listener in list(self.on_gone):
+            try:
+                listener(peer)
+            except Exception:  # the other listeners must know, and a thread that waits for `ended` must not wait for ever
+                log.exception("not everybody could be told that %s is gone", peer.info)
+        peer.ended.set()
+        self._events.publish(Left(peer.info) if state == "left" else Died(peer.info, reason))
