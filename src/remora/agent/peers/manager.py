@@ -28,7 +28,7 @@ from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.membership_events import MembershipEvents
 from remora.agent.peers.peer import Peer, State
 from remora.agent.peers.peer_table import PeerTable
-from remora.agent.peers.reconnect import LEAVING, LEFT, DialQueue, Reconnector
+from remora.agent.peers.reconnect import LEFT, DialQueue, Reconnector
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.runtime.try_lock import may_be_struck
@@ -36,6 +36,7 @@ from remora.agent.serving.dispatch import BEGUN, Dispatch
 from remora.devices import streams
 from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
 from remora.options import Settings
+from remora.protocol.handshake import Refused, Why
 from remora.protocol.membership import (
     Died,
     Farewell,
@@ -261,20 +262,22 @@ class PeerManager(PeerTable):
             if peer.outgoing.link is None and not peer.gone and peer.outgoing.pending and not self.stopping:
                 self.connect(peer)  # messages came after we had given up
 
-    def admit(self, record: WorkerRecord, session_id: str) -> int | str:
+    def admit(self, record: WorkerRecord, session_id: str) -> int | Refused:
         """A proven caller asks for a session: how much of it we have, or why not."""
         known = self.known(WorkerKey(record.id, record.incarnation))
         if self.stopping and not self._resumes(known, session_id):
-            return LEAVING
+            return Refused(Why.LEAVING)
         if known is not None and known.state == "dead":
-            return f"{record.name} was given up ({known.reason}); it must join again as a new worker"
+            text = f"{record.name} was given up ({known.reason}); it must join again as a new worker"
+            return Refused(Why.ADMISSION, text)
         if known is None and self.is_stale(record):
-            return f"another worker took the place of {record.name}; it must join again as a new worker"
+            text = f"another worker took the place of {record.name}; it must join again as a new worker"
+            return Refused(Why.ADMISSION, text)
         incoming = None if known is None else known.incoming
         if incoming is None or incoming.session_id != session_id:
             return 0
         if incoming.closed:
-            return "this session was given up"
+            return Refused(Why.ADMISSION, "this session was given up")
         return incoming.received_for_good()
 
     def _resumes(self, peer: Peer | None, session_id: str) -> bool:
