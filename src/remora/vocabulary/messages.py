@@ -19,8 +19,6 @@ The hot path packs and reads calls, replies and fetches as plain values, without
 says what they look like, and a test holds real traffic against it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, ClassVar
@@ -113,10 +111,9 @@ class Layout(Enum):
     BINARY = "bytes of a fixed order, little endian"
 
 
+@dataclass(frozen=True, slots=True)
 class Message:
-    """What all payloads have in common."""
-
-    __slots__ = ()
+    """What all payloads have in common. Those without fields of their own inherit the rest of a dataclass from it."""
 
     type: ClassVar[MessageType]
     layout: ClassVar[Layout]
@@ -171,9 +168,10 @@ class ScriptCall(Message):
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
 class ScriptRet(PythonRet):
     """The callee answers SCRIPT_CALL: the function returned this value."""
+
+    __slots__ = ()
 
     type = MessageType.SCRIPT_RET
 
@@ -195,27 +193,30 @@ class Failure(Message):
 # References.
 
 
-@dataclass(frozen=True, slots=True)
 class PythonRemoteCall(PythonCall):
     """The creator of a reference has the owner-to-be run a Python function, whose result becomes a value there.
 
     The preamble names the value and its first fork. The owner answers when the value is made, or the function failed."""
 
+    __slots__ = ()
+
     type = MessageType.PYTHON_REMOTE_CALL
     answered_by = MessageType.REMOTE_RET
 
 
-@dataclass(frozen=True, slots=True)
 class ScriptRemoteCall(ScriptCall):
     """The same with a function that torch compiled, or one of TorchScript."""
+
+    __slots__ = ()
 
     type = MessageType.SCRIPT_REMOTE_CALL
     answered_by = MessageType.REMOTE_RET
 
 
-@dataclass(frozen=True, slots=True)
 class RemoteRet(Message):
     """The owner answers its creator: the function has ended. If it failed, a fetch of the value says so."""
+
+    __slots__ = ()
 
     type = MessageType.REMOTE_RET
     layout = Layout.NONE
@@ -232,24 +233,27 @@ class PythonRRefFetchCall(Message):
     rref: RRefId
 
 
-@dataclass(frozen=True, slots=True)
 class ScriptRRefFetchCall(PythonRRefFetchCall):
     """The same for a value that SCRIPT_REMOTE_CALL made."""
+
+    __slots__ = ()
 
     type = MessageType.SCRIPT_RREF_FETCH_CALL
     answered_by = MessageType.SCRIPT_RREF_FETCH_RET
 
 
-@dataclass(frozen=True, slots=True)
 class PythonRRefFetchRet(PythonRet):
     """The owner answers a fetch with the value."""
+
+    __slots__ = ()
 
     type = MessageType.PYTHON_RREF_FETCH_RET
 
 
-@dataclass(frozen=True, slots=True)
 class ScriptRRefFetchRet(PythonRet):
     """The owner answers a fetch with a value that SCRIPT_REMOTE_CALL made."""
+
+    __slots__ = ()
 
     type = MessageType.SCRIPT_RREF_FETCH_RET
 
@@ -292,9 +296,10 @@ class RRefUserDelete(Message):
     ids: tuple[GloballyUniqueId, ...]  # of a value, of a fork of it, and so on in turn
 
 
-@dataclass(frozen=True, slots=True)
 class RRefAck(Message):
     """The answer to RREF_FORK_REQUEST, RREF_CHILD_ACCEPT and RREF_USER_DELETE: it was taken note of."""
+
+    __slots__ = ()
 
     type = MessageType.RREF_ACK
     layout = Layout.NONE
@@ -311,7 +316,7 @@ class PassFailure:
     name: str
     failure: bytes  # the body of a `Failure`
 
-    def __reduce__(self) -> tuple[type[PassFailure], tuple[int, str, bytes]]:
+    def __reduce__(self) -> "tuple[type[PassFailure], tuple[int, str, bytes]]":
         return PassFailure, (self.worker, self.name, self.failure)
 
 
@@ -357,9 +362,10 @@ class BackwardAutogradReq(Message):
     gradients: dict[int, Any]  # by message that was sent: the gradients of its tensors
 
 
-@dataclass(frozen=True, slots=True)
 class BackwardAutogradResp(BackwardPartResp):
     """What the gradients set going is done, or how it failed. FAST: `owed` says which gradients workers still wait for."""
+
+    __slots__ = ()
 
     type = MessageType.BACKWARD_AUTOGRAD_RESP
 
@@ -376,9 +382,10 @@ class BackwardEndReq(Message):
     failure: PassFailure
 
 
-@dataclass(frozen=True, slots=True)
 class BackwardEndResp(Message):
     """The worker that answers, and those that it has told, do not work on that pass any more."""
+
+    __slots__ = ()
 
     type = MessageType.BACKWARD_END_RESP
     layout = Layout.NONE
@@ -397,9 +404,10 @@ class RRefBackwardReq(Message):
     retain_graph: bool
 
 
-@dataclass(frozen=True, slots=True)
 class RRefBackwardResp(Message):
     """The pass that RREF_BACKWARD_REQ asked for is over."""
+
+    __slots__ = ()
 
     type = MessageType.RREF_BACKWARD_RESP
     layout = Layout.NONE
@@ -441,10 +449,11 @@ class AutogradContextHeldResp(Message):
 # Membership.
 
 
-@dataclass(frozen=True, slots=True)
 class Greeting(Message):
     """Static groups: a worker tells the next one in the ring of ids that it can talk to it. `init_rpc` returns when it has
     the answer, and has answered the worker before it."""
+
+    __slots__ = ()
 
     type = MessageType.GREETING
     layout = Layout.NONE
@@ -462,9 +471,10 @@ class Joined(Message):
     record: bytes  # the sender's, as `WorkerRecord.to_json` writes it
 
 
-@dataclass(frozen=True, slots=True)
 class Leaving(Message):
     """Dynamic groups: a worker tells every member that it is about to leave. The member answers, and removes it."""
+
+    __slots__ = ()
 
     type = MessageType.LEAVING
     layout = Layout.NONE
@@ -497,10 +507,11 @@ class ConfirmDeath(Message):
     worker: WorkerKey
 
 
-@dataclass(frozen=True, slots=True)
 class ConfirmLeave(ConfirmDeath):
     """The same for a worker that left of its own will. If it still talks to the receiver, its goodbye is awaited: its last
     answers come before that."""
+
+    __slots__ = ()
 
     type = MessageType.CONFIRM_LEAVE
 
@@ -517,9 +528,10 @@ class LossConfirmed(Message):
     worker: WorkerKey
 
 
-@dataclass(frozen=True, slots=True)
 class MembershipAck(Message):
     """The answer to all messages about membership: the receiver has acted on it."""
+
+    __slots__ = ()
 
     type = MessageType.MEMBERSHIP_ACK
     layout = Layout.NONE
@@ -528,10 +540,11 @@ class MembershipAck(Message):
 # Words. The field `call` of the header says which call, or which number, they are about.
 
 
-@dataclass(frozen=True, slots=True)
 class Cancel(Message):
     """The caller tells the callee that it does not wait for the call any more. A function that has not begun never will; a
     coroutine is cancelled."""
+
+    __slots__ = ()
 
     type = MessageType.CANCEL
     layout = Layout.EMPTY
@@ -571,45 +584,50 @@ class GiveBack(Message):
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Goodbye(Message):
     """A worker leaves of its own will: its silence is no failure. It says so behind its last answers, and the receiver hangs
     up when it has those."""
+
+    __slots__ = ()
 
     type = MessageType.GOODBYE
     layout = Layout.EMPTY
 
 
-@dataclass(frozen=True, slots=True)
 class Void(Message):
     """It stands for a message that could not be repeated after a reconnect, and has its number. If that was a reply, the
     caller's call fails: the outcome is unknown."""
+
+    __slots__ = ()
 
     type = MessageType.VOID
     layout = Layout.EMPTY
 
 
-@dataclass(frozen=True, slots=True)
 class Ack(Message):
     """An end of a session has much to acknowledge and nothing else to send: the acknowledgement is in the header."""
+
+    __slots__ = ()
 
     type = MessageType.ACK
     layout = Layout.EMPTY
     numbered = False
 
 
-@dataclass(frozen=True, slots=True)
 class Ping(Message):
     """An end of a session that has heard nothing for a heartbeat asks for a sign of life. The other end sends PONG."""
+
+    __slots__ = ()
 
     type = MessageType.PING
     layout = Layout.EMPTY
     numbered = False
 
 
-@dataclass(frozen=True, slots=True)
 class Pong(Message):
     """A sign of life: what PING asks for."""
+
+    __slots__ = ()
 
     type = MessageType.PONG
     layout = Layout.EMPTY

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin
 
 from remora.errors import ProtocolError
 from remora.vocabulary.ids import GloballyUniqueId
@@ -189,8 +189,7 @@ def _unreadable(kind: type[Message], sender: str, why: str) -> ProtocolError:
 
 
 def _fields(kind: Any) -> tuple[tuple[str, Check], ...]:
-    hints = get_type_hints(kind)
-    return tuple((each.name, _check(hints[each.name])) for each in fields(kind))
+    return tuple((each.name, _check(each.type)) for each in fields(kind))
 
 
 _FIELDS = {type: _fields(kind) for type, kind in MESSAGES.items()}  # names, and what tells whether a value may be there
