@@ -26,6 +26,7 @@ def test_a_payload_is_frozen_documented_and_named_after_its_type(kind: type[Mess
     assert not kind.__doc__.startswith(f"{kind.__name__}("), "this is what dataclasses write"
     if kind.type is not MessageType.EXCEPTION:  # whose name Python has taken
         assert kind.__name__.lower() == kind.type.name.replace("_", "").lower()
+    assert bool(kind.order) == (kind.layout is Layout.BINARY)
     count = len(dataclasses.fields(kind))
     assert count == 1 if kind.layout in ONE_FIELD else not count if kind.layout in NO_FIELD else count
 

@@ -105,9 +105,9 @@ class Layout(Enum):
 
     EMPTY = "no body"
     NONE = "the pickle of None"
-    VALUE = "the pickle of its one field"
-    FIELDS = "the pickle of the tuple of its fields"
-    FIELDS_OR_NONE = "the pickle of the tuple of its fields, or of None if all have their defaults"
+    VALUE = "the pickle of the field"
+    FIELDS = "the pickle of the tuple of fields"
+    FIELDS_OR_NONE = "the pickle of the tuple of fields, or of None if both are empty"
     BINARY = "bytes of a fixed order, little endian"
 
 
@@ -118,6 +118,7 @@ class Message:
     type: ClassVar[MessageType]
     layout: ClassVar[Layout]
     answered_by: ClassVar[MessageType | None] = None
+    order: ClassVar[str] = ""  # of the bytes, if the layout is BINARY; an id is two u64, its worker and its number
     numbered: ClassVar[bool] = True
     of_program: ClassVar[bool] = False  # it holds values of the program: what fails while they are unpickled is theirs
 
@@ -205,7 +206,7 @@ class PythonRemoteCall(PythonCall):
 
 
 class ScriptRemoteCall(ScriptCall):
-    """The same with a function that torch compiled, or one of TorchScript."""
+    """The creator of a reference has the owner-to-be run a function of torch, or of TorchScript, for a value there."""
 
     __slots__ = ()
 
@@ -228,13 +229,14 @@ class PythonRRefFetchCall(Message):
 
     type = MessageType.PYTHON_RREF_FETCH_CALL
     layout = Layout.BINARY
+    order = "id of the value"
     answered_by = MessageType.PYTHON_RREF_FETCH_RET
 
     rref: RRefId
 
 
 class ScriptRRefFetchCall(PythonRRefFetchCall):
-    """The same for a value that SCRIPT_REMOTE_CALL made."""
+    """A holder of a reference asks the owner for a value that SCRIPT_REMOTE_CALL made."""
 
     __slots__ = ()
 
@@ -264,6 +266,7 @@ class RRefForkRequest(Message):
 
     type = MessageType.RREF_FORK_REQUEST
     layout = Layout.BINARY
+    order = "id of the value, id of the fork"
     answered_by = MessageType.RREF_ACK
 
     rref: RRefId
@@ -277,6 +280,7 @@ class RRefChildAccept(Message):
 
     type = MessageType.RREF_CHILD_ACCEPT
     layout = Layout.BINARY
+    order = "id of the fork"
     answered_by = MessageType.RREF_ACK
 
     fork: ForkId
@@ -290,6 +294,7 @@ class RRefUserDelete(Message):
 
     type = MessageType.RREF_USER_DELETE
     layout = Layout.BINARY
+    order = "u8 never_made, then ids"
     answered_by = MessageType.RREF_ACK
 
     never_made: bool
@@ -322,7 +327,7 @@ class PassFailure:
 
 @dataclass(frozen=True, slots=True)
 class BackwardPartReq(Message):
-    """SMART, first round. A worker tells the sender of tensors which of them take part in a backward pass.
+    """A worker tells the sender of tensors which of them take part in a backward pass (SMART, first round).
 
     The receiver tells the senders of its own tensors in turn. It answers when all of those have answered."""
 
@@ -347,7 +352,7 @@ class BackwardPartResp(Message):
 
 @dataclass(frozen=True, slots=True)
 class BackwardAutogradReq(Message):
-    """Second round. A worker sends gradients to the sender of the tensors that they belong to.
+    """A worker sends gradients to the sender of the tensors that they belong to (second round of a pass).
 
     The receiver runs its part of the graph with them and answers when everything that it set going is done. `part` is there
     if the pass goes to one worker and cannot come back: both rounds are one message then."""
@@ -450,8 +455,8 @@ class AutogradContextHeldResp(Message):
 
 
 class Greeting(Message):
-    """Static groups: a worker tells the next one in the ring of ids that it can talk to it. `init_rpc` returns when it has
-    the answer, and has answered the worker before it."""
+    """A worker of a static group tells the next one in the ring of ids that it can talk to it. `init_rpc` returns when it
+    has the answer, and has answered the worker before it."""
 
     __slots__ = ()
 
@@ -462,7 +467,7 @@ class Greeting(Message):
 
 @dataclass(frozen=True, slots=True)
 class Joined(Message):
-    """Dynamic groups: a worker tells every member that it is there now. `init_rpc` returns when they have answered."""
+    """A worker that joins a dynamic group tells every member that it is there. `init_rpc` returns when they answered."""
 
     type = MessageType.JOINED
     layout = Layout.VALUE
@@ -472,7 +477,7 @@ class Joined(Message):
 
 
 class Leaving(Message):
-    """Dynamic groups: a worker tells every member that it is about to leave. The member answers, and removes it."""
+    """A worker that is about to leave a dynamic group tells every member. The member answers, and removes it."""
 
     __slots__ = ()
 
@@ -508,8 +513,9 @@ class ConfirmDeath(Message):
 
 
 class ConfirmLeave(ConfirmDeath):
-    """The same for a worker that left of its own will. If it still talks to the receiver, its goodbye is awaited: its last
-    answers come before that."""
+    """The owner of values lost a worker that left of its own will, and asks each other one to confirm the loss.
+
+    If that worker still talks to the receiver, its goodbye is awaited: its last answers come before that."""
 
     __slots__ = ()
 
@@ -557,6 +563,7 @@ class Progress(Message):
 
     type = MessageType.PROGRESS
     layout = Layout.BINARY
+    order = "u8 0x31 if it has begun, else nothing"
 
     begun: bool
 
@@ -568,6 +575,7 @@ class Function(Message):
 
     type = MessageType.FUNCTION
     layout = Layout.BINARY
+    order = "module, newline, name, in UTF-8"
 
     module: str
     name: str
@@ -580,6 +588,7 @@ class GiveBack(Message):
 
     type = MessageType.GIVE_BACK
     layout = Layout.BINARY
+    order = "a u64 for each number"
 
     numbers: tuple[int, ...]
 
