@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from remora.errors import AuthenticationError, ProtocolError, RemoraError
 from remora.protocol import conversation
 from remora.protocol.conversation import HEADER, LENGTH_AT, MAGIC, MAX_BODY, SEAL_SIZE, VERSION, Kind, header
-from remora.protocol.handshake import Accepted, Hello, Identity, Initiator, Responder, Why
+from remora.protocol.handshake import Accepted, Hello, Identity, Initiator, Refused, Responder, Why
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ALICE = Identity("alice", 0, "a" * 16, "group-1")
@@ -110,12 +110,13 @@ def test_an_error_in_admit_is_not_blamed_on_the_peer() -> None:
         b.receive(a.receive(b.receive(a.start())))
 
 
-def test_the_reason_not_to_admit_reaches_the_caller() -> None:
-    a, b = caller(), listener(admit=lambda hello: "this worker is shutting down")
+@pytest.mark.parametrize("why", [Why.ADMISSION, Why.LEAVING])
+def test_the_reason_not_to_admit_reaches_the_caller(why: Why) -> None:
+    a, b = caller(), listener(admit=lambda hello: Refused(why, "so it is"))
     for error in converse(a, b):
         assert isinstance(error, ProtocolError)
-        assert "this worker is shutting down" in str(error)
-    assert a.why is b.why is Why.ADMISSION
+        assert "so it is" in str(error)
+    assert a.why is b.why is why
     assert a.proven
 
 
@@ -151,10 +152,10 @@ def test_a_stranger_gets_no_seal_that_was_made_with_our_secret(said: bytes, prov
     assert b.refusal[-SEAL_SIZE:] in (b"", bytes(SEAL_SIZE))
 
 
-@pytest.mark.parametrize("why", [Why.GROUP, Why.RESTARTED, Why.WORKER, Why.ADMISSION])
+@pytest.mark.parametrize("why", [Why.GROUP, Why.RESTARTED, Why.WORKER, Why.ADMISSION, Why.LEAVING])
 def test_what_a_peer_says_of_itself_is_proven(why: Why) -> None:
     me = {Why.GROUP: Identity("bob", 1, "b" * 16, "group-2"), Why.RESTARTED: Identity("bob", 1, "c" * 16, "group-1")}
-    admit = (lambda hello: "no") if why is Why.ADMISSION else (lambda hello: 0)
+    admit = (lambda hello: Refused(why, "no")) if why in (Why.ADMISSION, Why.LEAVING) else (lambda hello: 0)
     b = listener(me=me.get(why, BOB), admit=admit)
     a = caller(expected=Identity("carol", 2, "b" * 16, "group-1")) if why is Why.WORKER else caller()
     converse(a, b)
@@ -500,7 +501,7 @@ def test_every_single_bit_of_every_message_counts() -> None:
 
 @given(st.text(max_size=300))
 def test_any_reason_not_to_admit_fits_into_a_refusal(reason: str) -> None:
-    a, b = caller(), listener(admit=lambda hello: reason)
+    a, b = caller(), listener(admit=lambda hello: Refused(Why.ADMISSION, reason))
     errors = converse(a, b)
     assert all(errors)
     assert a.why is Why.ADMISSION

@@ -24,6 +24,7 @@ OWNER, LOST, SURVIVOR = 0, 1, 2
 MANY = 10
 IN_ORDER = ["count me"] * MANY + ["heard"]
 TIMEOUT = 20.0
+QUESTIONS = (MessageType.CONFIRM_DEATH, MessageType.CONFIRM_LEAVE)
 A_WHILE = 0.2  # seconds; what does not wait for its turn comes sooner
 
 theirs: list[rpc.RRef[Any]] = []  # of the worker that is lost
@@ -101,7 +102,7 @@ class Scene:
 
         def asked() -> bool:
             served = list(agent.dispatch.serving.values())
-            return peer.gone and any(each.frame.kind == MessageType.MEMBERSHIP for each in served)
+            return peer.gone and any(each.frame.kind in QUESTIONS for each in served)
 
         self.world.wait_until(lambda: asked() or "heard" in self.told)
 

@@ -21,15 +21,14 @@ from remora.autograd import segments
 from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 from remora.autograd.schedule import Divided, Ready, Whole
+from remora.vocabulary.messages import Owed, Part, PassId
 
 if TYPE_CHECKING:
     from remora.agent.peers.manager import Peer
     from remora.autograd.context import Context
 
 ROOTS = -1  # the source that stands for the roots, among the numbers of messages
-Key = tuple[int, int, int, bool, bool]  # the name of a pass: see `Pass.__init__`
-Part = dict[int, list[int]]  # of what was sent: by message, the tensors whose gradients will come
-Owed = dict[int, tuple[int, list[str]]]  # by worker: how many gradients had come to it, and what it waited for then
+Key = PassId
 WorkQueue = SimpleQueue[Callable[[], None] | None]  # work for a thread
 GradientBatch = dict[int, Gradients]  # gradients for what was sent: by message
 Deliver = Callable[["Peer", GradientBatch], None]

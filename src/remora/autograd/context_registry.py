@@ -17,14 +17,13 @@ from remora.agent.peers.manager import Peer
 from remora.agent.serving.dispatch import Request
 from remora.autograd.context import LOCAL_BITS, Context
 from remora.errors import RemoraError
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickler import pack
+from remora.vocabulary.messages import AutogradContextHeldReq, AutogradContextHeldResp, CleanupAutogradContextReq
+from remora.wire.message_codec import encode, from_value, to_value
 
 log = logging.getLogger("remora")
 
-CLEANUP_REQ = int(MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ)
-HELD_REQ = int(MessageType.AUTOGRAD_CONTEXT_HELD_REQ)
-HELD_RESP = int(MessageType.AUTOGRAD_CONTEXT_HELD_RESP)
+CLEANUP_REQ = int(CleanupAutogradContextReq.type)
+HELD_REQ, HELD_RESP = int(AutogradContextHeldReq.type), int(AutogradContextHeldResp.type)
 REMEMBERED = 1 << 14  # contexts released lately: a message of theirs that comes late must not bring them back
 
 
@@ -40,8 +39,8 @@ class Contexts:
         self._released: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.RLock()  # guards the two above
         self.known: Callable[[int], Context | None] = self._table.get  # a context, if it is there (one look needs no lock)
-        agent.dispatch.on(MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._clean_up, service=True)
-        agent.dispatch.on(MessageType.AUTOGRAD_CONTEXT_HELD_REQ, self._held, service=True)
+        agent.dispatch.on(CleanupAutogradContextReq.type, self._clean_up, service=True)
+        agent.dispatch.on(AutogradContextHeldReq.type, self._held, service=True)
 
     # Finding them.
 
@@ -125,10 +124,11 @@ class Contexts:
         except RemoraError as error:  # it is gone, and its part of the context with it
             log.debug("context %d could not be released on worker %d: %s", context_id, worker, error)
         else:
-            self._agent.retries.send(peer, CLEANUP_REQ, pack(context_id), "CLEANUP_AUTOGRAD_CONTEXT_REQ")
+            message = CleanupAutogradContextReq(context_id)
+            self._agent.retries.send(peer, CLEANUP_REQ, encode(message), message.type.name)
 
     def _clean_up(self, request: Request) -> None:
-        self._release(int(request.unpack()), request.caller)  # type: ignore[call-overload]
+        self._release(request.message(CleanupAutogradContextReq).context_id, request.caller)
         request.drop()
 
     def bury(self, peer: Peer) -> None:
@@ -144,21 +144,21 @@ class Contexts:
         """Let the creator of a context know that we have a part of it, and release that if the context is gone."""
 
         def answered(call: Call) -> None:
-            if call.error() is None and not call.value():
+            if call.error() is None and not from_value(AutogradContextHeldResp, call.value(), call.peer.name).held:
                 self._release(context.id, None)
 
         try:
             peer = self._agent.peers.find(context.creator)
             call = Call(peer, "an autograd context", answered)
-            self._agent.start_call(peer, call, HELD_REQ, pack(context.id), 0, 0.0, control=True)
+            self._agent.start_call(peer, call, HELD_REQ, encode(AutogradContextHeldReq(context.id)), 0, 0.0, control=True)
         except RemoraError:
             self._release(context.id, None)  # its creator is gone, too
 
     def _held(self, request: Request) -> None:
-        context = self._table.get(int(request.unpack()))  # type: ignore[call-overload]
+        context = self._table.get(request.message(AutogradContextHeldReq).context_id)
         if context is not None:
             context.known_workers.add(request.caller.id)
-        request.reply(HELD_RESP, context is not None)
+        request.reply(HELD_RESP, to_value(AutogradContextHeldResp(context is not None)))
 
 
 class ContextManager:

@@ -16,11 +16,12 @@ from remora.agent.agent import Agent
 from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
 from remora.agent.runtime.pool import blocking_region
-from remora.autograd.backward_pass import GradientBatch, Part, Pass, WorkQueue
+from remora.autograd.backward_pass import GradientBatch, Pass, WorkQueue
 from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
-from remora.autograd.failure import PassFailure, blame
+from remora.autograd.failure import blame, error_of
 from remora.autograd.pass_messages import PassMessages
+from remora.vocabulary.messages import Part, PassFailure
 
 QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
 
@@ -78,7 +79,7 @@ class Engine:
         failure = self._outcome(this, start)
         if failure is not None:
             try:
-                raise failure.error()
+                raise error_of(failure)
             finally:
                 del failure  # or the error would keep itself, and all that it saw, through this frame
 

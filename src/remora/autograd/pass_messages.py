@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
 
 import torch
 from torch.autograd.profiler import record_function
@@ -21,25 +20,30 @@ from remora.agent.calls.call import UNSET_TIMEOUT, Call
 from remora.agent.calls.future import Future, fresh
 from remora.agent.peers.manager import Peer
 from remora.agent.serving.dispatch import Request
-from remora.autograd.backward_pass import GradientBatch, Key, Owed, Part, Pass
+from remora.autograd.backward_pass import GradientBatch, Key, Pass
 from remora.autograd.context import Context
 from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
-from remora.autograd.failure import PassFailure, blame
+from remora.autograd.failure import blame, error_of
 from remora.autograd.nodes import SEND_NAME
 from remora.devices import streams
 from remora.errors import RemoraError, WorkerLost
-from remora.vocabulary.messages import MessageType
+from remora.vocabulary.messages import (
+    BackwardAutogradReq,
+    BackwardAutogradResp,
+    BackwardEndReq,
+    BackwardEndResp,
+    BackwardPartReq,
+    BackwardPartResp,
+    Owed,
+    Part,
+    PassFailure,
+)
+from remora.wire.message_codec import encode, from_value, to_value
 from remora.wire.pack_scope import PackScope
-from remora.wire.pickler import pack
 
-GRADIENTS, GRADIENTS_DONE = MessageType.BACKWARD_AUTOGRAD_REQ, MessageType.BACKWARD_AUTOGRAD_RESP
-PART, PART_DONE = MessageType.BACKWARD_PART_REQ, MessageType.BACKWARD_PART_RESP
-_GRADIENTS, _GRADIENTS_DONE = int(GRADIENTS), int(GRADIENTS_DONE)
-END, END_DONE = MessageType.BACKWARD_END_REQ, MessageType.BACKWARD_END_RESP
-
-Answer = tuple[PassFailure | None, Owed] | None  # how it failed, and what is waited for; None: there is nothing to say
-_ALL_WELL: tuple[PassFailure | None, Owed] = (None, {})
+GRADIENTS, PART, END = BackwardAutogradReq.type, BackwardPartReq.type, BackwardEndReq.type
+_GRADIENTS_DONE, _PART_DONE, _END_DONE = map(int, (BackwardAutogradResp.type, BackwardPartResp.type, BackwardEndResp.type))
 
 
 class PassMessages:
@@ -87,10 +91,10 @@ class PassMessages:
 
     def ask_all(self, this: Pass, parts: dict[Peer, Part], errand: Countdown[PassFailure]) -> None:
         for peer, part in parts.items():
-            self._call(this, errand, peer, PART, (this.key, part))
+            self._call(this, errand, peer, BackwardPartReq(this.key, part))
 
     def deliver(self, this: Pass, errand: Countdown[PassFailure], peer: Peer, parcel: GradientBatch) -> None:
-        self._call(this, errand, peer, GRADIENTS, (this.key, None, parcel))
+        self._call(this, errand, peer, BackwardAutogradReq(this.key, None, parcel))
 
     def share(self, errand: Countdown[PassFailure], work: Callable[[], None]) -> None:
         """Have another thread do some of the work of an errand."""
@@ -100,30 +104,32 @@ class PassMessages:
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: GradientBatch) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found everybody who takes part, all have been found."""
-        packed = pack((this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
-        answer: Answer = self.agent.call(peer, _GRADIENTS, packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
-        if answer is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
+        packed = encode(BackwardAutogradReq(this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
+        value = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
+        if value is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
             return
-        failure, owed = answer
-        self.learn(this, owed)
-        if failure is not None:
-            raise failure.error()
+        answer = from_value(BackwardAutogradResp, value, peer.name)
+        self.learn(this, answer.owed)
+        if answer.failure is not None:
+            raise error_of(answer.failure)
 
-    def _call(self, this: Pass, errand: Countdown[PassFailure], peer: Peer, kind: MessageType, content: object) -> None:
+    def _call(
+        self, this: Pass, errand: Countdown[PassFailure], peer: Peer, message: BackwardPartReq | BackwardAutogradReq
+    ) -> None:
         errand.begin()
 
         def settled(call: Call) -> None:
             try:
-                failure, owed = call.value() or _ALL_WELL
+                answer = from_value(BackwardAutogradResp, call.value(), peer.name)
             except BaseException as error:
-                failure, owed = blame(error, self.agent.me), {}
-            self.learn(this, owed)
-            errand.finish(failure)
+                answer = BackwardAutogradResp(blame(error, self.agent.me))
+            self.learn(this, answer.owed)
+            errand.finish(answer.failure)
 
         call = Call(peer, "the backward pass", settled)
         try:
-            packed = pack(content, PackScope(peer, route=peer.ways.gradients))
-            self.agent.start_call(peer, call, int(kind), packed, packed.flags, UNSET_TIMEOUT)
+            packed = encode(message, PackScope(peer, route=peer.ways.gradients))
+            self.agent.start_call(peer, call, int(message.type), packed, packed.flags, UNSET_TIMEOUT)
         except Exception as error:
             errand.finish(blame(error, self.agent.me))
 
@@ -135,9 +141,10 @@ class PassMessages:
     # What others tell.
 
     def _on_part(self, request: Request) -> None:
-        key, part = cast("tuple[Key, Part]", request.unpack())
+        message = request.message(BackwardPartReq)
+        key, part = message.key, message.part
         errand: Countdown[PassFailure] = Countdown(
-            lambda failure: request.reply(int(PART_DONE), None if failure is None else (failure, {}))
+            lambda failure: request.reply(_PART_DONE, to_value(BackwardPartResp(failure)))
         )
 
         def look() -> None:
@@ -147,12 +154,12 @@ class PassMessages:
         self._act(errand, look)
 
     def _on_gradients(self, request: Request) -> None:
-        content: Any = request.unpack()
-        key, part, parcel = content
+        message = request.message(BackwardAutogradReq)
+        key, part, parcel = message.key, message.part, message.gradients
         try:
             this = self.open(self.contexts.get(key[0]), key, serve=True)
         except RuntimeError as error:
-            request.reply(_GRADIENTS_DONE, (blame(error, self.agent.me), {}))
+            request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(blame(error, self.agent.me))))
             return
         errand: Countdown[PassFailure] = Countdown(partial(self._answer, request, this))
         moment = streams.moment() if streams.watched else None
@@ -211,9 +218,7 @@ class PassMessages:
         if not this.smart:
             self.learn(this, {})
         self._served(this)
-        owed = this.owed_everywhere
-        answer: Answer = (failure, owed) if owed or failure is not None else None
-        request.reply(_GRADIENTS_DONE, answer)
+        request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(failure, this.owed_everywhere)))
 
     # The end of one that failed.
 
@@ -235,7 +240,7 @@ class PassMessages:
             context.ended[key] = set()
         if this is not None:
             errand.begin()
-            this.abort(fresh(why.error()), errand.finish)  # a copy: it keeps no frames, which would keep the pass
+            this.abort(fresh(error_of(why)), errand.finish)  # a copy: it keeps no frames, which would keep the pass
         for peer in told - {told_by}:
             self._send_end(peer, key, why, errand)
 
@@ -243,13 +248,14 @@ class PassMessages:
         errand.begin()
         call = Call(peer, "the end of a backward pass", lambda call: errand.finish())
         try:
-            self.agent.start_call(peer, call, int(END), pack((key, why)), 0, UNSET_TIMEOUT, control=True)
+            self.agent.start_call(peer, call, int(END), encode(BackwardEndReq(key, why)), 0, UNSET_TIMEOUT, control=True)
         except RemoraError:
             errand.finish()  # it is gone, and the pass with it
 
     def _on_end(self, request: Request) -> None:
-        key, why = cast("tuple[Key, PassFailure]", request.unpack())
-        errand: Countdown[PassFailure] = Countdown(lambda _: request.reply(int(END_DONE), None))
+        message = request.message(BackwardEndReq)
+        key, why = message.key, message.failure
+        errand: Countdown[PassFailure] = Countdown(lambda _: request.reply(_END_DONE, None))
         context = self.contexts.known(key[0])
         if context is not None:
             self._end_here(context, key, why, request.caller, errand)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,9 +11,8 @@ from remora.agent.calls.call import UNSET_TIMEOUT
 from remora.agent.serving.dispatch import Request
 from remora.errors import RemoraError
 from remora.rref.rref import RRef
-from remora.vocabulary.effects import RRefId
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickler import pack
+from remora.vocabulary.messages import RRefBackwardReq, RRefBackwardResp
+from remora.wire.message_codec import encode
 
 if TYPE_CHECKING:
     from remora.autograd.engine import Engine
@@ -28,7 +27,7 @@ class RRefBackward:
     def __init__(self, engine: Engine, references: References) -> None:
         self._engine = engine
         self._references = references
-        references.agent.dispatch.on(MessageType.RREF_BACKWARD_REQ, self._on_backward, inline=True)
+        references.agent.dispatch.on(RRefBackwardReq.type, self._on_backward, inline=True)
         references.differentiate = self.backward
 
     def backward(self, rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
@@ -43,12 +42,13 @@ class RRefBackward:
         if context_id == NO_CONTEXT:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified for distributed autograd")
         rref._check_usable("backward() on it")
-        packed = pack((rref._rref_id, context_id, retain_graph))
-        kind = int(MessageType.RREF_BACKWARD_REQ)
+        packed = encode(RRefBackwardReq(rref._rref_id, context_id, retain_graph))
+        kind = int(RRefBackwardReq.type)
         self._references.agent.call(rref._owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
 
     def _on_backward(self, request: Request) -> None:
-        rref, context_id, retain_graph = cast("tuple[RRefId, int, bool]", request.unpack())
+        message = request.message(RRefBackwardReq)
+        rref, context_id, retain_graph = message.rref, message.context_id, message.retain_graph
         value = self._references.table.find(rref)
         if value is None:
             raise RemoraError(f"{rref} is not known to its owner {self._references.me.info}")
@@ -59,7 +59,7 @@ class RRefBackward:
             except BaseException as error:
                 request.fail(error)
             else:
-                request.reply(int(MessageType.RREF_BACKWARD_RESP), None)
+                request.reply(int(RRefBackwardResp.type), None)
 
         pool = self._references.agent.pool
         pool.call_soon(partial(value.when_ready, partial(pool.submit, run)))

@@ -66,6 +66,7 @@ class Why(Enum):
     WORKER = "another worker answers at this address"
     RESTARTED = "that worker has been restarted, and the one known before is gone"
     ADMISSION = "the session is not admitted"
+    LEAVING = "this worker is shutting down"
 
 
 _UNPROVEN = {Why.GARBAGE, Why.VERSION, Why.OVERSIZE, Why.DAMAGED, Why.CLOSED}  # refused before its seal was checked

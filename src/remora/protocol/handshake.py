@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from remora.protocol.conversation import MAX_TEXT, Body, Conversation, Kind, Malformed, Why
 from remora.vocabulary.ids import MAX_WORKER_ID, check_worker_name
 
-__all__ = ["Accepted", "Admit", "Hello", "Home", "Identity", "Initiator", "Responder", "Why"]
+__all__ = ["Accepted", "Admit", "Hello", "Home", "Identity", "Initiator", "Refused", "Responder", "Why"]
 
 _MAX_COUNT = 2**63
 _MAX_ADDRESSES = 8
@@ -76,7 +76,15 @@ class Accepted:
     home: Home = _NOWHERE
 
 
-Admit = Callable[[Hello], int | str]
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A proven caller may not come in. Its end of the handshake acts on `why`; `detail` is for people."""
+
+    why: Why
+    detail: str = ""
+
+
+Admit = Callable[[Hello], int | Refused]
 """Asked about a proven caller: how many frames of its session have been received, or why it may not come in."""
 
 
@@ -174,8 +182,8 @@ class Responder(Conversation):
 
     def _welcome(self, hello: Hello) -> bytes:
         verdict = self._admit(hello)
-        if isinstance(verdict, str):
-            self._fail(Why.ADMISSION, verdict)
+        if isinstance(verdict, Refused):
+            self._fail(verdict.why, verdict.detail)
         self.result = Accepted(hello.peer, hello.session, hello.received, hello.home)
         self._over = True
         return self._message(Kind.WELCOME, {"received": verdict})

@@ -29,12 +29,15 @@ from remora.vocabulary.effects import (
     Worker,
 )
 from remora.vocabulary.ids import GloballyUniqueId
-from remora.vocabulary.messages import MessageType
+from remora.vocabulary.messages import ConfirmDeath, ConfirmLeave, LossConfirmed, MessageType
 from remora.wire.id_codec import pack_id, pack_ids
+from remora.wire.message_codec import encode
 from remora.wire.packed import Packed
-from remora.wire.pickler import pack
 
-URGENT = (MessageType.RREF_FORK_REQUEST, MessageType.MEMBERSHIP)  # somebody waits for the answer
+# The sender waits for the answer to these.
+URGENT = (
+    MessageType.RREF_FORK_REQUEST, MessageType.CONFIRM_DEATH, MessageType.CONFIRM_LEAVE, MessageType.LOSS_CONFIRMED,
+)  # fmt: skip
 
 _DELETED, _NEVER_MADE = b"\0", b"\1"  # how a RREF_USER_DELETE begins
 
@@ -118,9 +121,10 @@ class EffectRunner(RefState, ABC):
                     self.perform(self._prepared([errand]))
                 case AskSurvivors(lost, survivors):
                     peer = self.agent.peers.known(lost)
-                    news = "parted" if peer is not None and peer.state == "left" else "gone"
+                    left = peer is not None and peer.state == "left"
+                    question = ConfirmLeave(lost) if left else ConfirmDeath(lost)
                     for survivor in survivors:
-                        self._tell(survivor, MessageType.MEMBERSHIP, (news, lost))
+                        self._tell(survivor, question.type, encode(question))
                 case _ if callable(errand):
                     errand()
                 case _:
@@ -140,7 +144,7 @@ class EffectRunner(RefState, ABC):
         self._tell(owner, MessageType.RREF_FORK_REQUEST, pack_ids(rref, fork), answered)
 
     def _tell(
-        self, to: Worker, kind: MessageType, body: object, done: Callable[[BaseException | None], None] | None = None
+        self, to: Worker, kind: MessageType, body: bytes | Packed, done: Callable[[BaseException | None], None] | None = None
     ) -> None:
         """Send a control message. If the worker is gone, that is the answer."""
         peer = self.agent.peers.by_key(to)
@@ -150,7 +154,7 @@ class EffectRunner(RefState, ABC):
         if peer is None:
             finish(OwnerDied(f"worker {to} is gone"))
         else:
-            packed = Packed(body, [], [], []) if isinstance(body, bytes) else pack(body)
+            packed = Packed(body, [], [], []) if isinstance(body, bytes) else body
             self.agent.retries.send(peer, int(kind), packed, kind.name, finish, urgent=kind in URGENT)
 
     def _finish(
@@ -166,7 +170,8 @@ class EffectRunner(RefState, ABC):
 
     def tell_heard(self, owner: Worker, lost: Worker) -> None:
         """An owner wants to know when we know of a loss. We do, and said all we had to say before."""
-        self.change(lambda: [partial(self._tell, owner, MessageType.MEMBERSHIP, ("heard", lost))])
+        confirmed = LossConfirmed(lost)
+        self.change(lambda: [partial(self._tell, owner, confirmed.type, encode(confirmed))])
 
     def tell_deleted(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         """Say goodbye in order: behind what was sent to the owner before."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from remora import rpc
-from remora.agent.peers.handshake_client import GivenUp
-from remora.agent.peers.reconnect import LEAVING
+from remora.agent.peers.handshake_client import PeerLeaving
+from remora.protocol.handshake import Refused, Why
 from remora.testing.world import World
 from remora.transport.link import StreamLink
 
@@ -70,13 +70,29 @@ def test_who_dials_while_a_worker_says_goodbye_is_told_that_it_leaves(
     def say_goodbye_and_look(patience: float) -> None:
         say_goodbye(patience)
         channel = world[0].agent.peers.find("worker1").outgoing
-        with pytest.raises(GivenUp) as caught:
+        with pytest.raises(PeerLeaving) as caught:
             world[0].handshake_client.to(world[1].record, channel, world[0].clock.now() + 5.0)
         answers.append(str(caught.value))
 
     monkeypatch.setattr(leaving, "say", say_goodbye_and_look)
     world[1].stop()
-    assert LEAVING in answers[0]
+    assert Why.LEAVING.value in answers[0]
+
+
+@pytest.mark.parametrize(
+    ("refused", "state"), [(Refused(Why.LEAVING), "left"), (Refused(Why.ADMISSION, Why.LEAVING.value), "dead")]
+)
+def test_the_reason_of_a_refusal_decides_and_not_its_text(
+    world: World, refused: Refused, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said to people may quote anything."""
+    assert world.run(0, rpc.rpc_sync, "worker1", double, args=(2,)) == 4
+    monkeypatch.setattr(world[1].agent.peers, "admit", lambda record, session_id: refused)
+    peer = world[0].agent.peers.find("worker1")
+    assert peer.outgoing.link is not None
+    peer.outgoing.link.sock.shutdown(socket.SHUT_RDWR)
+    world.wait_until(lambda: peer.gone)
+    assert peer.state == state
 
 
 def test_until_then_it_is_let_in(world: World) -> None:

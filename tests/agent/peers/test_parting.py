@@ -12,8 +12,8 @@ from remora.agent.peers import group_membership
 from remora.rref.ref_table import Table
 from remora.testing.world import World
 from remora.vocabulary.effects import AskSurvivors
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickler import pack
+from remora.vocabulary.messages import ConfirmDeath, ConfirmLeave
+from remora.wire.message_codec import decode, encode
 
 TIMEOUT = 20.0
 
@@ -26,13 +26,11 @@ def late() -> int:
     return 7
 
 
-def tell(world: World, teller: int, hearer: int, news: str, about: int) -> Any:
-    """Have one worker tell another what became of a third; a future of the answer."""
+def tell(world: World, teller: int, hearer: int, news: type[ConfirmDeath], about: int) -> Any:
+    """Have one worker ask another to confirm the loss of a third; a future of the answer."""
     agent = world[teller].agent
-    body = pack((news, world[hearer].agent.peers.find(f"worker{about}").key))
-    return agent.call_async(
-        agent.peers.find(f"worker{hearer}"), int(MessageType.MEMBERSHIP), body, 0, TIMEOUT, "membership"
-    )
+    body = encode(news(world[hearer].agent.peers.find(f"worker{about}").key))
+    return agent.call_async(agent.peers.find(f"worker{hearer}"), int(news.type), body, 0, TIMEOUT, "membership")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +44,7 @@ def test_the_last_answer_of_one_that_left_is_waited_for(monkeypatch: pytest.Monk
     with World(3) as world:
         call = world.run(0, rpc.rpc_async, "worker1", late)
         assert begun.wait(TIMEOUT)
-        told = tell(world, 2, 0, "parted", 1)
+        told = tell(world, 2, 0, ConfirmLeave, 1)
         assert not threading.Event().wait(0.1)
         assert not call.done()
         released.set()
@@ -60,7 +58,7 @@ def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     with World(3) as world:
         call = world.run(0, rpc.rpc_async, "worker1", late)
         assert begun.wait(TIMEOUT)
-        tell(world, 2, 0, "parted", 1).wait(TIMEOUT)
+        tell(world, 2, 0, ConfirmLeave, 1).wait(TIMEOUT)
         assert world[0].agent.peers.find("worker1").state == "left"
         with pytest.raises(RuntimeError, match="has left"):
             call.wait(TIMEOUT)
@@ -72,7 +70,7 @@ def test_nor_while_time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_membership, "LAST_WORDS", 0.05)
     with World(3, clock="auto") as world:
         world.run(0, rpc.rpc_sync, "worker1", int)
-        tell(world, 2, 0, "parted", 1).wait(TIMEOUT)
+        tell(world, 2, 0, ConfirmLeave, 1).wait(TIMEOUT)
         assert world[0].agent.peers.find("worker1").state == "left"
 
 
@@ -81,15 +79,17 @@ def test_one_that_died_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     with World(3) as world:
         call = world.run(0, rpc.rpc_async, "worker1", late)
         assert begun.wait(TIMEOUT)
-        tell(world, 2, 0, "gone", 1).wait(TIMEOUT)
+        tell(world, 2, 0, ConfirmDeath, 1).wait(TIMEOUT)
         assert world[0].agent.peers.find("worker1").state == "dead"
         with pytest.raises(RuntimeError, match="worker2 lost it"):
             call.wait(TIMEOUT)
         released.set()
 
 
-@pytest.mark.parametrize(("state", "news"), [("left", "parted"), ("dead", "gone")])
-def test_an_owner_says_what_became_of_it(state: Any, news: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("state", "news"), [("left", ConfirmLeave), ("dead", ConfirmDeath)])
+def test_an_owner_says_what_became_of_it(
+    state: Any, news: type[ConfirmDeath], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     with World(3) as world:
         peers, table = world[0].agent.peers, world[0].references.table
@@ -98,4 +98,6 @@ def test_an_owner_says_what_became_of_it(state: Any, news: str, monkeypatch: pyt
         monkeypatch.setattr(Table, "_tell", lambda self, *args: told.append(args))
         table.perform([AskSurvivors(lost.key, frozenset({survivor.key}))])
         monkeypatch.undo()
-    assert told == [(survivor.key, MessageType.MEMBERSHIP, (news, lost.key))]
+    ((to, kind, packed),) = told
+    assert (to, kind) == (survivor.key, news.type)
+    assert decode(news, packed.body, "worker0") == news(lost.key)

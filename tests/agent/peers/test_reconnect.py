@@ -16,8 +16,6 @@ from remora.agent.peers.reconnect import AT_ONCE, DialQueue
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
 from remora.protocol.membership import OwnTime
 from remora.testing.world import World
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickler import pack
 from tests.agent.alone import wait_until
 
 
@@ -135,13 +133,3 @@ def test_who_cannot_take_the_news_keeps_it_from_nobody_else(caplog: pytest.LogCa
         assert told == ["worker1"]
         assert peers.find("worker1").ended.is_set(), "others wait for this"
         assert "not everybody could be told" in caplog.text
-
-
-def test_news_that_cannot_be_dealt_with_are_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    with World(2, watch=0) as world:
-        agent = world[0].agent
-        future = agent.call_async(
-            agent.peers.find("worker1"), int(MessageType.MEMBERSHIP), pack(("gone", "nonsense")), 0, 0.0, "membership"
-        )
-        with pytest.raises(AttributeError):
-            future.wait(5.0)

@@ -13,7 +13,6 @@ import pytest
 
 from remora import rpc
 from remora.agent.peers import handshake_client
-from remora.agent.peers.reconnect import LEAVING
 from remora.errors import AuthenticationError, WorkerLost
 from remora.protocol.conversation import SEAL_SIZE, Kind, header
 from remora.protocol.handshake import Identity, Responder, Why
@@ -22,7 +21,7 @@ from tests.agent.alone import wait_until
 
 Answer = Callable[[bytes], bytes]
 
-ABOUT_THE_PEER = [Why.ADMISSION, Why.RESTARTED, Why.WORKER]
+ABOUT_THE_PEER = [Why.ADMISSION, Why.LEAVING, Why.RESTARTED, Why.WORKER]
 
 
 def double(x: int) -> int:
@@ -80,7 +79,7 @@ def cut(world: World) -> None:
 
 
 FORGED: dict[str, Answer] = {
-    "it leaves": unsealed(Why.ADMISSION, LEAVING),
+    "it leaves": unsealed(Why.LEAVING),
     "it gave us up": unsealed(Why.ADMISSION, "worker0 was given up; it must join again as a new worker"),
     "it was restarted": unsealed(Why.RESTARTED),
     "another worker": unsealed(Why.WORKER),
@@ -109,7 +108,7 @@ def test_what_a_peer_would_prove_is_not_believed_of_a_stranger_either(
     why: Why, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the first connection, too: who has the secret seals such an answer."""
-    with World(2, watch=0) as world, impostor(unsealed(why, LEAVING), monkeypatch, times=3) as tries:
+    with World(2, watch=0) as world, impostor(unsealed(why, "so it is"), monkeypatch, times=3) as tries:
         assert world.run(0, rpc.rpc_sync, "worker1", double, args=(4,)) == 8
         assert tries[0] > 3
 

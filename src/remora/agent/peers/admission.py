@@ -10,8 +10,8 @@ from remora.agent.peers.connector import Connector
 from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
-from remora.agent.peers.reconnect import LEAVING
 from remora.errors import ProtocolError
+from remora.protocol.handshake import Refused, Why
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.link import StreamLink
 from remora.vocabulary.ids import WorkerKey
@@ -48,20 +48,22 @@ class Admission:
         rivals = [each for each in holders if each and not each.gone and each.key.incarnation != record.incarnation]
         return bool(rivals) and not self._is_listed(record)
 
-    def admit(self, record: WorkerRecord, session_id: str) -> int | str:
+    def admit(self, record: WorkerRecord, session_id: str) -> int | Refused:
         """A proven caller asks for a session: how much of it we have, or why not."""
         known = self._table.known(WorkerKey(record.id, record.incarnation))
         if self._connector.stopping and not _resumes(known, session_id):
-            return LEAVING
+            return Refused(Why.LEAVING)
         if known is not None and known.state == "dead":
-            return f"{record.name} was given up ({known.reason}); it must join again as a new worker"
+            text = f"{record.name} was given up ({known.reason}); it must join again as a new worker"
+            return Refused(Why.ADMISSION, text)
         if known is None and self.is_stale(record):
-            return f"another worker took the place of {record.name}; it must join again as a new worker"
+            text = f"another worker took the place of {record.name}; it must join again as a new worker"
+            return Refused(Why.ADMISSION, text)
         incoming = None if known is None else known.incoming
         if incoming is None or incoming.session_id != session_id:
             return 0
         if incoming.closed:
-            return "this session was given up"
+            return Refused(Why.ADMISSION, "this session was given up")
         return incoming.received_for_good()
 
     def attach_incoming(

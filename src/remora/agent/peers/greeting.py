@@ -21,10 +21,9 @@ from remora.agent.peers.peer import ENDED, Peer
 from remora.errors import AuthenticationError, CallTimeout, ProtocolError, RemoraError, RendezvousError
 from remora.long_wait import LongWait
 from remora.rendezvous.record import WorkerRecord
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickler import pack
+from remora.vocabulary.messages import Greeting
+from remora.wire.message_codec import encode
 
-MEMBERSHIP = int(MessageType.MEMBERSHIP)
 LOOK_AGAIN = 1.0  # seconds that the previous worker may take before we see whether it lives
 PAUSE = 0.002
 MAX_SHOWN = 8  # names in a message
@@ -49,7 +48,7 @@ def _greet_neighbours(agent: Agent, me: WorkerRecord, timeout: float) -> None:
 
 def _call(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
     try:
-        agent.call_async(peer, MEMBERSHIP, pack(("greeting", None)), 0, timeout, "greeting").wait()
+        agent.call_async(peer, int(Greeting.type), encode(Greeting()), 0, timeout, "greeting").wait()
     except RemoraError as error:
         raise cannot_talk(me, peer, error, agent.peers.all()) from None
 

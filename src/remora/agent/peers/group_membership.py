@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from remora.agent.agent import Agent
 from remora.agent.calls.call import Call
@@ -27,13 +27,24 @@ from remora.errors import AuthenticationError, ProtocolError, RemoraError, Rende
 from remora.rendezvous.group import Group
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerKey
-from remora.vocabulary.messages import MessageType
-from remora.wire.pickler import pack
+from remora.vocabulary.messages import (
+    ConfirmDeath,
+    ConfirmLeave,
+    Greeting,
+    Joined,
+    Leaving,
+    LossConfirmed,
+    Lost,
+    MembershipAck,
+    Message,
+)
+from remora.wire.message_codec import encode
 
 log = logging.getLogger("remora")
 
-MEMBERSHIP = int(MessageType.MEMBERSHIP)
-MEMBERSHIP_ACK = int(MessageType.MEMBERSHIP_ACK)
+M = TypeVar("M", bound=Message)
+
+MEMBERSHIP_ACK = int(MembershipAck.type)
 PATIENCE = 5.0  # for others to hear that we come or go
 LAST_WORDS = 5.0  # seconds of silence after which a goodbye that others have heard is not waited for
 LEAVE_PATIENCE = 100.0  # for calls under way to end before we go
@@ -69,7 +80,13 @@ class Membership:
         self._talks = False  # a member has answered, or there is none: before that, that one is gone may be our own trouble
         self.heard = heard  # (who, lost): a survivor confirms a loss that we asked about
         self.tell_heard = tell_heard  # (to, lost): confirm a loss, behind all that concerns it
-        agent.dispatch.on(MessageType.MEMBERSHIP, self._receive, inline=True)
+        self._serve(Greeting, self._greeted)
+        self._serve(Joined, self._joined)
+        self._serve(Leaving, self._leaving)
+        self._serve(Lost, self._lost)
+        self._serve(ConfirmDeath, self._confirm_death)
+        self._serve(ConfirmLeave, self._confirm_leave)
+        agent.dispatch.on(LossConfirmed.type, self._loss_confirmed, inline=True)
         if dynamic:
             agent.peers.on_gone.append(self._strike_off)
 
@@ -78,7 +95,7 @@ class Membership:
     def greet(self, records: Sequence[WorkerRecord]) -> None:
         """We are here. Returns when the others know, or it was not to be. If none of them can be talked to, though they are
         there as far as we can tell, we leave again, and the error says why."""
-        failed = self._announce("joined", [self._peers.find(record.name) for record in records])
+        failed = self._announce(Joined(self._record.to_json()), [self._peers.find(record.name) for record in records])
         if failed and len(failed) == len(records):
             self._check_reachable(failed)
         self._talks = True
@@ -99,9 +116,9 @@ class Membership:
         self._agent.idle(self._agent.clock.now() + (timeout or LEAVE_PATIENCE), "shutdown")
         self._peers.connector.begin_parting()
         told = self._others()
-        self._announce("left", told, self._peers.farewells.part_from)
+        self._announce(Leaving(), told, self._peers.farewells.part_from)
         self._say_at_the_store(self._leave_and_look)
-        self._announce("left", [peer for peer in self._others() if peer not in told], self._peers.farewells.part_from)
+        self._announce(Leaving(), [peer for peer in self._others() if peer not in told], self._peers.farewells.part_from)
         self._peers.connector.stop()  # they hang up now, which is no reason to wonder whether they live
 
     def _leave_and_look(self, record: WorkerRecord) -> None:
@@ -118,16 +135,16 @@ class Membership:
         return [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
 
     def _announce(
-        self, event: str, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more
+        self, news: Joined | Leaving, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more
     ) -> dict[Peer, RemoraError]:
         """Tell others of ourselves, and call `then` for each that has answered; those that cannot be reached will find out
         by themselves. Those that could not be told, as far as we have waited, and why."""
-        packed = pack((event, self._record))
+        packed = encode(news)
         futures: dict[Peer, Future[Any]] = {}
         failed: dict[Peer, RemoraError] = {}
         for peer in to:
             try:
-                future = self._agent.call_async(peer, MEMBERSHIP, packed, 0, PATIENCE, "membership")
+                future = self._agent.call_async(peer, int(news.type), packed, 0, PATIENCE, "membership")
             except RemoraError as error:
                 failed[peer] = error
                 continue
@@ -144,12 +161,12 @@ class Membership:
     def spread(self, lost: Peer, silent_for: float) -> None:
         """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
         themselves."""
-        packed = pack(("lost", (lost.key, silent_for)))
+        kind, packed = int(Lost.type), encode(Lost(lost.key, silent_for))
         for peer in self._peers.all():
             if not peer.gone and peer is not self._peers.me and peer is not lost:
                 call = Call(peer, "membership", _ignore)
                 try:
-                    self._agent.start_call(peer, call, MEMBERSHIP, packed, 0, PATIENCE, control=True, urgent=False)
+                    self._agent.start_call(peer, call, kind, packed, 0, PATIENCE, control=True, urgent=False)
                 except RemoraError:
                     pass
 
@@ -165,45 +182,55 @@ class Membership:
 
     # Hearing.
 
-    def _receive(self, request: Request) -> None:
-        """News about who is there. What concerns references is heard in order of arrival, the rest when there is time."""
-        event, about = cast("tuple[str, Any]", request.unpack())
-        if event == "heard":
-            self.heard(request.caller.key, about)
-            request.reply(MEMBERSHIP_ACK, None)
-        else:
-            self._agent.pool.submit_system(lambda: self._answer(event, about, request))
+    def _serve(self, kind: type[M], act: Callable[[M, Request], None]) -> None:
+        """Have messages of a type read by the thread that reads the link, and acted on by one of the pool: it may wait."""
 
-    def _answer(self, event: str, about: Any, request: Request) -> None:
+        def receive(request: Request) -> None:
+            message = request.message(kind)
+            self._agent.pool.submit_system(partial(self._answer, act, message, request))
+
+        self._agent.dispatch.on(kind.type, receive, inline=True)
+
+    def _answer(self, act: Callable[[M, Request], None], message: M, request: Request) -> None:
         try:
-            self._act_on(event, about, request)
-        except Exception as error:  # whoever asked waits for as long as it takes
+            act(message, request)
+        except Exception as error:  # the sender waits for the answer for as long as it takes
             request.fail(error)
             raise
 
-    def _act_on(self, event: str, about: Any, request: Request) -> None:
-        match event:
-            case "greeting":
-                request.reply(MEMBERSHIP_ACK, None)
-                request.caller.greeted = True  # last: when this is seen we may leave, and the answer is on its way
-                return
-            case "joined":
-                self._peers.add(about)
-            case "left":
-                request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
-                self._peers.farewells.hear(request.caller, behind_answers=False)
-                return
-            case "lost":
-                key, silent_for = about
-                peer = self._peers.known(key)
-                if peer is not None and peer is not self._peers.me:
-                    self._peers.failure_detector.verify(peer, silent_for)
-            case "gone":
-                self._is_gone(about, request.caller, f"{request.caller.name} lost it", "dead")
-            case "parted":
-                self._await_goodbye(about)
-                self._is_gone(about, request.caller, LEFT, "left")
+    def _loss_confirmed(self, request: Request) -> None:
+        """In the order of arrival: what its sender had to say of references came before."""
+        self.heard(request.caller.key, request.message(LossConfirmed).worker)
         request.reply(MEMBERSHIP_ACK, None)
+
+    def _greeted(self, message: Greeting, request: Request) -> None:
+        request.reply(MEMBERSHIP_ACK, None)
+        request.caller.greeted = True  # last: when this is seen we may leave, and the answer is on its way
+
+    def _joined(self, message: Joined, request: Request) -> None:
+        try:
+            record = WorkerRecord.from_json(message.record)
+        except RendezvousError:
+            raise ProtocolError(f"a JOINED from {request.caller.name} makes no sense: it has no record") from None
+        self._peers.add(record)
+        request.reply(MEMBERSHIP_ACK, None)
+
+    def _leaving(self, message: Leaving, request: Request) -> None:
+        request.reply(MEMBERSHIP_ACK, None)  # while there is a way to tell it
+        self._peers.farewells.hear(request.caller, behind_answers=False)
+
+    def _lost(self, message: Lost, request: Request) -> None:
+        peer = self._peers.known(message.worker)
+        if peer is not None and peer is not self._peers.me:
+            self._peers.failure_detector.verify(peer, message.silent_for)
+        request.reply(MEMBERSHIP_ACK, None)
+
+    def _confirm_death(self, message: ConfirmDeath, request: Request) -> None:
+        self._confirm(message.worker, request, f"{request.caller.name} lost it", "dead")
+
+    def _confirm_leave(self, message: ConfirmLeave, request: Request) -> None:
+        self._await_goodbye(message.worker)
+        self._confirm(message.worker, request, LEFT, "left")
 
     def _await_goodbye(self, key: WorkerKey) -> None:
         """Somebody has left, as others know by now. If we have a link with it, it says so itself, behind its last answers:
@@ -221,14 +248,15 @@ class Membership:
         since = self._agent.clock.now() - LAST_WORDS
         return any(link is not None and link.last_heard >= since for link in [each.link for each in peer.channels()])
 
-    def _is_gone(self, key: WorkerKey, caller: Peer, reason: str, state: State) -> None:
+    def _confirm(self, key: WorkerKey, request: Request, reason: str, state: State) -> None:
         """An owner of values has lost a worker and must know that we are through with it, too."""
         peer = self._peers.known(key)
         if peer is not None and peer is not self._peers.me:
             self._peers.give_up(peer, reason, state)
             # Another thread may be at it: we answer behind all that came from the lost one.
             self._agent.clock.block(peer.ended.wait, NEVER)
-        self.tell_heard(caller.key, key)
+        self.tell_heard(request.caller.key, key)
+        request.reply(MEMBERSHIP_ACK, None)
 
     def is_listed(self, record: WorkerRecord) -> bool:
         """Whether it is a member now, as far as can be found out: nobody joins without the store."""

@@ -32,6 +32,10 @@ class GivenUp(PeerRefused):
     """Our peer listens there, and does not talk to us: it gave us up, or it is leaving."""
 
 
+class PeerLeaving(GivenUp):
+    """Our peer listens there, and says that it is leaving."""
+
+
 class PeerSilent(OSError):
     """The host is there and took the connection, but the worker says nothing that it proves: it is busy, frozen, or a
     stranger answers in its place."""
@@ -73,8 +77,10 @@ def _judge_refusal(machine: Initiator, error: Exception, known: bool) -> None:
     stranger may have sent it, at the peer's address or on the path: the peer is as good as silent, and is tried again.
     """
     if not machine.proven:
-        if known or machine.why in (Why.ADMISSION, Why.RESTARTED, Why.WORKER):
+        if known or machine.why in (Why.ADMISSION, Why.LEAVING, Why.RESTARTED, Why.WORKER):
             raise PeerSilent(f"an answer that proves nothing: {error}") from error
+    elif machine.why is Why.LEAVING:
+        raise PeerLeaving(str(error)) from error
     elif machine.why is Why.ADMISSION:
         raise GivenUp(str(error)) from error
     elif machine.why in (Why.RESTARTED, Why.WORKER) or (known and machine.why is Why.GROUP):

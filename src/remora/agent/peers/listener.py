@@ -30,7 +30,7 @@ from remora.agent.runtime.timers import Timers
 from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
 from remora.protocol.conversation import is_unfinished
-from remora.protocol.handshake import Hello, Home, Identity, Responder
+from remora.protocol.handshake import Hello, Home, Identity, Refused, Responder
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import addresses, sockets
 from remora.transport.link import StreamLink
@@ -373,7 +373,7 @@ class _PendingConnection:
             self.sock.close()
 
 
-def _admit(admission: Admission, hello: Hello) -> int | str:
+def _admit(admission: Admission, hello: Hello) -> int | Refused:
     return admission.admit(_record(hello.peer, hello.home), hello.session)
 
 

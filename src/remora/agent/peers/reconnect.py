@@ -21,7 +21,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from remora.agent.peers.handshake_client import GivenUp, HandshakeClient, LocalTrouble, PeerRefused, PeerSilent
+from remora.agent.peers.handshake_client import (
+    GivenUp,
+    HandshakeClient,
+    LocalTrouble,
+    PeerLeaving,
+    PeerRefused,
+    PeerSilent,
+)
 from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import ENDED, Peer
 from remora.errors import AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError
@@ -32,7 +39,6 @@ from remora.transport.link import StreamLink
 log = logging.getLogger("remora")
 
 LEFT = "it left the group"
-LEAVING = "this worker is shutting down"  # what such a worker answers
 AT_ONCE = 8  # dials
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
 LOCAL_PATIENCE = 2.0  # seconds in which descriptors or memory of our own may become free
@@ -134,7 +140,7 @@ class Reconnector:
             self._use(peer, *self._handshake_client.to(peer.record, peer.outgoing, until, make_room))
         except PeerRefused as error:
             peer.gave_us_up = isinstance(error, GivenUp)
-            if LEAVING in str(error):
+            if isinstance(error, PeerLeaving):
                 self._lifecycle.give_up(peer, LEFT, "left")
             if peer.gave_us_up and self.parting:
                 self._has_heard_our_farewell(peer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from remora.agent.calls.call import NEVER, NOTHING
 from remora.agent.calls.call_context import CallContext, Header, pack_for
@@ -19,12 +19,15 @@ from remora.agent.runtime.clean_state import is_clean, make_clean
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.ids import WorkerInfo
-from remora.vocabulary.messages import MessageType
+from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
 from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
+from remora.wire.message_codec import decode, from_value
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.packed import Packed
 from remora.wire.pickler import unpack
+
+M = TypeVar("M", bound=Message)
 
 EXCEPTION = int(MessageType.EXCEPTION)
 _ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wait for what remote() makes
@@ -166,6 +169,12 @@ class Request:
             raise self._makes_no_sense(error) from error
         frame.buffers = ()  # whoever has the value has its memory
         return self._joined(value, scope) if frame.flags & RECORDED else value
+
+    def message(self, kind: type[M]) -> M:
+        """The payload. ProtocolError if it is not what this type of message has."""
+        if kind.of_program or self.frame.flags:
+            return from_value(kind, self.unpack(), self.caller.name)
+        return decode(kind, self.frame.body, self.caller.name)
 
     def _makes_no_sense(self, error: SerializationError) -> SerializationError:
         return SerializationError(
@@ -314,7 +323,7 @@ Handler = Callable[[Request], None]
 
 
 def _refuse(request: Request) -> None:
-    raise ProtocolError(f"messages of type {request.frame.kind:#x} are not known here")
+    raise ProtocolError(f"{request.caller.name} sent a message of the unknown type {request.frame.kind:#x}")
 
 
 _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)

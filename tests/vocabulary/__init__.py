@@ -1,0 +1,1 @@
+"""Tests of the words that all layers share."""
