@@ -50,9 +50,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy --strict -p benchmarks
 	$(BIN)/mypy --strict examples
 
-# Every way in which something is done faster has a switch, and nothing else may depend on it.
+# Each field of `remora.options.FastPaths` has a switch, and nothing but speed may depend on it.
 paths: $(INSTALLED)
-	@for switch in REMORA_LOOK=0 REMORA_SHARED_MEMORY=0 REMORA_WARM_MEMORY=0 REMORA_GATHER=0 REMORA_ATTEND=0 REMORA_POLLER=select; do \
+	@switches=$$($(BIN)/python -m tests.switches) || exit 1; for switch in $$switches; do \
 	  echo "== $$switch"; env $$switch $(BIN)/python -m pytest -q -p no:cacheprovider $(or $(ARGS),$(PATH_TESTS)) || exit 1; done
 
 chaos: $(INSTALLED)

@@ -84,6 +84,11 @@ def is_plain(value: object) -> bool:
     return True
 
 
+def pickled_if_plain(value: object, *_: object) -> bytes | None:
+    """The pickle of what is plain; None if it is not."""
+    return pickle.dumps(value, 5) if is_plain(value) else None
+
+
 def _are_small_bytes(value: object) -> bool:
     return type(value) is bytes and len(value) < LARGE_BYTES
 
