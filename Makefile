@@ -9,7 +9,8 @@
 #   make fuzz     damaged bytes for half an hour (ARGS="--seconds 300 --seed 7"); what is found can be done again by its file
 #   make gpu-test tests on a CUDA device, PyTorch's own for it too; installs nothing, torch and pytest must be there
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop"), or with another revision of
-#                 Remora: ARGS="--against REV" alternates the two trees, and tells ratios and their spread
+#                 Remora: ARGS="--against REV" alternates the two trees, and tells ratios and their spread;
+#                 ARGS=--paths does so with each fast path and without it
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
 
 PYTHON ?= python3

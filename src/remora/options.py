@@ -46,8 +46,12 @@ class FastPaths:
     delayed_flush: bool = _switch("REMORA_DELAYED_FLUSH")
     # A function goes by number once the callee was told its name (channel/function_table.py).
     function_numbers: bool = _switch("REMORA_FUNCTION_NUMBERS")
+    # A call without arguments is the number of its function, which neither side pickles (channel/function_table.py).
+    bare_calls: bool = _switch("REMORA_BARE_CALLS")
     # Tensors of the plain kind, and references, are pickled by stencil (wire/fast_pickle.py).
     stencils: bool = _switch("REMORA_STENCILS")
+    # … also those in lists and dictionaries, and named arguments.
+    nested_stencils: bool = _switch("REMORA_NESTED_STENCILS")
     # Large tensors go through shared memory on one host (agent/memory/shared.py). A number of bytes is the setting's.
     shared_memory: bool = _switch("REMORA_SHARED_MEMORY")
     # Shared memory is filled while the message about it is on its way (transport/shm/lender.py).
