@@ -9,7 +9,8 @@
 #   make fuzz     damaged bytes for half an hour (ARGS="--seconds 300 --seed 7"); what is found can be done again by its file
 #   make gpu-test tests on a CUDA device, PyTorch's own for it too; installs nothing, torch and pytest must be there
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop"), or with another revision of
-#                 Remora: ARGS="--against REV" alternates the two trees, and tells ratios and their spread
+#                 Remora: ARGS="--against REV" alternates the two trees, and tells ratios and their spread;
+#                 ARGS=--paths does so with each fast path and without it
 #   make clean    what the above left behind, .venv and benchmark results excepted (make distclean: those too)
 
 PYTHON ?= python3
@@ -50,9 +51,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy --strict -p benchmarks
 	$(BIN)/mypy --strict examples
 
-# Every way in which something is done faster has a switch, and nothing else may depend on it.
+# Each field of `remora.options.FastPaths` has a switch, and nothing but speed may depend on it.
 paths: $(INSTALLED)
-	@for switch in REMORA_LOOK=0 REMORA_SHARED_MEMORY=0 REMORA_WARM_MEMORY=0 REMORA_GATHER=0 REMORA_ATTEND=0 REMORA_POLLER=select; do \
+	@switches=$$($(BIN)/python -m tests.switches) || exit 1; for switch in $$switches; do \
 	  echo "== $$switch"; env $$switch $(BIN)/python -m pytest -q -p no:cacheprovider $(or $(ARGS),$(PATH_TESTS)) || exit 1; done
 
 chaos: $(INSTALLED)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import against, instructions, report, runner, trees
+from benchmarks import against, instructions, paths, report, runner, trees
 from benchmarks.contestants import CONTESTANTS, REMORA, Contestant
 from benchmarks.measure import Benchmark
 from benchmarks.results import Results
@@ -30,6 +30,8 @@ def main() -> int:
         os.environ.update(instructions.ENVIRONMENT)  # before any process is started
     if arguments.against:
         return compare(arguments, console)
+    if arguments.paths is not None:
+        return weigh(arguments, console)
     if arguments.redraw:
         results = report.read(arguments.redraw)
     else:
@@ -57,8 +59,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--against", metavar="REV", help=words)
     words = f"count what calls cost, in place of time; of {', '.join(each.name for each in instructions.SUITE)}"
     parser.add_argument("--instructions", action="store_true", help=words)
+    words = "what each fast path alone is worth, turn by turn, instead of the contestants; or what these are worth"
+    parser.add_argument("--paths", nargs="*", choices=paths.names(), metavar="PATH", help=words)
     arguments = parser.parse_args()
-    arguments.suite = instructions.SUITE if arguments.instructions else SUITE
+    arguments.suite = SUITE if arguments.paths is None else paths.SUITE
+    if arguments.instructions:
+        arguments.suite = instructions.SUITE
     try:
         arguments.only = arguments.only and [find(name, arguments.suite) for name in arguments.only]
     except LookupError as error:
@@ -67,6 +73,8 @@ def parse() -> argparse.Namespace:
         parser.error("--instructions is of Remora alone: it goes with --against, --only, --rounds, --quick and --results")
     if arguments.against and (arguments.who or arguments.redraw):
         parser.error("--against compares two trees of Remora: it goes with --only, --rounds, --quick and --results")
+    if arguments.paths is not None and (arguments.who or arguments.redraw or arguments.against):
+        parser.error("--paths is of this tree alone: it goes with --instructions, --only, --rounds, --quick and --results")
     for benchmark in arguments.only or [] if arguments.against else []:
         if REMORA not in benchmark.contestants:
             parser.error(f"--against: {benchmark.name} measures the machine, which is the same for both trees")
@@ -107,6 +115,26 @@ def compare(arguments: argparse.Namespace, console: Console) -> int:
             written(path, console)
             report.show_changes(found, arguments.suite, console)
     return 1 if any(who == against.NOW for _, who in found.notes) else 0
+
+
+def weigh(arguments: argparse.Namespace, console: Console) -> int:
+    """Each fast path, with it and without it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, unwind)
+    benchmarks = arguments.only or arguments.suite
+    found: list[against.Comparison] = []
+    try:
+        with saying(console) as say:
+            for path in arguments.paths or paths.names():
+                found.append(against.Comparison(path))
+                paths.run(path, benchmarks, found[-1], rounds=arguments.rounds, quick=arguments.quick, say=say)
+    finally:  # what was found before Ctrl-C is shown, too
+        if any(each.changes or each.notes for each in found):
+            file = arguments.results / time.strftime("%Y%m%d-%H%M%S-paths.json")
+            report.write_paths(found, file)
+            written(file, console)
+            report.show_paths(found, arguments.suite, console)
+    return 1 if any(each.notes for each in found) else 0
 
 
 def unwind(number: int, _: object) -> None:

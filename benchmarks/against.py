@@ -135,12 +135,18 @@ def run(
     """
     compile_all(ROOT / "src")
     with Side(ROOT / "src") as now, Side(packages) as before:
-        sides = {NOW: now, BEFORE: before}
-        for number in range(rounds or ROUNDS[quick]):
-            for benchmark in benchmarks:
-                if rounds or benchmark.rounds is None or number < (1 if quick else benchmark.rounds):
-                    say(f"round {number + 1} of {rounds or ROUNDS[quick]} · {benchmark.name}")
-                    compare(benchmark, sides, number, quick, found)
+        alternate(benchmarks, {NOW: now, BEFORE: before}, found, rounds=rounds, quick=quick, say=say)
+
+
+def alternate(
+    benchmarks: Sequence[Benchmark], sides: dict[str, Side], found: Comparison, *, rounds: int | None, quick: bool, say: Say
+) -> None:
+    """All rounds of all benchmarks."""
+    for number in range(rounds or ROUNDS[quick]):
+        for benchmark in benchmarks:
+            if rounds or benchmark.rounds is None or number < (1 if quick else benchmark.rounds):
+                say(f"round {number + 1} of {rounds or ROUNDS[quick]} · {benchmark.name}")
+                compare(benchmark, sides, number, quick, found)
 
 
 def compare(benchmark: Benchmark, sides: dict[str, Side], number: int, quick: bool, found: Comparison) -> None:

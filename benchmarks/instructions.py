@@ -28,7 +28,8 @@ BLOCKS, QUICK_BLOCKS = 15, 7
 CALLS = 20  # of a block
 FLIGHT = 200  # … of calls that are under way at once
 
-Action = Callable[[Any, str], object]  # given the RPC module and the name of the callee
+Action = Callable[[], object]  # makes all calls of a block
+Prepare = Callable[[Setting, Any, str], Action]  # given also the RPC module and the name of the callee
 
 
 class Counter:
@@ -82,15 +83,16 @@ def end() -> int | None:
 
 @dataclass(frozen=True)
 class Counting:
-    """A benchmark that counts what each of so many calls costs; `action` makes all of them."""
+    """A benchmark that counts what each of so many calls costs; what `prepare` returns makes all of them."""
 
-    action: Action
+    prepare: Prepare
     calls: int
 
     def __call__(self, setting: Setting) -> Iterator[Reading]:
+        action = self.prepare(setting, setting.rpc, setting.peers[0])
         for unit in (Unit.INSTRUCTIONS, Unit.C_CALLS):
             blocks = setting.effort(BLOCKS, QUICK_BLOCKS)
-            full = [self._block(setting, unit, self.action) for _ in range(WARM_UP_BLOCKS + blocks)]
+            full = [self._block(setting, unit, action) for _ in range(WARM_UP_BLOCKS + blocks)]
             empty = [self._block(setting, unit, _idle) for _ in range(blocks)]
             for index, side in enumerate(("caller", "callee")):
                 most, least = (_median(block[index] for block in each) for each in (full[WARM_UP_BLOCKS:], empty))
@@ -100,7 +102,7 @@ class Counting:
         rpc, (peer, *_) = setting.rpc, setting.peers
         rpc.rpc_sync(peer, begin, args=(unit.value,))
         _counter.begin(unit)
-        action(rpc, peer)
+        action()
         here = _counter.end()
         return here, rpc.rpc_sync(peer, end)
 
@@ -110,44 +112,71 @@ def _median(counts: Iterator[int | None]) -> float:
     return statistics.median([count for count in counts if count is not None])
 
 
-def _idle(rpc: Any, peer: str) -> None:
+def _idle() -> None:
     """An empty block."""
 
 
-def _noop(rpc: Any, peer: str) -> None:
-    for _ in range(CALLS):
-        rpc.rpc_sync(peer, nothing)
+def _noop(_: Setting, rpc: Any, peer: str) -> Action:
+    return _repeated(lambda: rpc.rpc_sync(peer, nothing))
 
 
-def _add(rpc: Any, peer: str) -> None:
+def _add(_: Setting, rpc: Any, peer: str) -> Action:
     import torch
 
     args = (torch.ones(4), torch.ones(4))
-    for _ in range(CALLS):
-        rpc.rpc_sync(peer, torch.add, args=args)
+    return _repeated(lambda: rpc.rpc_sync(peer, torch.add, args=args))
 
 
-def _flight(rpc: Any, peer: str) -> None:
+def _flight(_: Setting, rpc: Any, peer: str) -> Action:
     import torch
 
-    torch.futures.wait_all([rpc.rpc_async(peer, nothing) for _ in range(FLIGHT)])
+    return lambda: torch.futures.wait_all([rpc.rpc_async(peer, nothing) for _ in range(FLIGHT)])
 
 
-def _reference(rpc: Any, peer: str) -> None:
-    for _ in range(CALLS):
-        rpc.remote(peer, nothing).to_here()
+def _reference(_: Setting, rpc: Any, peer: str) -> Action:
+    return _repeated(lambda: rpc.remote(peer, nothing).to_here())
 
 
-def _echo(rpc: Any, peer: str) -> None:
+def _echo(_: Setting, rpc: Any, peer: str, size: int = 4000) -> Action:
     import torch
 
-    args = (torch.arange(4000, dtype=torch.uint8),)
-    for _ in range(CALLS):
-        rpc.rpc_sync(peer, same, args=args)
+    args = (torch.arange(size, dtype=torch.int32).to(torch.uint8),)
+    return _repeated(lambda: rpc.rpc_sync(peer, same, args=args))
 
 
-def _benchmark(name: str, title: str, action: Action, calls: int = CALLS) -> Benchmark:
-    return Benchmark(name, title, Counting(action, calls), contestants=(REMORA,), rounds=2)
+def _echo_megabyte(setting: Setting, rpc: Any, peer: str) -> Action:
+    return _echo(setting, rpc, peer, 10**6)
+
+
+def _nested(_: Setting, rpc: Any, peer: str) -> Action:
+    """What a model is often called with: tensors in a list and in a dictionary, and by keyword."""
+    import torch
+
+    args = ([torch.ones(4), torch.ones(4)],)
+    kwargs = {"named": {"mask": torch.ones(4)}}
+    return _repeated(lambda: rpc.rpc_sync(peer, taken, args=args, kwargs=kwargs))
+
+
+def taken(tensors: object, named: object) -> None:
+    """Runs on the callee."""
+
+
+def _training(setting: Setting, *_: object) -> Action:
+    from benchmarks.suite import training
+
+    return _repeated(training.prepared(setting))
+
+
+def _repeated(action: Action) -> Action:
+    def repeat() -> None:
+        for _ in range(CALLS):
+            action()
+
+    return repeat
+
+
+def _benchmark(name: str, title: str, prepare: Prepare, calls: int = CALLS) -> Benchmark:
+    return Benchmark(name, title, Counting(prepare, calls), contestants=(REMORA,), rounds=2)
 
 
 SUITE = [
@@ -156,4 +185,7 @@ SUITE = [
     _benchmark("flight", f"{FLIGHT} rpc_async at once", _flight, FLIGHT),
     _benchmark("reference", "remote() + to_here()", _reference),
     _benchmark("echo", "echo of 4 KB", _echo),
+    _benchmark("echo-1-mb", "echo of 1 MB", _echo_megabyte),
+    _benchmark("nested-tensors", "tensors in containers", _nested),
+    _benchmark("training", "one training step", _training),
 ]

@@ -81,6 +81,24 @@ def show_changes(found: Comparison, suite: Sequence[Benchmark], console: Console
         console.print(f"{name}, {who}: {note}", style="yellow", markup=False, highlight=False)
 
 
+def show_paths(found: Sequence[Comparison], suite: Sequence[Benchmark], console: Console) -> None:
+    """The table of fast paths, each compared with its absence, and what went wrong."""
+    words = ["fast path", "benchmark", "metric"]
+    table = _table("With each fast path, and without it", words, ["without", "with", "ratio", "99 % interval", "pairs", ""])
+    for path in found:
+        name = path.revision
+        for benchmark in suite:
+            for change in path.of(benchmark.name):
+                if change.tabled and change.metric != "p99":
+                    table.add_row(name, benchmark.title, change.metric, *_cells_of(change))
+                    name = ""
+    _print(table, console)
+    for path in found:
+        for (benchmark_name, who), note in path.notes.items():
+            side = "with it" if who == NOW else "without it"
+            console.print(f"{path.revision}, {benchmark_name}, {side}: {note}", style="yellow", markup=False)
+
+
 def _cells_of(change: Change) -> list[str]:
     ratio, interval, verdict = change.ratio(), change.interval(), change.verdict()
     return [
@@ -137,6 +155,17 @@ def write(found: Results, path: Path) -> None:
 def write_changes(found: Comparison, path: Path) -> None:
     """Every number of every turn of both trees, by rounds, and what they come to."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), **_changes_as_data(found)}, indent=1) + "\n")
+
+
+def write_paths(found: Sequence[Comparison], path: Path) -> None:
+    """The same for each fast path: `now` is with it, `before` without it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {"environment": environment(), "paths": [_changes_as_data(each) for each in found]}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _changes_as_data(found: Comparison) -> dict[str, Any]:
     changes = [
         {
             "benchmark": change.benchmark,
@@ -151,8 +180,7 @@ def write_changes(found: Comparison, path: Path) -> None:
         for change in found.changes.values()
     ]
     notes = [{"benchmark": name, "who": who, "note": note} for (name, who), note in found.notes.items()]
-    data = {"environment": environment(), "against": found.revision, "changes": changes, "notes": notes}
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    return {"against": found.revision, "changes": changes, "notes": notes}
 
 
 def read(path: Path) -> Results:

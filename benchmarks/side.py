@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from benchmarks.group import MEASURE_TIMEOUT, START_TIMEOUT, GroupFailed, RunMeasure, opened
@@ -49,9 +49,12 @@ Request = Enter | Run | Leave
 
 
 class Side:
-    """`with Side(packages) as side, side.group(setting) as run: run(measure)`: all processes are gone afterwards."""
+    """`with Side(packages) as side, side.group(setting) as run: run(measure)`: all processes are gone afterwards.
 
-    def __init__(self, packages: Path) -> None:
+    `variables` are added to the environment of its processes.
+    """
+
+    def __init__(self, packages: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self._packages = packages.resolve()
         self._pipe, theirs = Pipe()
         with theirs:
@@ -59,7 +62,7 @@ class Side:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from benchmarks.side import main; main({theirs.fileno()})"],
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": _path_with(self._packages)},
+                env={**os.environ, **variables, "PYTHONPATH": _path_with(self._packages)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

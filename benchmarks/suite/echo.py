@@ -32,6 +32,10 @@ def over_tcp(setting: Setting) -> Iterator[Reading]:
         yield from _of_size(setting, size, setting.effort(times, max(2, times // 4)))
 
 
+def one_megabyte(setting: Setting) -> Iterator[Reading]:
+    return _of_size(setting, MB, setting.effort(SIZES[MB], QUICK[MB]))
+
+
 def _of_size(setting: Setting, size: int, times: int) -> Iterator[Reading]:
     import torch
 

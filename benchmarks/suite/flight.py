@@ -30,6 +30,12 @@ def concurrency(setting: Setting) -> Iterator[Reading]:
         yield Reading(f"{window}", rate, Unit.CALLS_PER_SECOND, tabled=window in WINDOWS[::4])
 
 
+def sixteen(setting: Setting) -> list[Reading]:
+    """One window of `concurrency`, alone."""
+    _rate(setting.calls, 16, 0.05)
+    return [Reading("rate", _rate(setting.calls, 16, setting.effort(0.2, 0.1)), Unit.CALLS_PER_SECOND)]
+
+
 def _rate(calls: Calls, window: int, seconds: float) -> float:
     """A new call is started whenever the oldest has been answered."""
     under_way = deque(calls.start() for _ in range(window))

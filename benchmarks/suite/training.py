@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,13 @@ def parameters(rpc: str, network: Any) -> list[Any]:
 
 
 def measure(setting: Setting) -> list[Reading]:
+    step = prepared(setting)
+    time_each(step, setting.effort(40, 20))
+    return latencies(time_each(step, setting.effort(250, 150)))
+
+
+def prepared(setting: Setting) -> Callable[[], None]:
+    """A step, and all that it needs."""
     rpc, (peer, *_) = setting.rpc, setting.peers
     autograd = importlib.import_module(setting.module.replace("rpc", "autograd"))
     optim = importlib.import_module(setting.module.replace("rpc", "optim"))
@@ -49,5 +57,4 @@ def measure(setting: Setting) -> list[Reading]:
             autograd.backward(context_id, [loss])
             optimizer.step(context_id)
 
-    time_each(step, setting.effort(40, 20))
-    return latencies(time_each(step, setting.effort(250, 150)))
+    return step

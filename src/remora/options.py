@@ -1,11 +1,15 @@
-"""Every setting of a worker, with its default, its check and the environment variable that sets it."""
+"""Every setting of a worker, with its default, its check and the environment variable that sets it; and the fast paths.
+
+No other module reads a variable whose name begins with REMORA_ (but for the start-up hook of `remora.compat`, which runs
+before anything is imported).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from remora.clock import SYSTEM, Clock
 from remora.errors import InvalidTimeout
@@ -16,6 +20,82 @@ DEFAULT_NUM_WORKER_THREADS = 16
 DEFAULT_INIT_METHOD = "env://"
 
 TRANSPORTS = ("inproc", "unix", "tcp")
+
+
+def _switch(variable: str, off: str = "0") -> Any:
+    """A fast path that is taken unless the environment has `off` in that variable."""
+    return field(default=True, metadata={"variable": variable, "off": off})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastPaths:
+    """Which fast paths are taken. Nothing but speed depends on them, so workers with different ones understand each other.
+
+    docs/performance.md says what each is worth.
+    """
+
+    # A thread polls for a moment before it sleeps (transport/spin.py).
+    spin: bool = _switch("REMORA_LOOK")
+    # Threads wait in epoll, and one of them leads (transport/poller.py); else one thread at a time waits in `poll`.
+    epoll: bool = _switch("REMORA_POLLER", off="select")
+    # A link on which requests come stays armed in the poller (transport/poller.py).
+    lasting_arm: bool = _switch("REMORA_LASTING_ARM")
+    # A thread that waits for replies again and again reads them all, and writes calls in batches (channel/waiter_owned.py).
+    waiter_owned: bool = _switch("REMORA_ATTEND")
+    # A low-priority message waits up to 2 ms to share a write (channel/delayed_flush.py).
+    delayed_flush: bool = _switch("REMORA_DELAYED_FLUSH")
+    # A function goes by number once the callee was told its name (channel/function_table.py).
+    function_numbers: bool = _switch("REMORA_FUNCTION_NUMBERS")
+    # A call without arguments is the number of its function, which neither side pickles (channel/function_table.py).
+    bare_calls: bool = _switch("REMORA_BARE_CALLS")
+    # Tensors of the plain kind, and references, are pickled by stencil (wire/fast_pickle.py).
+    stencils: bool = _switch("REMORA_STENCILS")
+    # … also those in lists and dictionaries, and named arguments.
+    nested_stencils: bool = _switch("REMORA_NESTED_STENCILS")
+    # Large tensors go through shared memory on one host (agent/memory/shared.py). A number of bytes is the setting's.
+    shared_memory: bool = _switch("REMORA_SHARED_MEMORY")
+    # Shared memory is filled while the message about it is on its way (transport/shm/lender.py).
+    late_fill: bool = _switch("REMORA_LATE_FILL")
+    # Large tensors arrive in memory that was used before (wire/buffer_pool.py). Another number limits its bytes.
+    buffer_pool: bool = _switch("REMORA_WARM_MEMORY")
+    # In the midst of something large over TCP a reader is woken for 256 KiB at a time (transport/link.py).
+    gather: bool = _switch("REMORA_GATHER")
+    # A backward pass that ends on one other worker takes one message instead of two (autograd/engine.py).
+    one_way_pass: bool = _switch("REMORA_ONE_WAY_PASS")
+    # A worker follows the graph behind a reply before the backward pass asks for it (autograd/context.py).
+    look_ahead: bool = _switch("REMORA_LOOK_AHEAD")
+    # A worker with one source of gradients in a pass keeps no ledger of segments (autograd/schedule.py).
+    single_source: bool = _switch("REMORA_SINGLE_SOURCE")
+    # An optimizer's step does without torch's hooks and its entry in a profile where there are none (optim/fast_step.py).
+    fast_step: bool = _switch("REMORA_FAST_STEP")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> FastPaths:
+        """Those that no variable turns off."""
+        return cls(**{each.name: environment.get(variable) != off for each, variable, off in _switches()})
+
+    @classmethod
+    def turned_off(cls) -> dict[str, tuple[str, str]]:
+        """By the name of a fast path: the variable that turns it off, and its value."""
+        return {each.name: (variable, off) for each, variable, off in _switches()}
+
+
+def _switches() -> list[tuple[Any, str, str]]:
+    return [(each, each.metadata["variable"], each.metadata["off"]) for each in fields(FastPaths)]
+
+
+FAST_PATHS = FastPaths.from_environment()  # of this process, read once: a worker that has begun does not change its mind
+BUFFER_POOL_BYTES = int(os.environ.get("REMORA_WARM_MEMORY") or 512 << 20)  # that `wire.buffer_pool` keeps in all
+
+
+def fault_plan_of_environment() -> str | None:
+    """What shall go wrong, if the environment says so (docs/testing.md)."""
+    return os.environ.get("REMORA_FAULTS")
+
+
+def secret_of_environment(environment: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
+    """The group's secret, and a file that holds it, where the environment has them."""
+    return environment.get("REMORA_SECRET"), environment.get("REMORA_SECRET_FILE")
 
 
 class SettingsByName(TypedDict, total=False):
@@ -123,7 +203,9 @@ class Settings:
         for name in ("host", "interface", "port", "faults"):
             if values[name] is None:
                 values[name] = env.get(f"REMORA_{name.upper()}") or None
-        if env.get("REMORA_SHARED_MEMORY"):
+        if not FAST_PATHS.shared_memory:
+            values["shared_memory"] = 0
+        elif env.get("REMORA_SHARED_MEMORY"):
             values["shared_memory"] = int(env["REMORA_SHARED_MEMORY"])
         if values["transports"] is None and env.get("REMORA_TRANSPORTS"):
             values["transports"] = [name.strip() for name in env["REMORA_TRANSPORTS"].split(",")]

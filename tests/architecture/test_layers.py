@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -56,12 +58,16 @@ SOCKET_NAMES = {
     "socket": {"socket", "socketpair", "create_connection", "create_server", "fromfd"},
     "asyncio": {"open_connection", "start_server", "open_unix_connection", "start_unix_server"},
 }
+OWN_VARIABLES = ("remora.options",)
 
 # (module, what it imports or uses) -> why it may. An exception that is no longer needed fails, too.
 EXCEPTIONS = {
+    ("remora.compat.children", "REMORA_COMPAT"): "sets it for the processes that this one starts",
+    ("remora.compat.startup.sitecustomize", "REMORA_COMPAT"): "runs before anything of Remora can be imported",
     ("remora.optim.local", "threading.Lock"): "steps of several trainers on a parameter come one after the other",
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",
+    ("remora.supervision.supervisor", "REMORA_RESTARTS"): "sets it for the processes that it starts",
     ("remora.supervision.output", "threading.Thread"): "reads what processes print, however the supervisor is busy",
     ("remora.rpc.all_gather", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
 }
@@ -107,8 +113,12 @@ def test_only_transports_open_sockets(source: dict[str, Module]) -> None:
     assert_only_exceptions(stray_sockets, source)
 
 
+def test_variables_of_the_environment_are_read_in_one_place(source: dict[str, Module]) -> None:
+    assert_only_exceptions(stray_variables, source)
+
+
 def test_no_exception_outlived_its_need(source: dict[str, Module]) -> None:
-    rules = (upward_imports, impure_imports, stray_threads, stray_sockets)
+    rules = (upward_imports, impure_imports, stray_threads, stray_sockets, stray_variables)
     found = {(module, what) for rule in rules for module, what, _ in rule(source)}
     assert not EXCEPTIONS.keys() - found
 
@@ -171,6 +181,15 @@ def stray_sockets(source: dict[str, Module]) -> Iterator[Breach]:
     return strays(source, SOCKET_NAMES, OPEN_SOCKETS)
 
 
+def stray_variables(source: dict[str, Module]) -> Iterator[Breach]:
+    """Names of variables as they are where one is read or set; texts that speak of one have more in them."""
+    for module in source.values():
+        if not within(module.name, OWN_VARIABLES):
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Constant) and re.fullmatch(r"REMORA_[A-Z_]+", str(node.value)):
+                    yield module.name, str(node.value), node.lineno
+
+
 def strays(source: dict[str, Module], names: dict[str, set[str]], homes: tuple[str, ...]) -> Iterator[Breach]:
     for module in source.values():
         if not within(module.name, homes):
@@ -220,6 +239,7 @@ def made_of(**files: str) -> dict[str, Module]:
         (stray_threads, "from threading import Thread"),
         (stray_threads, "import concurrent.futures\npool = concurrent.futures.ThreadPoolExecutor()"),
         (stray_sockets, "import socket\nopened = socket.socketpair()"),
+        (stray_variables, "import os\nfound = os.environ.get('REMORA_HOST')"),
     ],
 )
 def test_each_rule_sees_what_it_forbids(rule: Callable[[dict[str, Module]], Iterator[Breach]], text: str) -> None:

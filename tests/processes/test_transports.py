@@ -6,12 +6,15 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from remora import rpc
+from remora.options import FAST_PATHS
+from remora.transport import poller as poller_module
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -99,11 +102,17 @@ def test_ipv6() -> None:
 def test_the_portable_poller() -> None:
     """Where there is no epoll."""
     with Workers(2, join=False) as workers:
-        start(workers, {}, {"REMORA_POLLER": "select"})
+        workers.run_all(use_portable_poller)
+        start(workers, {})
         assert workers.run_all(poller) == ["SelectPoller", "SelectPoller"]
         for rank in (0, 1):
             workers.run(rank, exchange, f"worker{1 - rank}")
         assert workers.run(0, targets.call, "worker1", descend, 20) == 20
+
+
+def use_portable_poller() -> None:
+    """As REMORA_POLLER=select does in a process that begins with it."""
+    poller_module.FAST_PATHS = replace(FAST_PATHS, epoll=False)  # type: ignore[attr-defined]
 
 
 def poller() -> str:

@@ -21,6 +21,7 @@ from remora.autograd import segments
 from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 from remora.autograd.schedule import Divided, Ready, Whole
+from remora.options import FAST_PATHS
 from remora.vocabulary.messages import Owed, Part, PassId
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Pass:
             for starts in sources.values():
                 self._reach.follow(starts)
         held = self._reach.find_held()
-        if len(names) == 1 and not self._reach.has_native_ends(held):
+        if FAST_PATHS.single_source and len(names) == 1 and not self._reach.has_native_ends(held):
             self._book = Whole(names[0], self._reach)
         else:
             self._book = Divided(sources, held)

@@ -11,6 +11,7 @@ import torch
 from remora.autograd.graph import Reach
 from remora.autograd.leaves import ByLeaf, Gathered
 from remora.autograd.nodes import Recv, Send, receive
+from remora.options import FAST_PATHS
 
 if TYPE_CHECKING:
     from remora.agent.calls.call_context import Header
@@ -60,7 +61,7 @@ class Context:
     def look_ahead(self) -> None:
         """See `CallContext`: follow the graph behind what was sent last, which a backward pass would have to do."""
         latest, self._latest = self._latest, None
-        if latest is not None and not self.released:
+        if latest is not None and not self.released and FAST_PATHS.look_ahead:
             reach = Reach()
             try:
                 reach.follow(latest.starts)

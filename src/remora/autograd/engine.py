@@ -21,6 +21,7 @@ from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
 from remora.autograd.failure import blame, error_of
 from remora.autograd.pass_messages import PassMessages
+from remora.options import FAST_PATHS
 from remora.vocabulary.messages import Part, PassFailure
 
 QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
@@ -52,7 +53,8 @@ class Engine:
         try:
             parts = this.start_at(edges)
             seeds = list(map(torch.ones_like, roots))
-            if this.smart and len(parts) == 1 and not this.context.sends and this.desk is None:
+            one_way = FAST_PATHS.one_way_pass and len(parts) == 1 and not this.context.sends
+            if this.smart and one_way and this.desk is None:
                 self._go_one_way(this, parts, seeds)
                 return
             if this.smart and parts:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torchs
 
+from remora.options import FAST_PATHS
+
 _HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _OWN_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _profiled: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
@@ -33,7 +35,8 @@ def step(optimizer: Any) -> None:
     """`optimizer.step()`."""
     wrapped: Any = getattr(type(optimizer), "step", None)
     if (
-        getattr(wrapped, "__code__", None) is not _CEREMONY
+        not FAST_PATHS.fast_step
+        or getattr(wrapped, "__code__", None) is not _CEREMONY
         or _profiled()
         or "step" in optimizer.__dict__  # a scheduler has wrapped that of this very optimizer
         or _has_hooks(optimizer)

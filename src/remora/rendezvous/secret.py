@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from remora.errors import AuthenticationError
+from remora.options import secret_of_environment
 
 MIN_SECRET_BYTES = 16
 _MAX_SECRET_BYTES = 64 * 1024
@@ -41,10 +42,10 @@ def find_secret(
         return _checked(options_secret, "the secret given in the options")
     if secret_file is not None:
         return _from_file(secret_file, f"the secret in {secret_file!r}")
-    if "REMORA_SECRET" in env:
-        return _checked(env["REMORA_SECRET"], "the secret in REMORA_SECRET")
-    if "REMORA_SECRET_FILE" in env:
-        path = env["REMORA_SECRET_FILE"]
+    secret, path = secret_of_environment(env)
+    if secret is not None:
+        return _checked(secret, "the secret in REMORA_SECRET")
+    if path is not None:
         return _from_file(path, f"the secret in {path!r} (see REMORA_SECRET_FILE)")
     return None
 

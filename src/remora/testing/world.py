@@ -11,7 +11,6 @@ moved, or that passes over all waiting: see `remora.testing.virtual_clock`.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import weakref
@@ -32,7 +31,7 @@ from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
 from remora.faults.plan import Plan
-from remora.options import check_timeout
+from remora.options import check_timeout, fault_plan_of_environment
 from remora.rpc import api
 from remora.rpc.options import RemoraRpcBackendOptions
 from remora.testing.stillness import Stillness
@@ -63,7 +62,7 @@ class World:
         self._actors: Counter[threading.Thread] = Counter()  # who runs a part of a worker's program, how often at once
         self._starting: set[int] = set()  # workers whose part is about to be run
         self._clock = _make_clock(clock)
-        plan = os.environ.get("REMORA_FAULTS") if faults is None else faults
+        plan = fault_plan_of_environment() if faults is None else faults
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # before anything is started that would have to end
         names = {"num_worker_threads": threads, "rpc_timeout": timeout, "transports": ["inproc"]}
         chosen = RemoraRpcBackendOptions(**{**names, **options})

@@ -68,9 +68,9 @@ def split_host_and_port(text: str) -> tuple[str, int]:
     return match[1] or match[2], int(match[3])
 
 
-def parse_ports(ports: str | int | None, env: Mapping[str, str] = os.environ) -> range:
-    """The ports to try, in order: `29600-29650`, `29600`, or 0 for any free one. Without an option, REMORA_PORT."""
-    chosen = env.get("REMORA_PORT", "0") if ports is None else str(ports)
+def parse_ports(ports: str | int | None) -> range:
+    """The ports to try, in order: `29600-29650`, `29600`, or 0 (and None) for any free one."""
+    chosen = "0" if ports is None else str(ports)
     match = _PORTS.fullmatch(chosen.replace(" ", ""))
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if first > last or last > 65535 or (first == 0 and last > 0):
@@ -96,13 +96,13 @@ def choose_bind_host(
     secured: bool,
     master_host: str | None = None,
 ) -> str:
-    """The host to listen on: as told by options or environment, else one that other hosts reach if `secured`.
+    """The host to listen on: as told, else one that other hosts reach if `secured`.
 
     `secured` means that the workers on other hosts know the secret as well, or that the user said insecure.
     """
-    if host := host or env.get("REMORA_HOST"):
+    if host:
         return _resolve(host)
-    if interface := interface or env.get("REMORA_INTERFACE"):
+    if interface:
         return interface_address(interface)
     if not secured:
         return LOOPBACK

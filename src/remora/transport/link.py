@@ -7,7 +7,6 @@ the thread that the poller woke.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from remora.clock import SYSTEM, Clock
+from remora.options import FAST_PATHS
 from remora.transport import spin
 from remora.wire.frames import Damaged, Frame, FrameReader
 from remora.wire.raw_memory import copied, lasts
@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("=iII")  # process, user, group
 _AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not hear what the other end has taken
 # Bytes of something large that should have come over TCP before whoever reads is woken for them: else it is for each packet,
 # and to be woken takes as long as to copy it. 0: none.
-ENOUGH = int(os.environ.get("REMORA_GATHER", 1 << 18)) if sys.platform == "linux" else 0
+ENOUGH = 1 << 18 if FAST_PATHS.gather and sys.platform == "linux" else 0
 _TURN = 1 << 22  # bytes to read before others have a turn
 BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from remora.options import FAST_PATHS
 from remora.transport.gate import Gate, make_gate
 
 
@@ -87,7 +88,7 @@ class Poller(ABC):
 
 def make_poller() -> Poller:
     """The best poller of this platform (`REMORA_POLLER=select` asks for the portable one)."""
-    if hasattr(select, "epoll") and os.environ.get("REMORA_POLLER") != "select":
+    if hasattr(select, "epoll") and FAST_PATHS.epoll:
         return EpollPoller()
     return SelectPoller()
 
@@ -157,7 +158,7 @@ def _meaning(mask: int) -> int:
 class EpollPoller(Poller):
     """Linux: many threads wait on one epoll descriptor."""
 
-    lasts = True
+    lasts = FAST_PATHS.lasting_arm
 
     def __init__(self) -> None:
         self._changing = threading.RLock()  # a descriptor's number means the same source throughout a change

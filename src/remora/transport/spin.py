@@ -19,9 +19,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from remora.options import FAST_PATHS
+
 T = TypeVar("T")
 
-MOMENT = 0.0 if os.environ.get("REMORA_LOOK") == "0" else 300e-6  # seconds
+MOMENT = 300e-6 if FAST_PATHS.spin else 0.0  # seconds
 INTERRUPTION = 1e-3  # seconds: somebody else has the processor, and does not give it back soon
 GLANCES = range(4)  # in between, we make way
 MOST_RESTS = 256

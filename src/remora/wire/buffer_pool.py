@@ -16,7 +16,6 @@ The price: a storage over memory of ours cannot be made larger in place (`resize
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -24,8 +23,10 @@ from typing import Any
 
 import torch
 
+from remora.options import BUFFER_POOL_BYTES, FAST_PATHS
+
 SMALLEST = 1 << 20  # bytes; what is smaller the allocator keeps by itself
-LIMIT = int(os.environ.get("REMORA_WARM_MEMORY", 512 << 20))  # bytes in all
+LIMIT = BUFFER_POOL_BYTES if FAST_PATHS.buffer_pool else 0  # bytes in all
 IDLE = 10.0  # seconds
 
 # All memory as one array: one type serves for memory of any size (a type for each size would be garbage for the collector).

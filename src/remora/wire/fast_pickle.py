@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from remora.options import FAST_PATHS
 from remora.wire.pack_scope import PackScope
 from remora.wire.raw_memory import READ, raw_copy, raw_view
 from remora.wire.tensors.storages import INLINE_BYTES, NAMES, ROOM
@@ -34,7 +35,8 @@ LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
 REFERENCE_CODE = 0x52454D04  # … and a reference
 CONTAINERS = frozenset({tuple, list, dict})
 DEPTH = 4  # containers in containers: the arguments are one in the call, which is one in what is recorded of it
-WIDE = 16  # parts of a list or dictionary that are looked at one by one: with more of them, this is not the quicker way
+# Parts of a list or dictionary that are looked at one by one: with more of them, this is not the quicker way.
+WIDE = 16 if FAST_PATHS.nested_stencils else 0
 FEW = 8  # tensors
 _TINY = 1024  # bytes that are copied sooner than looked at
 
@@ -82,6 +84,11 @@ def is_plain(value: object) -> bool:
         elif type(part) not in PLAIN and (type(part) is not dict or part) and not _are_small_bytes(part):
             return False
     return True
+
+
+def pickled_if_plain(value: object, *_: object) -> bytes | None:
+    """The pickle of what is plain; None if it is not."""
+    return pickle.dumps(value, 5) if is_plain(value) else None
 
 
 def _are_small_bytes(value: object) -> bool:

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit._script import RecursiveScriptModule
 from torch.jit._trace import TopLevelTracedModule, TracedModule
 
+from remora.options import FAST_PATHS
 from remora.wire import callables, code_by_value, fast_pickle, large_bytes
 from remora.wire.pack_scope import BEGINNING, Mark, PackScope, UnpackScope, current_unpack_scope, incoming
 from remora.wire.packed import CARGO, Packed
@@ -62,6 +63,7 @@ _OURS: dict[type, Callable[[Outgoing, Any], Reduced | str]] = {
     TracedModule: callables.reduce_script_module,
 }
 _registered: dict[type, Reduce] = {}
+_pickled = fast_pickle.pickled if FAST_PATHS.stencils else fast_pickle.pickled_if_plain
 _idle: list[_Packer] = []  # one for each thread that ever packed at the same time as the others
 
 
@@ -111,9 +113,9 @@ def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = N
     mark = BEGINNING if scope is None else scope.mark()
     try:
         if tensors:
-            body = fast_pickle.pickled(value, large, None if scope is None else scope.links, scope)
+            body = _pickled(value, large, None if scope is None else scope.links, scope)
         else:
-            body = pickle.dumps(value, _PROTOCOL) if fast_pickle.is_plain(value) else None
+            body = fast_pickle.pickled_if_plain(value)
     except _NOT_BY_NAME:
         body = None  # a function without a name: as any other value
     except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from remora.agent.runtime.timers import Timer, Timers
+from remora.options import FAST_PATHS
 
 if TYPE_CHECKING:
     from remora.agent.channel.outbox import Outbox
@@ -24,6 +25,9 @@ class DelayedFlush:
 
     def expect(self, channel: Outbox) -> None:
         """Have what was put aside on this channel sent in a moment."""
+        if not FAST_PATHS.delayed_flush:
+            channel.flush()
+            return
         self._waiting.add(channel)
         self._more = True
         if self._timer is None or not self._timer.pending:

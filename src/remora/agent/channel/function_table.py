@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 from remora.errors import ProtocolError
+from remora.options import FAST_PATHS
 from remora.vocabulary.messages import MessageType
 from remora.wire import code_by_value
 from remora.wire.packed import Packed
@@ -68,7 +69,7 @@ class Announced:
 
     def _announce(self, function: FunctionType, shares_main: bool) -> Target:
         module, name = function.__module__, function.__qualname__
-        if code_by_value.goes_by_value(module, shares_main):
+        if not FAST_PATHS.function_numbers or code_by_value.goes_by_value(module, shares_main):
             return function
         namespace = vars(sys.modules[module]) if module in sys.modules else {}
         said = f"{module}\n{name}".encode()

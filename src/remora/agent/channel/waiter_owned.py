@@ -8,18 +8,18 @@ here is who sees to it that nothing waits for long when they stay away.
 
 from __future__ import annotations
 
-import os
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from remora.agent.runtime.timers import Timer, Timers
+from remora.options import FAST_PATHS
 
 if TYPE_CHECKING:
     from remora.agent.channel.waiter_reads import WaiterReads
 
 ROUND = 0.004  # seconds from one look to the next: so long may a call wait to be written, if its caller does not come back
 # Who has not come for so long is not counted on any more. (There may be much to do before it waits again.)
-MEMORY = 0.0 if os.environ.get("REMORA_ATTEND") == "0" else 0.02
+MEMORY = 0.02 if FAST_PATHS.waiter_owned else 0.0
 
 
 class WaiterOwned:

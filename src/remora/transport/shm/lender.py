@@ -44,6 +44,7 @@ from typing import Any
 import torch
 
 from remora.errors import SerializationError
+from remora.options import FAST_PATHS
 from remora.wire.buffer_pool import everywhere
 from remora.wire.raw_memory import address_of
 from remora.wire.raw_memory import madvise as madvise
@@ -58,7 +59,7 @@ ALONE, TOGETHER = 1 << 16, 1 << 17  # bytes
 # as where it is not. So several segments of a size take turns, until that is as much as such a cache holds.
 TURNS, IN_TURN = 4, 1 << 21  # segments, bytes
 # What is not larger is copied when the message has been sent, where others see writes in the order in which they are made.
-LATER = IN_TURN // 2 if platform.machine() in ("x86_64", "AMD64") else 0
+LATER = IN_TURN // 2 if FAST_PATHS.late_fill and platform.machine() in ("x86_64", "AMD64") else 0
 ALIGNED = 64  # bytes: where a buffer begins
 HEAD = 64  # bytes at the beginning of a segment: for `LateFill`
 _STAMP = struct.Struct("<Q")  # at the beginning of an arena: its number
