@@ -50,7 +50,7 @@ def test_requests_in_a_row_need_no_arming(me: str, monkeypatch: pytest.MonkeyPat
     original = EpollPoller._modify
 
     def modify(poller: EpollPoller, source: object, mask: int) -> None:
-        if source is channel._registration:
+        if source is channel.inbox.registration:
             armed.append(mask)
         original(poller, source, mask)  # type: ignore[arg-type]
 
@@ -62,11 +62,11 @@ def test_requests_in_a_row_need_no_arming(me: str, monkeypatch: pytest.MonkeyPat
 
 def test_what_came_while_somebody_else_was_reading_is_read_afterwards(me: str) -> None:
     channel = incoming(me)
-    assert channel._registration is not None
-    with channel._reading:
+    assert channel.inbox.registration is not None
+    with channel.reading:
         future = rpc.rpc_async(me, double, (21,))
         # it was told, and could not read
-        wait_until(lambda: channel._registration is not None and not channel._registration.armed)
+        wait_until(lambda: channel.inbox.registration is not None and not channel.inbox.registration.armed)
     channel.reconsider_reading()
     assert future.wait(SOON) == 42
 
@@ -96,9 +96,9 @@ def test_somebody_who_looks_at_the_very_moment_when_another_one_has_read(me: str
 
 def test_more_than_is_read_at_a_time(me: str) -> None:
     channel = incoming(me)
-    with channel._reading:  # so that they pile up
+    with channel.reading:  # so that they pile up
         futures = [rpc.rpc_async(me, len, (bytes(100_000),)) for _ in range(100)]
-        wait_until(lambda: channel._registration is not None and not channel._registration.armed)
+        wait_until(lambda: channel.inbox.registration is not None and not channel.inbox.registration.armed)
     channel.reconsider_reading()
     assert [future.wait(20.0) for future in futures] == [100_000] * 100
 
@@ -110,6 +110,7 @@ class Notes:
     """In the place of a poller, and of whoever else a channel talks to."""
 
     lasts = True
+    incoming = None
 
     def __init__(self) -> None:
         self.armed: list[object] = []
@@ -148,7 +149,7 @@ def pair() -> Iterator[tuple[Any, Notes, socket.socket]]:
 
 def ready(channel: Any, events: int) -> None:
     """As the poller says it, on a thread of the pool."""
-    thread = threading.Thread(target=channel.ready, args=(channel._registration, events))
+    thread = threading.Thread(target=channel.pool_reads.ready, args=(channel.inbox.registration, events))
     thread.start()
     thread.join()
 
@@ -175,7 +176,7 @@ def test_the_last_event_of_a_link_is_asked_for_again(pair: tuple[Any, Notes, soc
 
 def test_what_was_armed_for_writing_fires_once(pair: tuple[Any, Notes, socket.socket]) -> None:
     channel, notes, _ = pair
-    channel._registration.armed = READ | WRITE
+    channel.inbox.registration.armed = READ | WRITE
     ready(channel, WRITE)
     assert notes.armed == ["to last"]
 
@@ -198,7 +199,7 @@ def test_what_comes_while_another_thread_sorts_is_asked_for_again(pair: tuple[An
     """That thread may have read already, or reads nothing: it goes on with what was left to it, or closes an old link."""
     channel, notes, theirs = pair
     theirs.send(request(1))
-    with channel._sorting:
+    with channel.sorting:
         ready(channel, READ)
     assert (notes.requests, notes.armed) == ([], ["to last"])
     ready(channel, READ)
@@ -213,7 +214,7 @@ def test_a_thread_that_leaves_the_old_link_has_the_new_one_watched(
     now = [0.0]
     peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: now[0], doubt="")
     call, other = Call(peer, "impatient"), Call(peer, "patient")
-    channel.pending = {call.id: call, other.id: other}
+    channel.pending.update({call.id: call, other.id: other})
     ours, theirs = socket.socketpair()
 
     def reconnect(*args: object) -> None:
@@ -243,7 +244,7 @@ def test_a_message_that_makes_no_sense_does_not_come_up_again_and_again(
         if frame.number == 1:
             raise ValueError("on purpose")
 
-    channel._requested = requested
+    channel.inbox._requested = requested
     theirs.send(request(1) + request(2))
     ready(channel, READ)
     assert (received, again, channel.session.received) == ([1, 2], [], 2)
@@ -254,13 +255,13 @@ def test_the_main_thread_does_not_leave_things_to_a_pool_that_has_gone_home(pair
     channel, notes, _ = pair
     left: list[object] = []
     notes.submit_final = left.append  # type: ignore[method-assign, assignment]
-    channel._inbox.append(Frame(0x102, 0, 1, 1, 0, 0.0, b"", 0))
+    channel.inbox.frames.append(Frame(0x102, 0, 1, 1, 0, 0.0, b"", 0))
     channel.go_on()
     assert left == [channel.go_on]
     channel.close()
     left.clear()
     channel.go_on()
-    assert (left, len(channel._inbox)) == ([], 0)
+    assert (left, len(channel.inbox.frames)) == ([], 0)
 
 
 def test_a_channel_that_is_closed_in_the_midst_of_writing(
@@ -272,7 +273,7 @@ def test_a_channel_that_is_closed_in_the_midst_of_writing(
 
     def close_meanwhile(session: Session[Any], *args: Any) -> None:
         keep(session, *args)
-        channel._forget_unsent()
+        channel.outbox.clear()
 
     monkeypatch.setattr(Session, "keep", close_meanwhile)
     channel.enqueue(0x102, 1, b"")
@@ -289,14 +290,14 @@ def test_a_link_is_not_closed_while_a_thread_may_be_about_to_wait_at_it(
     left: list[Any] = []
     notes.submit_final = left.append  # type: ignore[method-assign, assignment]
     sock = channel.link.sock
-    assert channel._reading.take()
-    channel._retire(channel._registration)
+    assert channel.reading.take()
+    channel._retire(channel.inbox.registration)
     [close] = left
     closer = threading.Thread(target=close)
     closer.start()
-    wait_until(lambda: bool(channel._reading.waiters.asleep) or sock.fileno() < 0)
+    wait_until(lambda: bool(channel.reading.waiters.asleep) or sock.fileno() < 0)
     assert sock.fileno() >= 0
-    channel._reading.free[0] = True
+    channel.reading.free[0] = True
     closer.join(20.0)
     assert sock.fileno() < 0
 
@@ -316,7 +317,7 @@ class Lock:
         return -1
 
     def locked(self) -> bool:
-        self.armed_at_the_look.append(self.channel._registration.armed)
+        self.armed_at_the_look.append(self.channel.inbox.registration.armed)
         return len(self.armed_at_the_look) == 1
 
 
@@ -324,7 +325,7 @@ def test_who_could_not_read_has_it_asked_for_again_though_the_other_one_has_left
     pair: tuple[Any, Notes, socket.socket],
 ) -> None:
     channel, notes, _ = pair
-    channel._reading = Lock(channel)
+    channel.inbox.reading = Lock(channel)
     ready(channel, READ)
     assert notes.armed == ["to last"]
 
@@ -332,7 +333,7 @@ def test_who_could_not_read_has_it_asked_for_again_though_the_other_one_has_left
 def test_who_looks_whether_somebody_reads_has_said_before_that_it_does(pair: tuple[Any, Notes, socket.socket]) -> None:
     """A reader that leaves between the look and what comes of it sees that, and arms it afterwards."""
     channel, notes, _ = pair
-    channel._reading = lock = Lock(channel)
+    channel.inbox.reading = lock = Lock(channel)
     channel.reconsider_reading()
     assert lock.armed_at_the_look == [-1]
     assert notes.armed == [0]
