@@ -58,6 +58,18 @@ def headers(data: bytes) -> Iterator[tuple[Any, ...]]:
         data = data[HEADER_SIZE + header[1] // GUARD :]
 
 
+class FakePool:
+    """Notes what it is to do."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Any] = []
+
+    def call_soon(self, task: Any) -> None:
+        self.tasks.append(task)
+
+    submit_final = submit_system = call_soon
+
+
 class OutboxAlone(Outbox):
     """An outbox that belongs to no channel. It notes what its owner would be told."""
 

@@ -130,7 +130,8 @@ class Outbox:
             if flags & SHARED:
                 total += lent_bytes(body)
                 self._lent_at = number
-            session.kept.append((number, total, data))  # (`Session.keep`)
+            # What `Session.keep` does, without a call for each message (`test_session_inlined.py` compares the two).
+            session.kept.append((number, total, data))
             session.sent, session.kept_total, session.told, session.owed_bytes = number, total, ack, 0
             link = self.link
             if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`put`)
