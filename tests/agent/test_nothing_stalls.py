@@ -14,6 +14,7 @@ import torch
 from remora import autograd, rpc
 from remora.agent.channel import outbox
 from remora.agent.channel.channel import Channel
+from remora.agent.channel.inbox import Inbox
 from remora.agent.peers.failure_detector import FailureDetector
 from remora.testing.world import World
 from remora.transport import link as stream
@@ -126,7 +127,7 @@ def begin_reading(world: World, begin: Callable[..., Future[Any]]) -> Callable[.
 
     def begin_reading(way: Callable[..., Any], name: str, **how: float) -> Future[Any]:
         pending = begin(way, name, **how)
-        wait_until(lambda: channel_of(world)._reading.locked() or pending.done())
+        wait_until(lambda: channel_of(world).reading.locked() or pending.done())
         return pending
 
     return begin_reading
@@ -205,18 +206,18 @@ def test_a_reply_that_somebody_listens_for_is_read_though_others_came_and_went(w
 def test_replies_are_read_while_the_pool_is_reading(world: World, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that finds a thread of the pool at it sleeps, and that one goes when it has read."""
     go_on, reads = threading.Event(), threading.Event()
-    receive = Channel._receive
+    receive = Inbox.receive
 
-    def linger(channel: Channel, *how: Any, **more: Any) -> Any:
-        found = receive(channel, *how, **more)
-        if channel is channel_of(world) and threading.current_thread().name.startswith("remora-worker0"):
+    def linger(inbox: Inbox, *how: Any, **more: Any) -> Any:
+        found = receive(inbox, *how, **more)
+        if inbox is channel_of(world).inbox and threading.current_thread().name.startswith("remora-worker0"):
             reads.set()
             assert go_on.wait(LONG)
         return found
 
     told = begin(by_callback, "told")
     wait_until_asleep(world)
-    monkeypatch.setattr(Channel, "_receive", linger)
+    monkeypatch.setattr(Inbox, "receive", linger)
     open_gate("told")
     assert reads.wait(SOON)
     sleepers = [begin(way, way.__name__) for way in READERS]
@@ -237,7 +238,7 @@ def expecting_company(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         assert world.run(0, by_reference, echo, 1) == 1
     wait_until(lambda: not owned(world) and nobody_expects_company(world))
-    assert channel_of(world)._followed
+    assert channel_of(world).outbox._followed
 
 
 def owned(world: World) -> int:

@@ -164,7 +164,7 @@ def test_what_wants_no_answer_arrives_too_and_nobody_is_asked_for_one(monkeypatc
         agent.retries.send(peer, int(KIND), pack(1), "message 1")
         world.wait_until(lambda: arrived == [1])
         assert not peer.outgoing.pending
-        peer.outgoing._followed = True  # so the next one is held back, to go with another message,
+        peer.outgoing.outbox._followed = True  # so the next one is held back, to go with another message,
         awaited.clear()
         agent.retries.send(peer, int(KIND), pack(2), "message 2")
         assert awaited == [peer.outgoing], "and somebody sees to it if there is none"

@@ -123,7 +123,7 @@ def ask_and_do_not_read(to: str, n: int, go_on: str, function: Any = torch.zeros
     if function is fetched:
         rref = rpc.remote(to, torch.zeros, args=(shape,))
         rref.to_here()
-    with channel._reading:  # nobody here reads
+    with channel.reading:  # nobody here reads
         if function is fetched:
             futures = [rref.to_here_async(timeout=60) for _ in range(n)]
         else:
@@ -212,7 +212,7 @@ def pull_without_reading(to: str, changed: str) -> list[float]:
     """Ask for the parameters, do not read the answer before the file `changed` is there; what came."""
     rpc.rpc_sync(to, targets.double, args=(1,))
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
-    with channel._reading:
+    with channel.reading:
         future = rpc.rpc_async(to, pull, timeout=20)
         targets.wait_until(lambda: os.path.exists(changed))
     channel.watch()

@@ -259,7 +259,7 @@ def stop_myself_until_the_reply_is_there(to: str, how: str) -> tuple[str, float]
     future = rpc.rpc_async(to, serve_and_change, args=(how,), timeout=10)
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
     targets.wait_until(lambda: channel.link is not None)
-    with channel._reading:  # nobody reads meanwhile
+    with channel.reading:  # nobody reads meanwhile
         time.sleep(0.6)
         cut(to, "outgoing")
     try:

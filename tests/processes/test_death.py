@@ -313,7 +313,7 @@ def call_again_before_reading(to: str, pid: int) -> tuple[Any, str]:
     """The answer to a call is there, unread, when the callee dies; and then another call cannot be written."""
     rpc.rpc_sync(to, targets.double, args=(1,))
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
-    with channel._reading:  # nobody reads
+    with channel.reading:  # nobody reads
         first = rpc.rpc_async(to, targets.count, args=(7,), timeout=10)
         targets.wait_until(lambda: os.path.exists(f"/proc/{pid}") and has_unread_bytes(channel.link))
         os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from remora import autograd, rpc
-from remora.agent.channel.channel import Channel
 from remora.errors import CallNotSent, OwnerDied
 from remora.testing.world import World
 
@@ -336,15 +335,16 @@ def test_a_call_that_was_never_sent_leaves_no_fork(world: World) -> None:
 
 def test_what_was_sent_is_not_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception strikes behind the commit point: the callee has a reference that counts."""
-    send = Channel.send_low_priority
+    channel = world[0].agent.peers.find("worker1").outgoing
+    send = channel.send_low_priority
 
-    def send_and_strike(channel: Channel, *message: Any) -> bool:
-        send(channel, *message)
+    def send_and_strike(*message: Any) -> bool:
+        send(*message)
         raise KeyboardInterrupt
 
     with world.acting(0):
         mine = rpc.RRef([1])
-        monkeypatch.setattr(Channel, "send_low_priority", send_and_strike)
+        monkeypatch.setattr(channel, "send_low_priority", send_and_strike)
         with pytest.raises(KeyboardInterrupt):
             rpc.remote("worker1", keep, args=(mine,))
         monkeypatch.undo()

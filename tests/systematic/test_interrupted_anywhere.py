@@ -133,11 +133,12 @@ def check_health(me: str, other: torch.futures.Future[Any], place: Place) -> Non
     wait_until(lambda: not worker.agent.dispatch.counts(), SOON)
     for channel in channels:
         assert channel.link is not None
-        wait_until(lambda channel=channel: not (channel._inbox or channel._answered or channel._batched), SOON)  # type: ignore[misc]
+        for left in (channel.inbox.frames, channel.inbox.answered, channel.outbox.batched):
+            wait_until(lambda left=left: not left, SOON)  # type: ignore[misc]
         wait_until(lambda channel=channel: not channel.parked, SOON)  # type: ignore[misc]
-        for turn in (channel._reading, channel._writing, channel._arming):
+        for turn in (channel.reading, channel.writing, channel.arming):
             wait_until(lambda turn=turn: not turn.locked(), SOON)  # type: ignore[misc]
-        with channel._sorting, channel._writing:
+        with channel.sorting, channel.writing:
             channel.session.check()
 
 
@@ -193,7 +194,7 @@ def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatc
     with ThreadPoolExecutor(1) as pool:
 
         def call_meanwhile() -> int:
-            wait_until(lambda: channel._reading.locked())
+            wait_until(lambda: channel.reading.locked())
             return rpc.rpc_sync(me, double, args=(4,), timeout=SOON)
 
         other = pool.submit(call_meanwhile)

@@ -51,7 +51,7 @@ def everything_arrived() -> bool:
     """Whether the callee (this worker itself) has taken in all that was sent."""
     peer = rpc._get_current_rpc_agent().agent.peers.me
     incoming, outgoing = peer.incoming, peer.outgoing
-    return incoming is not None and not outgoing._batched and incoming.session.received == outgoing.session.sent > 0
+    return incoming is not None and not outgoing.outbox.batched and incoming.session.received == outgoing.session.sent > 0
 
 
 def test_it_is_a_torch_future(me: str) -> None:

@@ -235,7 +235,7 @@ def test_what_was_held_back_and_cancelled_never_begins(narrow: str) -> None:
     rpc.rpc_sync(narrow, abs, args=(1,))
     agent = rpc._get_current_rpc_agent().agent
     channel = agent.peers.me.outgoing
-    with channel._reading:  # nobody reads the answers
+    with channel.reading:  # nobody reads the answers
         futures = [rpc.rpc_async(narrow, meet_in_coroutine, args=(-1,)) for _ in range(2 * WINDOW)]
         wait_until(lambda: len(_there) == WINDOW and agent.dispatch.counts() == 2 * WINDOW)
         assert all(future.cancel() for future in reversed(futures))  # first those that have not begun

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from remora import autograd, rpc
-from remora.agent.channel.channel import Channel
 from remora.agent.channel.function_table import FUNCTION, LONGEST, MOST, MOST_BYTES, SLACK, Announced, Heard
 from remora.agent.serving import dispatch
 from remora.errors import ProtocolError
@@ -211,13 +210,14 @@ def test_a_call_without_arguments_is_a_number_and_nothing_is_pickled(monkeypatch
 
     with World(2) as world:
         assert world.run(0, call) == (5, 5)
-        send = Channel.send
+        channel = world[0].agent.peers.find("worker1").outgoing
+        send = channel.send
 
-        def see(channel: Channel, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
+        def see(kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
             sent.append((kind, body))
-            send(channel, kind, call, body, flags, timeout)
+            send(kind, call, body, flags, timeout)
 
-        monkeypatch.setattr(Channel, "send", see)
+        monkeypatch.setattr(channel, "send", see)
         monkeypatch.setattr(request_builder, "pack_for", Unreadable())
         monkeypatch.setattr(dispatch, "unpack", Unreadable())
         assert world.run(0, call) == (5, 5)

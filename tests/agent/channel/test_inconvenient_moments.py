@@ -17,6 +17,7 @@ from remora.agent import agent as agents
 from remora.agent.channel import bulk
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.inbox import Inbox
+from remora.agent.channel.outbox import Outbox
 from remora.agent.runtime.try_lock import TryLock
 from remora.errors import CallTimeout, SerializationError
 from remora.testing.world import World
@@ -122,7 +123,7 @@ following: list[torch.futures.Future[Any]] = []
 @pytest.mark.parametrize("second", [nothing, quick])
 def test_who_unpickles_does_not_keep_the_reply_that_came_with_it(me: str, second: Callable[[], Any]) -> None:
     channel = outgoing(me)
-    with channel._reading:  # nobody reads
+    with channel.reading:  # nobody reads
         first, other = rpc.rpc_async(me, Locking), rpc.rpc_async(me, second)
         channel.flush()
         wait_until(lambda: not agent_here().dispatch.counts())
@@ -136,7 +137,7 @@ def test_who_unpickles_does_not_keep_the_reply_that_came_with_it(me: str, second
 
 def test_a_value_may_wait_for_the_next_one_when_it_is_unpickled(me: str) -> None:
     channel = outgoing(me)
-    with channel._reading:
+    with channel.reading:
         following[:] = [rpc.rpc_async(me, Waiting), rpc.rpc_async(me, quick)]
         futures = list(following)
         following.pop(0)
@@ -172,15 +173,15 @@ def test_a_deadline_that_has_passed_before_the_call_is_on_the_list_is_kept(
 def test_a_large_call_that_could_not_be_sent_in_time_fails_once(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its deadline ends it on the thread of the timers, and at the same time its sender gives up."""
     channel = outgoing(me)
-    not_sent = Channel._not_sent
+    not_sent = Outbox.not_sent
 
-    def late(self: Channel, call: Any) -> Any:
+    def late(self: Outbox, call: Any) -> Any:
         wait_until(lambda: call.future is None)  # the pool has told its future
         return not_sent(self, call)
 
-    monkeypatch.setattr(Channel, "_not_sent", late)
+    monkeypatch.setattr(Outbox, "not_sent", late)
     monkeypatch.setattr(bulk, "SHARED_FROM", 1 << 40)
-    with taken_elsewhere(channel._writing):
+    with taken_elsewhere(channel.writing):
         future = rpc.rpc_async(me, torch.numel, args=(torch.zeros(1 << 18),), timeout=0.05)
     with pytest.raises(RuntimeError, match="RPC ran for more than"):
         future.wait(SOON)
@@ -246,9 +247,9 @@ def test_all_threads_that_wait_for_a_collection_hear_of_its_first_error(world: W
             [rpc.rpc_async("worker1", wait_at_gate), rpc.rpc_async("worker2", fail_at_gate)]
         )
     first, found = in_thread(everything.wait)
-    wait_until(channel._reading.locked)
+    wait_until(channel.reading.locked)
     second, found_too = in_thread(everything.wait)
-    wait_until(lambda: other._reading.locked() and channel.parked)
+    wait_until(lambda: other.reading.locked() and channel.parked)
     begun.set()
     second.join(SOON)
     first.join(SOON)
@@ -282,11 +283,11 @@ def test_ctrl_c_while_a_call_is_being_sent_leaves_nothing_on_the_list(
 ) -> None:
     channel = outgoing(me)
 
-    def interrupted(self: Channel, *args: Any) -> None:
+    def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Channel, "send", interrupted)
+        patch.setattr(channel, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             rpc.rpc_async(me, quick)
     assert not channel.pending
@@ -362,8 +363,10 @@ class Interrupting(dict[int, Any]):
 
 def test_replies_that_were_read_before_ctrl_c_struck_are_not_lost(me: str) -> None:
     channel = outgoing(me)
-    channel.pending = pending = Interrupting(channel.pending)
-    registration = channel._registration
+    channel.pending = channel.calls.waiting = pending = Interrupting(channel.pending)
+    for part in (channel.inbox, channel.pool_reads, channel.waiter_reads):
+        part._pending = pending
+    registration = channel.inbox.registration
     assert registration is not None
     frames: list[Frame] = []
 
@@ -371,7 +374,7 @@ def test_replies_that_were_read_before_ctrl_c_struck_are_not_lost(me: str) -> No
         frames.extend(registration.link.read())
         return sum(bool(frame.kind & RESPONSE) for frame in frames) == 2
 
-    with channel._reading:
+    with channel.reading:
         futures = [rpc.rpc_async(me, quick), rpc.rpc_async(me, quick)]
         of = dict(zip(sorted(pending), futures, strict=True))
         channel.flush()
@@ -379,6 +382,6 @@ def test_replies_that_were_read_before_ctrl_c_struck_are_not_lost(me: str) -> No
         first, second = (frame.call for frame in frames if frame.kind & RESPONSE)
         pending.at = second
         with pytest.raises(KeyboardInterrupt):
-            channel._receive(registration, lambda: frames)  # as the thread does that waits
+            channel.inbox.receive(registration, lambda: frames)  # as the thread does that waits
     assert of[first].wait(SOON) == "quick"
     of[second].cancel()

@@ -1,4 +1,4 @@
-"""The sending half of a channel over a link that takes as much as the test says: who writes what, and when."""
+"""An outbox over a link that takes as much as the test says: which thread writes what, and when."""
 
 from __future__ import annotations
 
@@ -15,75 +15,26 @@ import torch
 
 from remora import rpc
 from remora.agent.channel import outbox
-from remora.agent.channel.bulk import LARGE, BulkOutbox
+from remora.agent.channel.bulk import LARGE
 from remora.agent.channel.delayed_flush import PATIENCE, DelayedFlush
 from remora.agent.channel.inbox import ACK, PING
 from remora.agent.runtime.timers import Timers
 from remora.testing.world import World
 from remora.transport.link import StreamLink
-from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
-from remora.wire.pickler import pack
 from tests.agent.alone import wait_until
-
-CALL, REPLY = 0x102, 0x203
-
-
-class FakeLink:
-    """A link that notes what was written, or, when it is full, what would have to be kept."""
-
-    now = staticmethod(time.monotonic)
-
-    def __init__(self) -> None:
-        self.failed = False
-        self.full = False
-        self.writes: list[list[Any]] = []
-        self.outbox: list[Any] = []
-
-    @property
-    def outbox_bytes(self) -> int:
-        return sum(map(len, self.outbox))
-
-    def write(self, parts: Any, patience: float, until: float) -> bool:
-        (self.outbox.extend if self.full else self.writes.append)(list(parts))
-        return not self.full
-
-    def kinds(self) -> list[list[int]]:
-        """The types of the messages of each write."""
-        return [list(_kinds(b"".join(parts))) for parts in self.writes]
-
-
-def _kinds(data: bytes) -> Iterator[int]:
-    while data:
-        _, length, kind = HEADER.unpack_from(data)[:3]
-        yield kind
-        data = data[HEADER_SIZE + length // GUARD :]
-
-
-class Alone(BulkOutbox):
-    """A sending half without a receiving one."""
-
-    def __init__(self) -> None:
-        super().__init__("nobody")
-        self.wire = FakeLink()
-        self.link = cast(StreamLink, self.wire)
-
-    def _want_link(self) -> None: ...
-    def _want_flush(self) -> None: ...
-    def _has_outbox(self) -> None: ...
-    def _link_failed(self, link: StreamLink, error: BaseException) -> None: ...
-    def reconsider_reading(self) -> None: ...
+from tests.agent.channel.parts import CALL, REPLY, OutboxAlone
 
 
 @pytest.fixture
-def alone() -> Alone:
-    return Alone()
+def alone() -> OutboxAlone:
+    return OutboxAlone()
 
 
 # Words.
 
 
-def test_a_word_is_said_by_whoever_is_writing(alone: Alone) -> None:
-    with alone._writing:
+def test_a_word_is_said_by_whoever_is_writing(alone: OutboxAlone) -> None:
+    with alone.writing:
         for word in (PING, ACK, PING):
             alone.send_unsequenced(word)  # does not wait
     assert not alone.wire.writes
@@ -96,7 +47,7 @@ def test_a_word_said_while_a_message_is_written_is_answered(me: str) -> None:
     channel = rpc._get_current_rpc_agent().agent.peers.me.outgoing
     link = channel.link
     assert link is not None
-    with channel._writing:
+    with channel.writing:
         channel.send_unsequenced(PING)
         heard = link.last_heard
     channel.send(CALL, 0, b"")
@@ -112,7 +63,7 @@ class Drained:
         return b""
 
 
-def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: Alone) -> None:
+def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: OutboxAlone) -> None:
     """A word that gives nothing back would say that we cannot use any."""
     alone.sharing = cast(Any, Drained())
     alone.send(CALL, 1, b"")
@@ -123,14 +74,14 @@ def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: 
 # What nobody is in a hurry for.
 
 
-def test_what_nobody_waits_for_is_sent_at_once(alone: Alone) -> None:
+def test_what_nobody_waits_for_is_sent_at_once(alone: OutboxAlone) -> None:
     for _ in range(3):
         assert not alone.send_low_priority(CALL, 1, b"")
         alone._low_priority_at -= outbox.NO_TIME  # what comes next comes later
     assert alone.wire.kinds() == [[CALL], [CALL], [CALL]]
 
 
-def test_unless_the_last_one_was_followed_by_another_in_no_time(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unless_the_last_one_was_followed_by_another_in_no_time(alone: OutboxAlone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "NO_TIME", 10.0)
     assert not alone.send_low_priority(CALL, 1, b"")
     alone.send(PING, 2, b"")
@@ -140,7 +91,7 @@ def test_unless_the_last_one_was_followed_by_another_in_no_time(alone: Alone, mo
     assert alone.wire.kinds() == [[CALL], [PING], [CALL, PING], [CALL, PING]]
 
 
-def test_what_was_held_back_in_vain_leaves_alone_and_the_next_at_once(alone: Alone) -> None:
+def test_what_was_held_back_in_vain_leaves_alone_and_the_next_at_once(alone: OutboxAlone) -> None:
     alone._followed = True
     assert alone.send_low_priority(CALL, 1, b"")
     assert not alone.wire.writes
@@ -150,7 +101,7 @@ def test_what_was_held_back_in_vain_leaves_alone_and_the_next_at_once(alone: Alo
     assert alone.wire.kinds() == [[CALL], [CALL]]
 
 
-def test_nothing_is_held_back_without_a_link(alone: Alone) -> None:
+def test_nothing_is_held_back_without_a_link(alone: OutboxAlone) -> None:
     alone._followed, alone.link = True, None
     assert not alone.send_low_priority(CALL, 1, b"")
 
@@ -163,9 +114,9 @@ def timers() -> Iterator[Timers]:
     timers.stop()
 
 
-def test_what_waits_for_company_does_not_wait_for_long(alone: Alone, timers: Timers) -> None:
+def test_what_waits_for_company_does_not_wait_for_long(alone: OutboxAlone, timers: Timers) -> None:
     company = DelayedFlush(timers)
-    other = Alone()
+    other = OutboxAlone()
     for round_ in range(1, 3):
         begun = time.monotonic()
         for channel in (alone, other):
@@ -182,30 +133,6 @@ def test_a_remote_call_and_its_fetch_share_a_write_once_it_is_known_that_they_fo
         assert rpc.remote(me, abs, args=(-2,)).to_here() == 2
 
 
-# Large messages.
-
-
-def test_a_large_reply_that_has_to_wait_is_copied_once(alone: Alone) -> None:
-    """What waits to be written and what is kept until it is acknowledged is the same memory."""
-    alone.wire.full = True
-    alone.wire.outbox.append(b"something")
-    tensor = torch.zeros(LARGE)
-    alone.send_packed(REPLY, 1, pack(tensor), 0, 0.0, 0.0)
-    (_, _, kept) = alone.session.kept[-1]
-    assert isinstance(kept, bytes)
-    assert alone.wire.outbox[-1] is kept
-    assert len(kept) > tensor.nbytes
-
-
-def test_a_large_call_leaves_from_its_own_memory(alone: Alone) -> None:
-    tensor = torch.zeros(LARGE)
-    packed = pack(tensor)
-    alone.send_packed(CALL, 1, packed, 0, 0.0, time.monotonic() + 1)
-    ((head, *buffers),) = alone.wire.writes
-    assert isinstance(head, bytes)
-    assert all(left is right for left, right in zip(buffers, packed.buffers, strict=True))
-
-
 # Half a frame.
 
 
@@ -219,7 +146,7 @@ def test_ctrl_c_in_the_midst_of_a_message_costs_the_link_while_another_thread_re
         world.run(0, rpc.rpc_sync, "worker1", abs, (-1,))
         waiting = pool.submit(world.run, 0, rpc.rpc_sync, "worker1", waited_for)
         try:
-            wait_until(world[0].agent.peers.find("worker1").outgoing._reading.locked)
+            wait_until(world[0].agent.peers.find("worker1").outgoing.reading.locked)
             with monkeypatch.context() as patch:
                 patch.setattr(StreamLink, "write", written_in_part)
                 with pytest.raises(KeyboardInterrupt):
@@ -246,7 +173,7 @@ def written_in_part(link: StreamLink, parts: Any, *patience: float) -> bool:
     raise KeyboardInterrupt
 
 
-def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
+def test_small_messages_of_many_threads_arrive_once_each(alone: OutboxAlone) -> None:
     threads = [
         threading.Thread(target=lambda i=i: [alone.send(CALL, 100 * i + j, b"x" * j) for j in range(100)])  # type: ignore[misc]
         for i in range(4)
@@ -255,21 +182,15 @@ def test_small_messages_of_many_threads_arrive_once_each(alone: Alone) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    data = b"".join(part for parts in alone.wire.writes for part in parts)
-    calls, numbers = [], []
-    while data:
-        _, length, _, _, _, call, number, _, _ = HEADER.unpack_from(data)
-        calls.append(call)
-        numbers.append(number)
-        data = data[HEADER_SIZE + length // GUARD :]
-    assert sorted(calls) == list(range(400))
-    assert numbers == list(range(1, 401))
+    headers = alone.wire.headers()
+    assert sorted(header[5] for header in headers) == list(range(400))
+    assert [header[6] for header in headers] == list(range(1, 401))
 
 
 def contents(channel: Any) -> dict[str, int]:
     """How much is in each collection of a channel and its session."""
-    names = [name for kind in type(channel).__mro__ for name in getattr(kind, "__slots__", ())]
-    things = {name: getattr(channel, name, None) for name in names}
+    parts = (channel, channel.outbox, channel.inbox, channel.pool_reads, channel.deferred, channel.waiter_reads)
+    things = {name: getattr(part, name, None) for part in parts for name in type(part).__slots__}
     things["kept"] = channel.session.kept
     return {name: len(thing) for name, thing in things.items() if isinstance(thing, list | dict | set | deque)}
 

@@ -18,8 +18,9 @@ from remora.agent.calls.call import Call
 from remora.agent.calls.future import when_done
 from remora.agent.channel import outbox, waiter_owned
 from remora.agent.channel.channel import Channel
+from remora.agent.channel.deferred_replies import DeferredReplies
+from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.waiter_owned import WaiterOwned
-from remora.agent.channel.waiter_reads import WaiterReads
 from remora.agent.peers.failure_detector import FailureDetector
 from remora.wire.pickler import pack
 from tests.agent.alone import wait_until
@@ -102,22 +103,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_in_flight_wake_nobody(me: str, patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_busy(me)
+    channel = keep_busy(me)
     asked: list[object] = []
 
-    def asks(name: str, when: Callable[[Any], bool]) -> None:
-        original = getattr(Channel, name)
+    def asks(kind: type, name: str, mine: object) -> None:
+        original = getattr(kind, name)
 
-        def ask(channel: Channel, *args: object) -> Any:
-            if when(channel):
+        def ask(part: object, *args: object, **more: object) -> Any:
+            if part is mine:
                 asked.append(name)
-            return original(channel, *args)
+            return original(part, *args, **more)
 
-        monkeypatch.setattr(Channel, name, ask)
+        monkeypatch.setattr(kind, name, ask)
 
-    asks("_want_flush", lambda channel: channel.dialled)  # (whoever answers a burst writes it in one go)
-    asks("_take_turn", lambda channel: channel.dialled)  # the poller has seen a reply
-    asks("pass_on", lambda channel: True)
+    asks(Channel, "want_flush", channel)  # (the worker that answers a burst writes it in one go)
+    asks(PoolReads, "_take_turn", channel.pool_reads)  # the poller has seen a reply
+    asks(DeferredReplies, "pass_on", channel.deferred)
     assert keep_busy(me).waiter_owned
     assert asked == []
 
@@ -204,7 +205,7 @@ def test_a_thread_that_finds_another_one_reading_does_not_wait_for_long(me: str,
     thread = threading.Thread(target=lambda: results.append(slow.wait(20.0)))
     first = threading.Thread(target=lambda: quick.wait(20.0))
     first.start()
-    wait_until(lambda: channel._reading.locked())
+    wait_until(lambda: channel.reading.locked())
     thread.start()  # it cannot read: the first one does, and leaves when its own reply is there
     first.join(20.0)
     gate.set()
@@ -218,7 +219,7 @@ def test_a_synchronous_call_that_finds_another_one_reading_does_not_either(me: s
     results: list[object] = []
     first = threading.Thread(target=lambda: quick.wait(20.0))
     first.start()
-    wait_until(lambda: channel._reading.locked())
+    wait_until(lambda: channel.reading.locked())
     second = threading.Thread(target=lambda: results.append(rpc.rpc_sync(me, wait_at_gate)))
     second.start()
     first.join(20.0)
@@ -241,7 +242,7 @@ def test_a_reply_that_a_thread_reads_for_another_one_that_sleeps(me: str, patien
     slow = rpc.rpc_async(me, wait_at_gate)
     reader = threading.Thread(target=lambda: slow.wait(20.0))
     reader.start()
-    wait_until(lambda: channel._reading.locked())
+    wait_until(lambda: channel.reading.locked())
     assert rpc.rpc_async(me, nap, (0.2,)).wait(SOON) == "rested"  # read by the other thread, which does not wait for it
     assert torch.futures.wait_all([rpc.rpc_async(me, nap, (0.1,)) for _ in range(3)]) == ["rested"] * 3
     assert not channel.parked
@@ -254,23 +255,23 @@ def test_a_reply_that_another_thread_puts_aside_while_its_own_begins_to_wait(
 ) -> None:
     channel = keep_busy(me)
     first, second = [rpc.rpc_async(me, witness, (n,)) for n in (1, 2)]
-    come_for = WaiterReads._come_for
+    come_for = DeferredReplies.come_for
 
-    def late(channel: WaiterReads, calls: Any) -> None:
+    def late(deferred: DeferredReplies, calls: Any) -> None:
         """Found nothing; and right after that, the other thread reads both."""
-        come_for(channel, calls)
-        monkeypatch.setattr(WaiterReads, "_come_for", come_for)
+        come_for(deferred, calls)
+        monkeypatch.setattr(DeferredReplies, "come_for", come_for)
         other = threading.Thread(target=lambda: (first.wait(20.0), read_all(me)))
         other.start()
         other.join(20.0)
         assert not channel.pending
 
-    monkeypatch.setattr(WaiterReads, "_come_for", late)
-    channel._deferred[0] = Call(agent().peers.find(me), "another")  # so that there is reason to look
+    monkeypatch.setattr(DeferredReplies, "come_for", late)
+    channel.deferred.calls[0] = Call(agent().peers.find(me), "another")  # so that there is reason to look
     try:
         assert second.wait(SOON).number == 2
     finally:
-        del channel._deferred[0]
+        del channel.deferred.calls[0]
     assert not channel.parked
 
 
@@ -280,7 +281,7 @@ def test_a_thread_sleeps_on_though_others_come_and_go(me: str, patient: None) ->
     quick = rpc.rpc_async(me, nap, (0.1,))
     first = threading.Thread(target=lambda: quick.wait(20.0))
     first.start()
-    wait_until(lambda: channel._reading.locked())
+    wait_until(lambda: channel.reading.locked())
     sleepers = [
         threading.Thread(target=lambda: results.append(rpc.rpc_sync(me, wait_at_gate))),
         threading.Thread(target=lambda: results.append(rpc.rpc_async(me, wait_at_gate).wait(20.0))),
@@ -358,15 +359,15 @@ def test_a_worker_that_ends_while_a_reply_is_being_put_aside(
 ) -> None:
     keep_busy(me)
     first, second = rpc.rpc_async(me, wait_at_gate), rpc.rpc_async(me, witness, (1,))
-    share_out = WaiterReads._share
+    share_out = DeferredReplies._share
 
-    def late(channel: WaiterReads, answered: list[Call], calls: Any) -> None:
+    def late(deferred: DeferredReplies, answered: list[Call], calls: Any) -> None:
         if second._of in answered:
-            monkeypatch.setattr(WaiterReads, "_share", share_out)
+            monkeypatch.setattr(DeferredReplies, "_share", share_out)
             rpc.shutdown(graceful=False)
-        share_out(channel, answered, calls)
+        share_out(deferred, answered, calls)
 
-    monkeypatch.setattr(WaiterReads, "_share", late)
+    monkeypatch.setattr(DeferredReplies, "_share", late)
     with pytest.raises(RuntimeError):
         first.wait(5.0)
     wait_until(lambda: second._settled, SOON)
@@ -379,7 +380,7 @@ def test_a_worker_that_ends_leaves_no_future_behind(me: str, patient: None, grac
     *rest, last = [rpc.rpc_async(me, witness, (n,)) for n in range(1, 7)]
     last.wait(20.0)
     read_all(me)
-    assert channel._deferred
+    assert channel.deferred.calls
     rpc.shutdown(graceful)
     wait_until(lambda: all(future.done() for future in rest), SOON)
     assert [future.value().number for future in rest] == [1, 2, 3, 4, 5]

@@ -52,7 +52,7 @@ def late_witness() -> Witness:
 
 
 def reader(channel: Channel) -> bool:
-    return channel._reading.locked()
+    return channel.reading.locked()
 
 
 def outgoing(me: str) -> Channel:
@@ -161,7 +161,7 @@ def test_a_lone_call_is_written_at_once(me: str, monkeypatch: pytest.MonkeyPatch
     """Not by the pool, which is asked to write bursts."""
     rpc.rpc_sync(me, quick)
     asked: list[object] = []
-    monkeypatch.setattr(Channel, "_want_flush", asked.append)
+    monkeypatch.setattr(Channel, "want_flush", asked.append)
     for _ in range(50):
         assert rpc.rpc_async(me, quick).wait(20.0) == "quick"
     assert asked == []

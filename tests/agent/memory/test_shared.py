@@ -140,7 +140,9 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) 
     sent: list[Frame] = []
 
     class Failing:
-        """A channel whose message is on its way when something fails."""
+        """An outbox whose message is on its way when something fails."""
+
+        peer = "there"
 
         closed = False
         sharing = sharing(lender)
@@ -149,12 +151,9 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) 
             sent.append(arrive(body))
             raise KeyboardInterrupt
 
-        _send_packed = BulkOutbox._send_packed
-        _send_shared = BulkOutbox._send_shared
-
     packed: Packed = pack(SENT)
     with pytest.raises(KeyboardInterrupt):
-        Failing._send_packed(cast(Any, Failing()), 0x102, 1, packed, 0, 0.0, 0.0)  # type: ignore[arg-type]
+        BulkOutbox(cast(Any, Failing())).send_packed(0x102, 1, packed, 0, 0.0, 0.0)
     assert filled(sent[0])
     assert torch.equal(value_of(sent[0]), SENT)
 

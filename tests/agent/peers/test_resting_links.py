@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.channel.channel import Channel
+from remora.agent.channel.outbox import Outbox
 from remora.protocol.membership import Died, Suspected
 from remora.testing.world import World
 
@@ -35,13 +35,15 @@ def world() -> Iterator[World]:
 
 def test_only_neighbours_are_asked_for_a_sign_of_life(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     said: Counter[tuple[str, str]] = Counter()
-    say = Channel.send_unsequenced
+    flush = Outbox.flush
+    peers = [(agent.pool.name, peer) for agent in world.agents() for peer in agent.peers.all()]
+    workers = {channel.outbox: name for name, peer in peers for channel in peer.channels()}
 
-    def count(channel: Channel, kind: int) -> None:
-        said[channel._pool.name, channel.peer] += 1
-        say(channel, kind)
+    def count(outbox: Outbox) -> None:
+        said[workers[outbox], outbox.peer] += len(outbox.control_frames)
+        flush(outbox)
 
-    monkeypatch.setattr(Channel, "send_unsequenced", count)
+    monkeypatch.setattr(Outbox, "flush", count)
     world.clock.advance(10.0)
     assert said, "neighbours are"
     for rank in range(N):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.agent.channel.channel import Channel
+from remora.agent.channel.outbox import Outbox
 from remora.rpc import api
 from remora.testing.world import World
 from remora.vocabulary.messages import MessageType
@@ -33,14 +33,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """To whom the answers went, and how."""
     found: list[tuple[str, str]] = []
     for way in ("send", "send_batched"):
-        ordinary = getattr(Channel, way)
+        ordinary = getattr(Outbox, way)
 
-        def note(channel: Channel, kind: int, *args: Any, way: str = way, ordinary: Any = ordinary) -> None:
+        def note(outbox: Outbox, kind: int, *args: Any, way: str = way, ordinary: Any = ordinary) -> None:
             if kind == PYTHON_RET:
-                found.append((channel.peer, way))
-            ordinary(channel, kind, *args)
+                found.append((outbox.peer, way))
+            ordinary(outbox, kind, *args)
 
-        monkeypatch.setattr(Channel, way, note)
+        monkeypatch.setattr(Outbox, way, note)
     return found
 
 

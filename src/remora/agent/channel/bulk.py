@@ -1,8 +1,8 @@
 """The sending half of a channel for messages with tensors: in shared memory, from the program's own, or as they come.
 
 A large message leaves from the memory of the program, and what comes from a device as soon as a piece of it is on the host.
-So its sender waits for the lock (`_writing`), no longer than its call may, and holds it until the message is with the kernel
-or copied aside. What is small, or could not leave now in any case, is copied and goes the way of all others.
+So its sender waits for the turn (`Outbox.writing`), no longer than its call may, and holds it until the message is with the
+kernel or copied aside. What is small, or could not leave now in any case, is copied and goes the way of all others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ VOID = int(MessageType.VOID)
 LARGE = 1 << 17  # bytes from which on a message is not copied
 
 
-class BulkOutbox(Outbox):
-    """See the head of this file."""
+class BulkOutbox:
+    """Sends messages with buffers through an outbox: in its session, under its turn."""
 
-    __slots__ = ()
+    __slots__ = ("_outbox", "peer")
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.peer = outbox.peer
 
     def send_packed(
         self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
@@ -46,15 +50,16 @@ class BulkOutbox(Outbox):
     def _send_packed(
         self, kind: int, call: Call | int, packed: Packed, flags: int, timeout: float, until: float
     ) -> None:
+        outbox = self._outbox
         number = call if isinstance(call, int) else call.id
-        if self.closed:
+        if outbox.closed:
             return
         if not packed.buffers:
-            self.send(kind, number, packed.body, flags, timeout)
+            outbox.send(kind, number, packed.body, flags, timeout)
             return
         size = sum(map(len, packed.buffers))
-        if size >= SHARED_FROM and self.sharing is not None:
-            lent = self.sharing.lend(packed)
+        if size >= SHARED_FROM and outbox.sharing is not None:
+            lent = outbox.sharing.lend(packed)
             if lent is not None:
                 self._send_shared(kind, number, *lent, flags | SHARED, timeout)
                 return
@@ -65,27 +70,28 @@ class BulkOutbox(Outbox):
             )
         body = packed.body + lengths(packed.buffers)
         size += len(body)
-        link = self.link
+        link = outbox.link
         if size < LARGE or link is None or link.outbox_bytes:  # small, or it has to wait, and its memory may change
             self._postpone(kind, flags, number, timeout, body, packed)
-        elif self._writing.wait(self._lock_patience(kind, until - link.now())):
+        elif outbox.writing.wait(self._lock_patience(kind, until - link.now())):
             try:
                 self._write_large(kind, flags, number, timeout, body, packed, until)
             finally:
-                self._writing.free[0] = True
-            self._writing.waiters.notify()
-        elif kind & RESPONSE or isinstance(call, int) or self._writing.mine():
+                outbox.writing.free[0] = True
+            outbox.writing.waiters.notify()
+        elif kind & RESPONSE or isinstance(call, int) or outbox.writing.mine():
             self._postpone(kind, flags, number, timeout, body, packed)
         else:
-            raise self._not_sent(call)
-        self.flush()
+            raise outbox.not_sent(call)
+        outbox.flush()
 
     def _send_shared(
         self, kind: int, call: int, body: bytes, fill: Callable[[], None] | None, flags: int, timeout: float
     ) -> None:
         """Send a message whose tensors are in shared memory, or will be there (`fill`) before its receiver looks."""
+        outbox = self._outbox
         try:
-            self.send(kind, call, body, flags, timeout)
+            outbox.send(kind, call, body, flags, timeout)
         finally:
             if fill is not None:
                 fill()  # (if an exception strikes before it has begun, the tick has it made)
@@ -98,64 +104,69 @@ class BulkOutbox(Outbox):
 
     def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
         """Copy a message and let whoever writes next write it."""
+        outbox = self._outbox
         try:
             packed.complete()
             data = b"".join((body, *packed.buffers))
         except MemoryError:
             size = sum(map(len, packed.buffers))
             raise SerializationError(f"no memory on this worker for a copy of {size} bytes that go to {self.peer}") from None
-        self._batched_bytes += len(data)
-        self._batched.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
+        outbox.batched_bytes += len(data)
+        outbox.batched.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
 
     def _write_large(
         self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed, until: float
     ) -> None:
-        while self._batched:
-            self._write_batched()
-        session = self.session
+        outbox = self._outbox
+        while outbox.batched:
+            outbox.write_batched()
+        session = outbox.session
         number, ack = session.sent + 1, session.received
         head = encode(kind, flags, len(packed.buffers), call, number, ack, timeout, len(body), body)
         parts: tuple[Part, ...] = (head, *packed.buffers)
         size = len(head) + sum(map(len, packed.buffers))
         large = Large(call, parts, packed, raw_memory.fingerprint(packed))
-        link = self.link
+        link = outbox.link
         try:
             session.keep(number, ack, size, large)
             if packed.loading is None:
-                self._put(parts, until)
+                outbox.put(parts, until)
             else:
                 self._put_as_it_comes(number, head, packed, until)
         except BaseException as error:
             session.recover()
-            self._struck(link, error)
+            outbox.struck(link, error)
 
     def _put_as_it_comes(self, number: int, head: bytes, packed: Packed, until: float) -> None:
         """Write a message while its tensors come from a device. If the link fails, they are waited for all the same: the
         message is said again. If they do not come, it is as if it had not been said, and the link is of no use."""
-        link = self.link
+        outbox = self._outbox
+        link = outbox.link
         try:
             for ready in packed.pieces(head):
                 self._put_piece(ready, until)
                 self._hurry(link)
         except BaseException:
-            self.session.amend(number, encode(VOID, 0, 0, 0, number, 0, 0.0, 0, b""))
+            outbox.session.amend(number, encode(VOID, 0, 0, 0, number, 0, 0.0, 0, b""))
             raise
 
     def _put_piece(self, parts: Sequence[Part], until: float) -> None:
-        link = self.link
+        outbox = self._outbox
+        link = outbox.link
         try:
-            self._put(parts, until)
+            outbox.put(parts, until)
         except OSError as error:
             if not is_of_socket(error):
                 raise
-            self._break_off(link, error)
+            outbox.break_off(link, error)
 
     def _hurry(self, link: StreamLink | None) -> None:
         """Write what the kernel did not take at once, as far as it takes it now. A device copies more meanwhile."""
+        outbox = self._outbox
         if link is not None and link.outbox_bytes and not link.failed:
             try:
                 link.flush()
             except OSError as error:
                 if not is_of_socket(error):
                     raise
-                self._break_off(link, error)
+                outbox.break_off(link, error)

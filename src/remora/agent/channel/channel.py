@@ -5,38 +5,59 @@ back, and one the peer dialled, for the other direction. Because only replies co
 for a reply may read the link itself, which saves waking it up; it settles what belongs to waiting threads and leaves
 everything that can run user code to the pool.
 
-Two turns guard the halves, taken in this order if both: `_sorting` (receiving) and `_writing` (sending). None is held
-while user code runs. No thread of the program waits for one (`remora.agent.runtime.try_lock`); the pool does, when
-links come and
-go. """
+The parts of a channel, each of which knows those above it:
+
+    PendingCalls      calls that are not answered
+    FlowControl       how much of the peer's requests is taken on
+    Outbox            numbers, keeps and writes messages; BulkOutbox, those with buffers
+    Inbox             reads the link, and handles what came
+    PoolReads         has the poller tell the pool of what comes, unless a waiting thread reads
+    DeferredReplies   replies that a waiting thread met and that others wait for
+    WaiterReads       lets threads that wait read the link
+
+Two turns guard the halves, taken in this order if both: `sorting` (receiving) and `writing` (sending). None is held while
+user code runs. No thread of the program waits for one (`remora.agent.runtime.try_lock`); the pool does, when links come and
+go.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 from remora.agent.calls.call import Call
+from remora.agent.channel.bulk import BulkOutbox
+from remora.agent.channel.deferred_replies import DeferredReplies
+from remora.agent.channel.flow_control import FlowControl
 from remora.agent.channel.function_table import Announced, Heard
-from remora.agent.channel.inbox import Registration
-from remora.agent.channel.outbox import Kept, Large
+from remora.agent.channel.inbox import Handlers, Inbox
+from remora.agent.channel.outbox import Kept, Large, Outbox
+from remora.agent.channel.pending_calls import PendingCalls
+from remora.agent.channel.pool_reads import PoolReads
+from remora.agent.channel.registration import Registration
 from remora.agent.channel.waiter_reads import WaiterReads
 from remora.agent.fault_hooks import interposed
+from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent
+from remora.protocol.session import Session
 from remora.transport.link import StreamLink, process_at
 from remora.transport.poller import Poller
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import Frame, encode
 
-VOID = int(MessageType.VOID)
+PING, VOID = int(MessageType.PING), int(MessageType.VOID)
 CLOSING = 1.0  # seconds for which a channel that is closed waits for a thread that sorts what came
 LETTING_GO = 0.2  # seconds for which the pool waits to close a link
 
 
 class Owner(Protocol):
-    """Who is told what happens on a channel (`agent.peers`)."""
+    """Is told what happens on a channel (`agent.peers`)."""
 
+    @property
+    def incoming(self) -> Channel | None: ...
     def arrive(self, channel: Channel, frame: Frame) -> Any: ...
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
@@ -44,68 +65,135 @@ class Owner(Protocol):
     def connect(self, channel: Channel) -> None: ...
 
 
-class Channel(WaiterReads):
-    """See the head of this file."""
+def _of(path: str) -> Any:
+    """An attribute of a part that changes, as one of the channel. Read in C: no frame, and nothing strikes in between."""
+    return property(attrgetter(path))
+
+
+class Channel:
+    """Composes the parts, and changes the link."""
 
     __slots__ = (
-        "__weakref__", "_owner", "announced", "dialled", "ever_connected", "heard", "lost_at", "session_id",
+        "__weakref__", "_owner", "_poller", "_pool", "announced", "arming", "attend", "await_reply", "calls", "deferred",
+        "dialled", "enqueue", "ever_connected", "expect", "flow_control", "flush", "forget", "give_back",
+        "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "look_up", "lost_at", "low_priority",
+        "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "pool_reads", "reading",
+        "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced", "session",
+        "session_id", "sorting", "take", "takes_in", "unsent_bytes", "unwatch", "wait_for_room", "waiter_reads", "watch",
+        "writing",
     )  # fmt: skip
 
-    def __init__(self, peer: str, session_id: str, dialled: bool, owner: Owner, pool: WorkerPool, poller: Poller) -> None:
-        super().__init__(peer, pool, poller)
+    closed: bool = _of("outbox.closed")
+    full: bool = _of("outbox.full")
+    last_waiter_at: float = _of("waiter_reads.last_waiter_at")
+    link: StreamLink | None = _of("outbox.link")
+    paused: bool = _of("flow_control.paused")  # we do not read from this peer for now: what it says meanwhile is not heard
+    unwritten: bool = _of("outbox.unwritten")
+    waiter_owned: bool = _of("outbox.waiter_owned")
+
+    def __init__(
+        self,
+        peer: str,
+        session_id: str,
+        dialled: bool,
+        owner: Owner,
+        pool: WorkerPool,
+        poller: Poller,
+        sharing: PeerSharedMemory | None = None,
+    ) -> None:
+        self.peer = peer
         self.session_id = session_id
+        self.session: Session[Kept] = Session()
         self.dialled = dialled
         self.ever_connected = False
         self.lost_at = 0.0  # when the last link broke
-        self.announced = Announced(self)  # functions of calls that go out
-        self.heard = Heard()  # and of those that come in
         self._owner = owner
-        self._arrived = partial(owner.arrive, self)
-        self._requested = owner.requests_on(self)
-        self._said = partial(owner.word, self)
+        self._pool = pool
+        self._poller = poller
+        self.calls = calls = PendingCalls()
+        self.flow_control = FlowControl(self)  # of the requests that come in
+        self.outbox = outbox = Outbox(peer, self.session, self.flow_control, self, sharing)
+        self.announced = Announced(outbox)  # functions of calls that go out
+        self.heard = Heard()  # and of those that come in
+        handlers = Handlers(partial(owner.arrive, self), owner.requests_on(self), partial(owner.word, self), self._broken)
+        self.inbox = inbox = Inbox(outbox, calls, pool, handlers)
+        self.pool_reads = reads = PoolReads(inbox, outbox, calls, poller, self._broken)
+        self.deferred = deferred = DeferredReplies(inbox, outbox, pool)
+        self.waiter_reads = waiters = WaiterReads(inbox, outbox, calls, reads, deferred, pool, owner)
 
-    # What the sending half needs to know.
+        # What others use of the parts. Bound once: a method of ours that calls theirs would cost a frame for each message.
+        self.pending, self.low_priority, self.notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
+        self.parked = deferred.parked
+        self.reading, self.sorting, self.writing, self.arming = inbox.reading, inbox.sorting, outbox.writing, reads.arming
+        self.take, self.forget = calls.take, calls.forget
+        self.send, self.send_packed = outbox.send, BulkOutbox(outbox).send_packed
+        self.send_batched, self.send_low_priority = outbox.send_batched, outbox.send_low_priority
+        self.send_unsequenced, self.enqueue, self.flush = outbox.send_unsequenced, outbox.enqueue, outbox.flush
+        self.has_sent, self.unsent_bytes = outbox.has_sent, outbox.unsent_bytes
+        self.wait_for_room, self.give_back = outbox.wait_for_room, outbox.give_back
+        self.go_on, self.look_up = inbox.go_on, inbox.look_up
+        self.watch, self.unwatch, self.expect = reads.watch, reads.unwatch, reads.expect
+        self.reconsider_reading = reads.reconsider
+        self.await_reply, self.attend, self.notify = waiters.await_reply, waiters.attend, waiters.notify
+        self.in_midst, self.takes_in = waiters.in_midst, waiters.takes_in
+        self.pass_on, self.give_back_to_poller = deferred.pass_on, waiters.give_back_to_poller
 
-    def _want_link(self) -> None:
+    # What the outbox and flow control tell us.
+
+    def want_link(self) -> None:
+        """There is something to say, and no link."""
         if self.dialled and not self.closed:
             self._owner.connect(self)
 
-    def _want_flush(self) -> None:
+    def want_flush(self) -> None:
+        """Something is to be written soon."""
         self._pool.call_soon(self.flush)
 
-    def _has_outbox(self) -> None:
-        if self._registration is not None:
-            self._update_interest(self._registration)
+    def has_outbox(self) -> None:
+        """The kernel did not take everything."""
+        self.pool_reads.reconsider()
 
-    def _link_failed(self, link: StreamLink, error: BaseException) -> None:
-        registration = self._registration
+    def link_failed(self, link: StreamLink, error: BaseException) -> None:
+        """Writing failed."""
+        registration = self.inbox.registration
         if registration is not None and registration.link is link:
             self._pool.submit_system(partial(self._last_words, registration, error))
+
+    def ask_to_read(self) -> None:
+        """Have the peer show that it reads: `FlowControl.answered` is called then."""
+        self.outbox.send_unsequenced(PING)
 
     def _last_words(self, registration: Registration, error: BaseException) -> None:
         """Writing failed. What the peer said before, its replies and perhaps its goodbye, is read before the link
         goes."""
-        if registration is self._registration:
-            with self._sorting:
-                self._take_in(registration, registration.link.read)
+        if registration is self.inbox.registration:
+            with self.sorting:
+                self.inbox.take_in(registration, registration.link.read)
         self._broken(registration, error)
-        self.pass_answered()
+        self.inbox.pass_answered()
         self.reconsider_reading()  # something may have come on a new link while we were in the way
-
-    @property
-    def paused(self) -> bool:
-        """Whether we do not read from this peer for now: what it says meanwhile is not heard."""
-        return self.flow_control.paused
 
     def fail_pending(self, make_error: Callable[[Call], BaseException], answered_too: bool = True) -> None:
         """Settle every call that waits on this channel with an error of its own. If not `answered_too`, those are left
         whose reply is here and waits only for the owners of references in it."""
-        while ids := [each for each in list(self.pending) if answered_too or each not in self.arriving]:
-            for call_id in ids:
-                call = self.take(call_id)
-                if call is not None:
-                    call.fail(make_error(call))
-                    call.settle(self._pool.submit_system)
+        self.calls.fail_all(self._pool, make_error, answered_too)
+
+    def look_after_reader(self) -> None:
+        """Called at each tick. An exception may have struck a thread before it did what it was to do; and a thread that
+        reads may not go on."""
+        inbox = self.inbox
+        if self.outbox.batched:
+            self.flush()
+        if inbox.answered:
+            inbox.pass_answered()
+        if inbox.frames and not inbox.sorting.locked():
+            self._pool.submit_final(inbox.go_on)
+        self.pool_reads.tick()
+        self.waiter_reads.tick()
+
+    def own_by_waiters(self) -> None:
+        """Threads come to wait again and again: from here on they read and write (`remora.agent.channel.waiter_owned`)."""
+        self.outbox.waiter_owned = True
 
     # Links come and go.
 
@@ -113,43 +201,43 @@ class Channel(WaiterReads):
         """Carry on over a new link; the peer has `arrived` of our messages."""
         voided: list[int] = []
         process = process_at(link.sock)
-        if self.sharing is not None and process:
-            self.sharing.set_process(process)
-        with self._sorting:
+        if self.outbox.sharing is not None and process:
+            self.outbox.sharing.set_process(process)
+        with self.sorting:
             if self.closed:
                 link.close()
                 return
-            with self._writing:
-                self._retire(self._registration)
+            with self.writing:
+                self._retire(self.inbox.registration)
                 again = self.session.resume(arrived)
                 link = interposed(self._pool, self.peer, link, leftover)
-                registration = Registration(self, link)
+                registration = Registration(link, self.pool_reads.ready)
                 # The poller knows the link before any other thread can see it: the tick may arm it from here on, and
                 # arming what the poller does not know yet is lost, while `armed` says that it is done.
                 self._poller.add(registration)
-                self._unwatched = False
-                self._registration = registration
-                self.link = link
+                self.pool_reads.unwatched = False
+                self.inbox.registration = registration
+                self.outbox.link = link
                 self.ever_connected = True
                 self._repeat(again, voided)
             if self.closed:  # nobody wants it any more
                 self._retire(registration)
                 return
-            self._take_in(registration, partial(link.feed, leftover))  # before any thread reads on
+            self.inbox.take_in(registration, partial(link.feed, leftover))  # before any thread reads on
         for call_id in voided:
             self._void(call_id)
-        self._update_interest(registration)
-        self.pass_answered()
+        self.pool_reads.update(registration)
+        self.inbox.pass_answered()
         self.flush()
         self.flow_control.connected_again()
 
     def _repeat(self, again: list[tuple[int, Kept]], voided: list[int]) -> None:
-        """Say again what the peer does not have; what cannot be repeated faithfully is void. Holds `_writing`."""
+        """Say again what the peer does not have; what cannot be repeated faithfully is void. Holds `writing`."""
         for number, kept in again:
             if isinstance(kept, Large) and not kept.intact():
                 voided.append(kept.call)
                 kept = encode(VOID, 0, 0, kept.call, number, 0, 0.0, 0, b"")
-            self._put((kept,) if isinstance(kept, bytes) else kept.parts)
+            self.outbox.put((kept,) if isinstance(kept, bytes) else kept.parts)
 
     def _void(self, call_id: int) -> None:
         """A request could not be repeated faithfully: its tensors changed since. The peer never had it."""
@@ -165,9 +253,9 @@ class Channel(WaiterReads):
         call.settle(self._pool.submit_system)
 
     def _broken(self, registration: Registration, error: BaseException) -> None:
-        if registration is not self._registration:
+        if registration is not self.inbox.registration:
             return
-        self._registration = self.link = None
+        self.inbox.registration = self.outbox.link = None
         self.lost_at = self._pool.clock.now()
         self._discard(registration)
         self._pool.submit_system(lambda: self._owner.lost(self, error))
@@ -175,13 +263,13 @@ class Channel(WaiterReads):
     def _discard(self, registration: Registration) -> None:
         self._poller.remove(registration, registration.link.fileno())
         registration.link.sever()  # wakes whoever reads it; the descriptor is closed when both halves are free
-        self._pool.submit_final(partial(self._close_link, registration.link, self._reading.holder()))
+        self._pool.submit_final(partial(self._close_link, registration.link, self.reading.holder()))
 
     def _close_link(self, link: StreamLink, reader: int | None) -> None:
         """Close the descriptor of a link that no thread uses. If the one that does has been interrupted by a signal
-        handler, it is closed with the last reference to it. `reader`: which turn of `_reading` may be at this link. It
+        handler, it is closed with the last reference to it. `reader`: which turn of `reading` may be at this link. It
         has no other turn when it is about to wait there, and the number may soon be that of another file."""
-        writing, sorting, reading = self._writing, self._sorting, self._reading
+        writing, sorting, reading = self.writing, self.sorting, self.reading
         if reader is not None and not reading.mine():
             reading.waiters.wait(lambda: reading.holder() is not reader, LETTING_GO)
         if sorting.wait(LETTING_GO):
@@ -198,21 +286,21 @@ class Channel(WaiterReads):
 
     def _retire(self, registration: Registration | None) -> None:
         if registration is not None:
-            self._registration = self.link = None
+            self.inbox.registration = self.outbox.link = None
             self._discard(registration)
 
     def received_for_good(self) -> int:
         """The caller has a new link for this session: nothing more is read from the old one. How much arrived."""
-        registration = self._registration
+        registration = self.inbox.registration
         if registration is not None:
-            self._registration = self.link = None
+            self.inbox.registration = self.outbox.link = None
             self._discard(registration)
-        with self._sorting:
+        with self.sorting:
             return self.session.received
 
     def cut(self, error: Exception) -> None:
         """Drop the link as if it had broken (it is silent, or a fault plan says so)."""
-        registration = self._registration
+        registration = self.inbox.registration
         if registration is not None:
             self._broken(registration, error)
 
@@ -220,17 +308,17 @@ class Channel(WaiterReads):
         """How much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer
         reads."""
         link = self.link
-        return len(self.session.kept) + len(self._batched) + (link.outbox_bytes if link is not None else 0)
+        return len(self.session.kept) + len(self.outbox.batched) + (link.outbox_bytes if link is not None else 0)
 
     def close(self) -> None:
         """No more messages. Pending calls have been failed before."""
-        self.closed = True
-        self._retire(self._registration)
-        sorting = self._sorting
+        self.outbox.closed = True
+        self._retire(self.inbox.registration)
+        sorting = self.sorting
         if sorting.wait(CLOSING):  # what came in before has been dealt with
             sorting.free[0] = True
-        self.pass_answered()
+        self.inbox.pass_answered()
         self.pass_on(at_once=True)
-        self._tell_room()
-        self._forget_unsent()
+        self.outbox.room.notify()
+        self.outbox.clear()
         self.flow_control.go_on()

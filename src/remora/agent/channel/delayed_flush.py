@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from remora.agent.runtime.timers import Timer, Timers
 from remora.options import FAST_PATHS
 
-if TYPE_CHECKING:
-    from remora.agent.channel.outbox import Outbox
-
 PATIENCE = 0.002  # seconds
 ROUND = 0.01  # … from one look to the next, while messages are put aside all the time
+
+
+class Flushed(Protocol):
+    """A channel or its outbox."""
+
+    def flush(self) -> None:
+        """Write what waits."""
 
 
 class DelayedFlush:
@@ -19,11 +23,11 @@ class DelayedFlush:
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self._waiting: set[Outbox] = set()
+        self._waiting: set[Flushed] = set()
         self._timer: Timer | None = None  # looks at them; set after it runs, so one too many after a strike, never none
         self._more = False  # some came since it last did
 
-    def expect(self, channel: Outbox) -> None:
+    def expect(self, channel: Flushed) -> None:
         """Have what was put aside on this channel sent in a moment."""
         if not FAST_PATHS.delayed_flush:
             channel.flush()

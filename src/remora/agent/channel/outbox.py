@@ -1,19 +1,18 @@
 """The sending half of a channel: numbers messages, keeps them until they arrived, and gets them to the kernel in order.
 
-One thread at a time writes, the one that has the turn `_writing`. A thread with a small message never waits for it: it
-leaves the message with the others that wait for company (`_batched`), and the writer writes them before it is done. (Large
+One thread at a time writes, the one that has the turn `writing`. A thread with a small message never waits for it: it
+leaves the message with the others that wait for company (`batched`), and the writer writes them before it is done. (Large
 ones do wait: `remora.agent.channel.bulk`.)
 
 A message is sent when the session keeps it; what is kept and not written is written again on the next link. So an
-exception that strikes a writer between the two costs the link, and nothing else (`_struck`). """
+exception that strikes a writer between the two costs the link, and nothing else (`struck`). """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from remora.agent.calls.call import Call
 from remora.agent.channel.flow_control import FlowControl
@@ -28,7 +27,7 @@ from remora.wire import raw_memory
 from remora.wire.frames import HEADER, SHARED, encode
 from remora.wire.packed import Packed
 
-PING, GIVE_BACK = int(MessageType.PING), int(MessageType.GIVE_BACK)
+GIVE_BACK = int(MessageType.GIVE_BACK)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
 BURST = 200e-6  # … and by whoever makes them, if nobody else is asked to: so long after the first of them
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
@@ -56,66 +55,60 @@ Batched = tuple[
 ]  # type, flags, call, timeout, buffers, length of the body, all the rest
 
 
-class Outbox(ABC):
-    """See the head of this file."""
+class OutboxEvents(Protocol):
+    """What an outbox tells its owner. All of it may be told on any thread, by one that has the turn `writing`."""
 
-    __slots__ = (
-        "_batched",
-        "_batched_bytes",
-        "_control_frames",
-        "_flush_due",
-        "_followed",
-        "_held_since",
-        "_last_send",
-        "_lent_at",
-        "_low_priority_at",
-        "_room",
-        "_writing",
-        "closed",
-        "flow_control",
-        "link",
-        "peer",
-        "session",
-        "sharing",
-        "waiter_owned",
-    )  # fmt: skip
-
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
-        self.session: Session[Kept] = Session()
-        self.link: StreamLink | None = None  # what carries the session now
-        self.sharing: PeerSharedMemory | None = None  # memory that the peer and we share
-        self._lent_at = 0  # the number of the last message with shared memory (written under `_writing`)
-        self.flow_control = FlowControl(self)  # of the requests that come in
-        self.closed = False
-        self._writing = TryLock()
-        self._batched: deque[Batched] = deque()
-        self._batched_bytes = 0
-        self._control_frames: deque[int] = deque()  # to be said to whoever is at the other end of the link
-        self._flush_due = False  # somebody was asked to flush and has not begun
-        # threads that wait for replies come by all the time, and flush (`remora.agent.channel.waiter_owned`)
-        self.waiter_owned = False
-        self._last_send = 0.0
-        self._held_since = 0.0  # when the first of those that wait for company came
-        self._low_priority_at = 0.0  # when a message was sent that nobody waits for, if it was the last
-        self._followed = False  # the last time another one came soon after
-        self._room = Waiters()  # threads that wait for the peer to take something
-
-    @abstractmethod
-    def _want_link(self) -> None:
+    def want_link(self) -> None:
         """There is something to say, and no link."""
 
-    @abstractmethod
-    def _want_flush(self) -> None:
-        """Have somebody call `flush` soon."""
+    def want_flush(self) -> None:
+        """Have a thread call `flush` soon."""
 
-    @abstractmethod
-    def _has_outbox(self) -> None:
+    def has_outbox(self) -> None:
         """The kernel did not take everything: see to it that the rest is written when there is room."""
 
-    @abstractmethod
-    def _link_failed(self, link: StreamLink, error: BaseException) -> None:
+    def link_failed(self, link: StreamLink, error: BaseException) -> None:
         """Writing failed."""
+
+
+class Outbox:
+    """Numbers, keeps and writes the small messages of a session, over one link after the other."""
+
+    __slots__ = (
+        "_events", "_flush_due", "_followed", "_held_since", "_last_send", "_lent_at", "_low_priority_at", "batched",
+        "batched_bytes", "closed", "control_frames", "flow_control", "link", "peer", "room", "session", "sharing",
+        "waiter_owned", "writing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        peer: str,
+        session: Session[Kept],
+        flow_control: FlowControl,
+        events: OutboxEvents,
+        sharing: PeerSharedMemory | None = None,
+    ) -> None:
+        self.peer = peer
+        self.session = session
+        self.link: StreamLink | None = None  # what carries the session now
+        self.sharing = sharing  # memory that the peer and we share
+        self.flow_control = flow_control  # of the requests that come in: it goes on when something was written
+        self.closed = False  # nothing more is sent
+        self.writing = TryLock()  # to number messages and write them
+        # Any thread appends; the one that has the turn `writing` takes from the left.
+        self.batched: deque[Batched] = deque()
+        self.control_frames: deque[int] = deque()  # types of frames without number, for this link alone
+        self.batched_bytes = 0  # about: two threads may count at the same time
+        # Threads that wait for replies come by all the time, and flush (`remora.agent.channel.waiter_owned`).
+        self.waiter_owned = False
+        self.room = Waiters()  # threads that wait for the peer to take something
+        self._events = events
+        self._lent_at = 0  # the number of the last message with shared memory (written under `writing`)
+        self._flush_due = False  # a thread was asked to flush and has not begun
+        self._last_send = 0.0
+        self._held_since = 0.0  # when the first of those that wait for company came
+        self._low_priority_at = 0.0  # when a message was sent that no thread waits for, if it was the last
+        self._followed = False  # the last time another one came soon after
 
     # Small messages.
 
@@ -124,39 +117,40 @@ class Outbox(ABC):
         if self.closed:
             return
         sharing = self.sharing
-        company = self._batched or self._control_frames or self._low_priority_at or (sharing is not None and sharing.unused)
-        writing, session = self._writing, self.session
+        company = self.batched or self.control_frames or self._low_priority_at or (sharing is not None and sharing.unused)
+        writing, session = self.writing, self.session
         if company or not writing.take():
-            self._batched.append((kind, flags, call, timeout, 0, len(body), body))
+            self.batched.append((kind, flags, call, timeout, 0, len(body), body))
             self.flush()
             return
-        try:  # what `_write_batched` does, for a message that is alone, as most are
+        try:  # what `write_batched` does, for a message that is alone, as most are
             number, ack = session.sent + 1, session.received
             data = encode(kind, flags, 0, call, number, ack, timeout, len(body), body)
             total = session.kept_total + len(data)
             if flags & SHARED:
                 total += lent_bytes(body)
                 self._lent_at = number
-            session.kept.append((number, total, data))  # (`Session.keep`)
+            # What `Session.keep` does, without a call for each message (`test_session_inlined.py` compares the two).
+            session.kept.append((number, total, data))
             session.sent, session.kept_total, session.told, session.owed_bytes = number, total, ack, 0
             link = self.link
-            if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`_put`)
-                self._has_outbox()
+            if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`put`)
+                self._events.has_outbox()
         except BaseException as error:
             session.recover()
-            self._struck(self.link, error)
+            self.struck(self.link, error)
         finally:
             writing.free[0] = True
         if writing.waiters.asleep:
             writing.waiters.notify()
         flow_control = self.flow_control
-        if self._batched or self._control_frames or self.link is None or flow_control.parked or flow_control.held:
+        if self.batched or self.control_frames or self.link is None or flow_control.parked or flow_control.held:
             self.flush()
 
     def has_sent(self, call: int, before: int) -> bool:
         """Whether the message of a call was sent, or will be. `before`: how many messages had been sent before it was
         tried."""
-        if any(entry[2] == call for entry in list(self._batched)):
+        if any(entry[2] == call for entry in list(self.batched)):
             return True
         kept = list(self.session.kept)
         if any((each.call if isinstance(each, Large) else HEADER.unpack_from(each)[5]) == call for _, _, each in kept):
@@ -168,12 +162,12 @@ class Outbox(ABC):
         case."""
         if self.closed:
             return
-        self._batched.append((kind, flags, call, 0.0, 0, len(body), body))
+        self.batched.append((kind, flags, call, 0.0, 0, len(body), body))
 
     @property
     def unwritten(self) -> bool:
         """Whether something that was put aside is still there."""
-        return bool(self._batched)
+        return bool(self.batched)
 
     def send_batched(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
         """Like `send`, but messages in quick succession share one write, done by the pool (or by the next `send`)."""
@@ -182,18 +176,18 @@ class Outbox(ABC):
         now = time.monotonic()
         burst = now - self._last_send < BURST_GAP
         self._last_send = now
-        if not self._batched:
+        if not self.batched:
             self._held_since = now
-        self._batched.append((kind, flags, call, timeout, 0, len(body), body))
+        self.batched.append((kind, flags, call, timeout, 0, len(body), body))
         if not burst or (self.waiter_owned and now - self._held_since > BURST):
             self.flush()
             return
-        self._batched_bytes += len(body)
-        if self._batched_bytes > BATCH_LIMIT:
+        self.batched_bytes += len(body)
+        if self.batched_bytes > BATCH_LIMIT:
             self.flush()
         elif not self._flush_due and not self.waiter_owned:
             self._flush_due = True
-            self._want_flush()
+            self._events.want_flush()
 
     def send_low_priority(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> bool:
         """Like `send`, for what no thread waits for, yet. If the last such message was followed by another one in no time
@@ -201,10 +195,10 @@ class Outbox(ABC):
         True if it is: its sender has `flush` called soon, in any case."""
         if self.closed:
             return False
-        self._batched.append((kind, flags, call, timeout, 0, len(body), body))
-        held = self._followed and self._batched_bytes < BATCH_LIMIT and self.link is not None
+        self.batched.append((kind, flags, call, timeout, 0, len(body), body))
+        held = self._followed and self.batched_bytes < BATCH_LIMIT and self.link is not None
         if held:
-            self._batched_bytes += len(body)
+            self.batched_bytes += len(body)
         else:
             self.flush()
         self._low_priority_at = time.monotonic()
@@ -213,28 +207,26 @@ class Outbox(ABC):
     def flush(self) -> None:
         """Write what waits; if somebody else is writing, that thread does it."""
         self._flush_due = False
-        writing = self._writing
-        while (self._batched or self._control_frames) and not self.closed and writing.take():
+        writing = self.writing
+        while (self.batched or self.control_frames) and not self.closed and writing.take():
             try:
-                self._write_batched()
+                self.write_batched()
             finally:
                 writing.free[0] = True
             if writing.waiters.asleep:
                 writing.waiters.notify()
         if self.link is None:
-            self._want_link()
+            self._events.want_link()
         flow_control = self.flow_control
         if flow_control.parked or flow_control.held:
             flow_control.go_on()
-
-    # What flow_control asks for.
 
     def unsent_bytes(self) -> int:
         """How much waits to be written; without a link, or in shared memory, to be heard."""
         link = self.link
         if self._lent_at > self.session.acked and link is not None:
-            return self._batched_bytes + link.outbox_bytes + self._lent_bytes()
-        return self._batched_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
+            return self.batched_bytes + link.outbox_bytes + self._lent_bytes()
+        return self.batched_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
 
     def _lent_bytes(self) -> int:
         """How much we have lent with messages that the peer has not read: what they count for beyond their own
@@ -247,16 +239,8 @@ class Outbox(ABC):
             before = total
         return lent
 
-    def ask_to_read(self) -> None:
-        """Have the peer show that it reads: `FlowControl.answered` is called then."""
-        self.send_unsequenced(PING)
-
-    @abstractmethod
-    def reconsider_reading(self) -> None:
-        """Read from this peer, or do not, as flow_control says."""
-
-    def _write_batched(self) -> None:
-        lazy, session = self._batched, self.session
+    def write_batched(self) -> None:
+        lazy, session = self.batched, self.session
         if self._low_priority_at:
             self._followed = time.monotonic() - self._low_priority_at < NO_TIME
             self._low_priority_at = 0.0
@@ -267,8 +251,8 @@ class Outbox(ABC):
         batch: list[bytes] = []
         size = 0
         try:
-            while self._control_frames:
-                batch.append(encode(self._control_frames.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0, 0, b""))
+            while self.control_frames:
+                batch.append(encode(self.control_frames.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0, 0, b""))
             while lazy and size < BATCH_LIMIT:
                 kind, flags, call, timeout, count, length, rest = lazy[0]
                 number, ack = session.sent + 1, session.received
@@ -282,15 +266,15 @@ class Outbox(ABC):
                     lazy.popleft()  # after it is kept: a message that a struck writer leaves is in one of the two
                 batch.append(data)
                 size += len(data)
-            self._batched_bytes = max(self._batched_bytes - size, 0) if lazy else 0
+            self.batched_bytes = max(self.batched_bytes - size, 0) if lazy else 0
             if len(batch) == 1 or size > 2 * BATCH_LIMIT:  # (a large one among them is not copied again)
-                self._put(batch)
+                self.put(batch)
             elif batch:
-                self._put((b"".join(batch),))
+                self.put((b"".join(batch),))
         except BaseException as error:
             if session.recover() and lazy:
                 lazy.popleft()
-            self._struck(self.link, error)
+            self.struck(self.link, error)
 
     def give_back(self) -> None:
         """Have shared memory that is not used any more go back to its owner, if it has not gone along with
@@ -302,40 +286,40 @@ class Outbox(ABC):
 
     def send_unsequenced(self, kind: int) -> None:
         """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. Does not block."""
-        if kind not in self._control_frames:
-            self._control_frames.append(kind)
+        if kind not in self.control_frames:
+            self.control_frames.append(kind)
         self.flush()
 
     # To the kernel.
 
-    def _put(self, parts: Sequence[Part], until: float = 0.0) -> None:
-        """Write, or leave to the outbox what the kernel does not take. Holds `_writing`."""
+    def put(self, parts: Sequence[Part], until: float = 0.0) -> None:
+        """Write, or leave to the outbox what the kernel does not take. Holds `writing`."""
         link = self.link
         if link is not None and not link.failed and not link.write(parts, STALL, until):
-            self._has_outbox()
+            self._events.has_outbox()
 
-    def _struck(self, link: StreamLink | None, error: BaseException) -> None:
+    def struck(self, link: StreamLink | None, error: BaseException) -> None:
         """An exception struck in the midst of a write. Half a frame may be on the link, or less than the session says,
         so the link is of no use: the session says it again on another one. Raises the error unless it is of the link
         itself."""
         if not is_of_socket(error):
-            self._break_off(link, error)
-            self._want_flush()  # what other threads left to us
+            self.break_off(link, error)
+            self._events.want_flush()  # what other threads left to us
             try:
                 raise error
             finally:
                 del error  # its traceback has this frame: what the program had in hand would wait for the collector
         if link is not None:
             link.failed = True
-            self._link_failed(link, error)
+            self._events.link_failed(link, error)
 
-    def _break_off(self, link: StreamLink | None, error: BaseException) -> None:
+    def break_off(self, link: StreamLink | None, error: BaseException) -> None:
         """Nothing more is written to a link, which may be quite well: make sure that the thread that reads it
         notices."""
         if link is not None and not link.failed:
             link.failed = True
             link.sever()
-            self._link_failed(link, error)
+            self._events.link_failed(link, error)
 
     # Back-pressure.
 
@@ -343,30 +327,27 @@ class Outbox(ABC):
     def full(self) -> bool:
         """Whether the peer should take something before more is sent."""
         session = self.session
-        return session.kept_total - session.acked_bytes > session.limit or self._batched_bytes > session.limit
+        return session.kept_total - session.acked_bytes > session.limit or self.batched_bytes > session.limit
 
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
         report = LongWait(lambda: f"{call.what} waits until {call.peer.name} has taken what was sent before", call.clock)
         if not report.block(self._await_room, call.deadline):
-            raise self._not_sent(call)
+            raise self.not_sent(call)
 
     def _await_room(self, seconds: float | None) -> bool:
-        return self._room.wait(lambda: self.closed or not self.full, seconds)
+        return self.room.wait(lambda: self.closed or not self.full, seconds)
 
-    def _not_sent(self, call: Call) -> CallNotSent:
+    def not_sent(self, call: Call) -> CallNotSent:
         allowed, whose = call.allowance()
         return CallNotSent(
             f"{call.what} was not sent before its deadline: {self.peer} has not taken {self.session.kept_bytes} bytes sent "
             f"before (RPC ran for more than set timeout, {allowed:g} s). {whose}".rstrip()
         )
 
-    def _forget_unsent(self) -> None:
-        """Closed: nobody will hear it."""
-        self._batched.clear()
-        self._control_frames.clear()
-        self._batched_bytes = 0
+    def clear(self) -> None:
+        """Closed: the peer will not hear what is left."""
+        self.batched.clear()
+        self.control_frames.clear()
+        self.batched_bytes = 0
         self.session.kept.clear()
-
-    def _tell_room(self) -> None:
-        self._room.notify()

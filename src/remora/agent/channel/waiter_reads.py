@@ -1,59 +1,183 @@
-"""How threads that wait for futures read the replies themselves: on one channel, and nobody is woken for it.
+"""How a thread that waits for a reply reads the link itself, so that no other thread has to be woken for it.
 
-A thread that waits runs nothing of the program but what it waits for (it may hold locks that the rest needs). Replies of
-other calls that it comes across are left to the pool, or, while waiters own the channel (`waiter_owned`), put
-aside for whoever comes for them.
+A thread that finds another one reading sleeps until that one, or the pool, meets its reply. A thread in `rpc_sync` waits for
+one call (`await_reply`); one that waits for futures, for any of several (`attend`). What the latter meets and does not wait
+for is left to others (`remora.agent.channel.deferred_replies`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from time import monotonic
+from typing import Protocol
 
 from remora.agent.calls.call import Call
 from remora.agent.calls.future import Sleeper
-from remora.agent.channel.completion import have_settled, settle
-from remora.agent.channel.inbox import Inbox, Registration
+from remora.agent.channel.completion import have_settled
+from remora.agent.channel.deferred_replies import DeferredReplies
+from remora.agent.channel.inbox import Inbox
+from remora.agent.channel.outbox import Outbox
+from remora.agent.channel.pending_calls import PendingCalls
+from remora.agent.channel.pool_reads import PoolReads
+from remora.agent.channel.registration import Registration
 from remora.agent.runtime.pool import WorkerPool
-from remora.transport.poller import Poller
+from remora.agent.runtime.try_lock import TryLock, blocks_itself, explain_block
+from remora.errors import CallOutcomeUnknown
 
 
-class WaiterReads(Inbox):
-    """See the head of this file."""
+class Reverse(Protocol):
+    """The channel of the peer's own calls."""
+
+    reading: TryLock
+    writing: TryLock
+    sorting: TryLock
+
+    def takes_in(self) -> bool:
+        """Whether a frame of this very thread reads it or is in the midst of a message on it."""
+
+
+class HasReverse(Protocol):
+    """Knows the channel of the peer's own calls, once there is one."""
+
+    @property
+    def incoming(self) -> Reverse | None: ...
+
+
+class WaiterReads:
+    """Lets threads that wait for replies on a channel read its link, one at a time."""
 
     __slots__ = (
-        "_deferred",
-        "_long_aside",
+        "_calls", "_deferred", "_inbox", "_low_priority", "_outbox", "_owner", "_parked", "_pending", "_pool", "_pool_reads",
         "last_waiter_at",
-        "parked",
     )  # fmt: skip
 
-    def __init__(self, peer: str, pool: WorkerPool, poller: Poller) -> None:
-        super().__init__(peer, pool, poller)
+    def __init__(
+        self,
+        inbox: Inbox,
+        outbox: Outbox,
+        calls: PendingCalls,
+        pool_reads: PoolReads,
+        deferred: DeferredReplies,
+        pool: WorkerPool,
+        owner: HasReverse,
+    ) -> None:
         self.last_waiter_at = 0.0  # when a thread last came to read
-        self._deferred: dict[int, Call] = {}  # answered, and not passed on yet
-        self._long_aside: dict[int, Call] = {}  # … for one look of `WaiterOwned`, at least
-        self.parked: set[Sleeper] = set()  # threads that wait for futures, and found that they could not read
+        self._inbox = inbox
+        self._outbox = outbox
+        self._calls = calls
+        self._pending, self._low_priority = calls.waiting, calls.low_priority
+        self._pool_reads = pool_reads
+        self._deferred = deferred
+        self._parked = deferred.parked
+        self._pool = pool
+        self._owner = owner
+
+    # For one call.
+
+    def await_reply(self, call: Call) -> None:
+        """Wait until a synchronous call is settled, reading the link if no other thread does."""
+        inbox, reads, incoming = self._inbox, self._pool_reads, self._owner.incoming
+        if (
+            not self._outbox.writing.free
+            or not inbox.sorting.free
+            or (incoming is not None and not (incoming.reading.free and incoming.writing.free and incoming.sorting.free))
+        ):
+            self.check_reentry(call)
+        reading = inbox.reading
+        while True:
+            # (a thread of the pool is about to go on with what was read)
+            registration = None if inbox.frames else inbox.registration
+            if registration is not None and reading.take():
+                try:
+                    self._read_reply(call, registration)
+                finally:
+                    reading.free[0] = True
+                    if len(self._pending) > len(self._low_priority):
+                        reads.unwatched = False  # another thread waits
+                    if not reads.unwatched:
+                        reads.reconsider()  # (there may be a new link, which was not armed because we had the role)
+            elif registration is not None and reading.mine():  # a signal handler interrupted a frame that waits
+                self._read_reply(call, registration, again=True)
+            else:
+                reads.expect(call)
+                if not call.sleep():
+                    self._check_block(call)
+            if call.reply is not None or call.failure is not None:
+                return
+            if call.deadline <= call.peer.now():
+                self._calls.forget(call)
+                raise call.timed_out()
+
+    def _read_reply(self, call: Call, registration: Registration, again: bool = False) -> None:
+        """Read until a call is settled, its deadline has passed, or the link is gone. Has the role."""
+        link, inbox = registration.link, self._inbox
+        while call.id in self._pending and registration is inbox.registration:
+            left = call.deadline - call.peer.now()
+            if not link.await_bytes(left, again):
+                self._check_block(call)
+            if registration is not inbox.registration:
+                break
+            inbox.receive(registration, link.read_some)
+            if inbox.answered:
+                inbox.pass_answered()
+            if call.reply is not None or inbox.frames or left <= 0:
+                break
+
+    def _check_block(self, call: Call) -> None:
+        """Nothing came for a second. Raise if this very thread keeps the answer from coming."""
+        if not call.settled and call.deadline > call.peer.now() and blocks_itself():
+            if not call.asynchronous:  # (else the program has a future of it, which goes on)
+                self._calls.forget(call)
+            raise CallOutcomeUnknown(explain_block(call.what))
+
+    def check_reentry(self, call: Call) -> None:
+        """Raise if a frame of this very thread is in the midst of a message to or from this peer: no answer could be
+        had before it goes on. Happens to signal handlers and destructors, within a few microseconds."""
+        incoming = self._owner.incoming
+        if self.in_midst() or (incoming is not None and incoming.takes_in()):
+            if not call.asynchronous:  # (else the program has a future of it, which goes on)
+                self._calls.forget(call)
+            raise CallOutcomeUnknown(
+                f"{call.what}: a signal handler or destructor called while Remora was in the midst of a message to or from "
+                f"{self._inbox.peer} on the same thread, so the answer cannot be waited for there. The call is sent when it "
+                f"returns. Use rpc_async there, or leave the call to another thread."
+            )
+
+    def in_midst(self) -> bool:
+        """Whether a frame of this very thread is in the midst of a message to or from this peer."""
+        return self._outbox.writing.mine() or self._inbox.sorting.mine()
+
+    def takes_in(self) -> bool:
+        """For the channel of the peer's own calls, which no thread of the program reads: the same as `in_midst`, or about
+        to be. No other thread would read what the peer asks of us before it answers; and we are the peer, perhaps."""
+        return self._inbox.reading.mine() or self.in_midst()
+
+    # For futures.
 
     def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None:
         """A thread waits for the futures of some calls. It reads the link itself, as it would for a call that is not
-        asynchronous, and need not be woken. Returns when it is over, or if somebody else reads, or there is no link. Then
-        `thread` is among those that are parked, until it is taken out again: somebody else may have read the reply."""
-        self.flush()
-        incoming = self.opposite
-        if not self._writing.free or not self._sorting.free or (incoming is not None and incoming.is_busy()):
+        asynchronous, and need not be woken. Returns when it is over, or if another thread reads, or there is no link. Then
+        `thread` is among those that are parked, until it is taken out again: another thread may have read the reply."""
+        inbox, outbox, deferred = self._inbox, self._outbox, self._deferred
+        outbox.flush()
+        incoming = self._owner.incoming
+        if (
+            not outbox.writing.free
+            or not inbox.sorting.free
+            or (incoming is not None and not (incoming.reading.free and incoming.writing.free and incoming.sorting.free))
+        ):
             for call in calls:
                 self.check_reentry(call)
         self.last_waiter_at = monotonic()
-        if self._deferred or self._long_aside:
-            self._come_for(calls)
-        reading = self._reading
+        if deferred.calls or deferred.long:
+            deferred.come_for(calls)
+        reading = inbox.reading
         while not over() and monotonic() < deadline:
-            # (a thread of the pool is about to go on with what is in the inbox)
-            registration = None if self._inbox else self._registration
+            # (a thread of the pool is about to go on with what was read)
+            registration = None if inbox.frames else inbox.registration
             if registration is not None and reading.take():
                 try:
-                    self._update_interest(registration)  # the poller does not look meanwhile
+                    self._pool_reads.update(registration)  # the poller does not look meanwhile
                     self._read_until(registration, deadline, over, calls)
                 finally:
                     reading.free[0] = True
@@ -62,13 +186,13 @@ class WaiterReads(Inbox):
             elif registration is not None and reading.mine():
                 self._read_until(registration, deadline, over, calls, again=True)
             else:
-                self.parked.add(thread)  # first: who leaves the link looks at it afterwards
-                self.watch()
+                self._parked.add(thread)  # first: a thread that leaves the link looks at it afterwards
+                self._pool_reads.watch()
                 break
-            self._share_out(calls)
-        self.parked.add(thread)  # first: who puts something aside looks at it afterwards
-        if self._deferred or self._long_aside:
-            self._come_for(calls)
+            deferred.share_out(calls)
+        self._parked.add(thread)  # first: a thread that defers something looks at it afterwards
+        if deferred.calls or deferred.long:
+            deferred.come_for(calls)
 
     def _read_until(
         self,
@@ -79,108 +203,49 @@ class WaiterReads(Inbox):
         again: bool = False,
     ) -> None:
         """Read until it is over, or some call is answered. Has the role."""
-        link = registration.link
-        while not self._answered and not self._inbox and not over() and registration is self._registration:
+        link, inbox = registration.link, self._inbox
+        while not inbox.answered and not inbox.frames and not over() and registration is inbox.registration:
             left = deadline - monotonic()
             if left <= 0:
                 break
             if not link.await_bytes(left, again):
                 for call in calls:
                     self._check_block(call)
-            if registration is not self._registration:
+            if registration is not inbox.registration:
                 break
-            self._receive(registration, link.read_some)
+            inbox.receive(registration, link.read_some)
 
     def _leave(self) -> None:
         """The thread has read. The poller looks from now on, unless waiters own the channel and nothing else is due."""
-        self._unwatched = True
-        registration = self._registration
-        if not self.waiter_owned or self.notify_ids or self.parked:
-            self._unwatched = False
+        reads = self._pool_reads
+        reads.unwatched = True
+        registration = self._inbox.registration
+        if not self._outbox.waiter_owned or self._calls.notify_ids or self._parked:
+            reads.unwatched = False
             if registration is not None:
-                self._update_interest(registration)
+                reads.update(registration)
         elif registration is not None and registration.link.outbox_bytes:
-            self._update_interest(registration)
-
-    def _share_out(self, calls: Collection[Call]) -> None:
-        """What was answered goes to the thread, if it came for that, or there is nothing to unpickle; or to others."""
-        answered = list(self._answered)
-        try:
-            self._share(answered, calls)
-        except BaseException:  # struck: the pool passes on what we may not have
-            have_settled(self._pool, answered)
-            raise
-
-    def _share(self, answered: Collection[Call], calls: Collection[Call]) -> None:
-        empty: list[Call] = []
-        mine: list[Call] = []
-        others: list[Call] = []
-        for each in answered:
-            if each.quiet and each.has_nothing:
-                empty.append(each)
-            elif each.quiet and each in calls:
-                mine.append(each)
-            elif each.heeded or not each.quiet or not self.waiter_owned or self.parked:
-                others.append(each)
-            else:
-                self._deferred[each.id] = each
-                if each.heeded and self._took(each):  # meanwhile
-                    others.append(each)
-        settle(empty)
-        rest = mine[1:]  # to unpickle the first may take long, or wait for somebody who waits for another
-        for each in rest:
-            self._deferred[each.id] = each
-        others += [each for each in rest if (each.heeded or self.parked) and self._took(each)]
-        if others:
-            have_settled(self._pool, others)
-        self._have_passed(answered)  # before code of the program runs, which may take long
-        settle(mine[:1])
-        self._come_for(rest)
-        if (self._deferred or self._long_aside) and (self.closed or self.parked or not self.waiter_owned):
-            self.pass_on(at_once=True)  # nobody would come for them, or somebody waits for one
-
-    def _took(self, call: Call) -> bool:
-        return (self._deferred.pop(call.id, None) or self._long_aside.pop(call.id, None)) is not None
-
-    def _come_for(self, calls: Iterable[Call]) -> None:
-        for each in calls:  # those that follow stay where they are: others may come for them meanwhile
-            if self._took(each):
-                try:
-                    settle((each,))
-                except BaseException:  # struck
-                    have_settled(self._pool, (each,))
-                    raise
-
-    def pass_on(self, at_once: bool = False) -> None:
-        """Let the pool have what nobody came for since the last time, or `at_once` all that was put aside."""
-        for aside in (self._long_aside, self._deferred) if at_once else (self._long_aside,):
-            left = [call for call_id in list(aside) if (call := aside.pop(call_id, None)) is not None]
-            if left and self.closed:
-                settle(left)  # there may be no pool any more
-            elif left:
-                have_settled(self._pool, left)
-        if not at_once:
-            self._deferred, self._long_aside = self._long_aside, self._deferred
+            reads.update(registration)
 
     def notify(self, call: Call) -> None:
-        """Somebody wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
-        call.heeded = True  # first: who puts it aside looks again
-        if self._took(call):
+        """A thread wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
+        call.heeded = True  # first: a thread that defers it looks again
+        if self._deferred.took(call):
             have_settled(self._pool, (call,))
             return
-        self.expect(call)
-        if self.waiter_owned:
-            self.flush()
+        self._pool_reads.expect(call)
+        if self._outbox.waiter_owned:
+            self._outbox.flush()
 
-    def look_after_reader(self) -> None:
-        super().look_after_reader()
-        for thread in list(self.parked):
+    def tick(self) -> None:
+        """Twice a second."""
+        for thread in list(self._parked):
             if thread.awake:  # an exception struck it before it could say so
-                self.parked.discard(thread)
+                self._parked.discard(thread)
 
     def give_back_to_poller(self) -> None:
         """Threads do not come any more: everything is as on any other channel."""
-        self.waiter_owned = False  # first: who leaves the link, or puts something aside, sees to it itself now
-        self.flush()
-        self.watch(again=True)
-        self.pass_on(at_once=True)
+        self._outbox.waiter_owned = False  # first: a thread that leaves the link, or defers something, sees to it itself now
+        self._outbox.flush()
+        self._pool_reads.watch(again=True)
+        self._deferred.pass_on(at_once=True)

@@ -116,13 +116,11 @@ class PeerManager:
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
         """One direction of talking with a peer."""
-        channel = Channel(peer.name, session_id, dialled, peer, self._pool, self._poller)
         if peer.sharing is None:
             peer.sharing = self.bulk.with_peer(peer.key, peer.name)
             self.bulk.learn(peer.sharing, peer.record.extra)
             peer.ways = self.places.ways_to(peer.record, peer.sharing.handover)
-        channel.sharing = peer.sharing
-        return channel
+        return Channel(peer.name, session_id, dialled, peer, self._pool, self._poller, peer.sharing)
 
     def add_unless_known(self, record: WorkerRecord) -> None:
         """Know a worker that somebody mentions; what we know of its name already is not changed by hearsay."""

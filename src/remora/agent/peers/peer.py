@@ -97,7 +97,7 @@ class Peer(PeerInfo):
 
     def accept(self, channel: Channel) -> None:
         """Its calls come on this channel from now on. Under `lock`."""
-        self.incoming = self.outgoing.opposite = channel
+        self.incoming = channel
 
     def channels(self) -> list[Channel]:
         """The one or two that there are."""
