@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from remora.agent import fault_hooks
 from remora.agent.caller import Caller
-from remora.agent.calls.call import name_of
+from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.future import forgotten, wait_until
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.hooks import Hooks

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.jit import ScriptFunction
 
-from remora.agent.calls.call import name_of
 from remora.agent.calls.call_context import current_recording, pack_for
+from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.options import FAST_PATHS

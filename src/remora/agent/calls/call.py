@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+from remora.agent.calls import call_errors
 from remora.agent.calls.call_context import CallContext
+from remora.agent.calls.call_errors import DEFAULT, GIVEN, INHERITED, name_of
 from remora.agent.calls.future import Future, Origin, Sleeper
 from remora.agent.calls.peer_info import PeerInfo
 from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
-from remora.errors import CallNotSent, CallOutcomeUnknown, CallTimeout, RemoraError, SerializationError, WorkerLost
+from remora.errors import CallNotSent, CallTimeout, SerializationError
 from remora.options import check_timeout
 from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
-from remora.wire.frames import FAILED, RECORDED, SHARED, Frame
+from remora.wire.frames import FAILED, RECORDED, Frame
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.pickler import pack, unpack
 from remora.wire.undo import Undo
@@ -25,7 +28,6 @@ from remora.wire.undo import Undo
 NEVER = float("inf")
 LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
-GIVEN, DEFAULT, INHERITED = "given", "default", "inherited"  # where a deadline comes from
 A_LITTLE = 1e-9  # seconds, for who has no time left: none at all would be for ever
 CANCEL = int(MessageType.CANCEL)
 NOTHING = pack(None)  # what functions return that return nothing
@@ -37,19 +39,8 @@ next_call_id: Callable[[], int] = count(1).__next__
 current_deadline: ContextVar[float | None] = ContextVar("remora_deadline", default=None)
 
 
-def name_of(target: object) -> str:
-    """How people call a function."""
-    if isinstance(target, str):
-        return target
-    try:
-        name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-        module = getattr(target, "__module__", None)
-    except Exception:  # of the program
-        name = module = None
-    if name is None:  # not its `repr`, which is the program's: this may be the thread of the timers
-        name, module = type(target).__qualname__, type(target).__module__
-    name = str(name).removeprefix("_VariableFunctionsClass.")  # where torch keeps its functions
-    return f"{module}.{name}" if module else name
+def _acquire(signal: threading.Lock, seconds: float | None) -> bool:
+    return signal.acquire(timeout=GIVEN_UP_AFTER if seconds is None else min(seconds, GIVEN_UP_AFTER))
 
 
 class ReplyChannel(Protocol):
@@ -143,54 +134,30 @@ class Call:
             try:
                 return None if frame.body == _NONE else unpack(frame.body)
             except MemoryError:
-                raise self._too_large(frame) from None
+                raise call_errors.too_large(self.what, self.peer, frame) from None
             except SerializationError as error:
-                raise self._makes_no_sense(error) from error
+                raise call_errors.unreadable(self.what, self.peer, error) from error
         if frame.flags & FAILED:
             raise exceptions.load(bytes(frame.body))
         if frame.buffers is None:
-            raise self._without_result(frame)
+            raise call_errors.result_missing(self.what, self.peer, frame)
         problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
         if problem:
-            raise self._without_answer(problem)
+            if self.deadline <= self.peer.now() and not self.peer.gone:
+                raise self.timed_out()
+            raise call_errors.tensors_missing(self.what, self.peer, problem)
         scope = UnpackScope(self.peer, frame.arrival, frame.landing)
         try:
             value = unpack(frame.body, frame.buffers, scope)
         except MemoryError:
-            raise self._too_large(frame) from None
+            raise call_errors.too_large(self.what, self.peer, frame) from None
         except SerializationError as error:
-            raise self._makes_no_sense(error) from error
+            raise call_errors.unreadable(self.what, self.peer, error) from error
         if frame.flags & RECORDED:
             value, header = value
             if self.recording is not None:
                 self.recording.received(self.peer, header, scope.links)
         return value
-
-    def _without_answer(self, problem: str) -> RemoraError:
-        """The reply is here, and its tensors are not."""
-        if self.peer.gone:
-            return WorkerLost(f"{self.what}: it was answered, but its tensors did not come: {problem}")
-        if self.deadline <= self.peer.now():
-            return self.timed_out()
-        return CallOutcomeUnknown(f"{self.what}: it ran and was answered, but its tensors did not come: {problem}")
-
-    def _without_result(self, frame: Frame) -> RemoraError:
-        if frame.flags & SHARED:
-            return WorkerLost(
-                f"{self.what}: it was answered, but the answer is in memory of {self.peer.name} that cannot be had any more"
-            )
-        return self._too_large(frame)
-
-    def _makes_no_sense(self, error: SerializationError) -> SerializationError:
-        return SerializationError(
-            f"{self.what}: it was answered, but the result makes no sense: {error}. The function ran; the fault is in "
-            f"{self.peer.name} or on the way from it to {self.peer.me}"
-        )
-
-    def _too_large(self, frame: Frame) -> SerializationError:
-        return SerializationError(
-            f"{self.what}: the result ({frame.size} bytes) does not fit into the memory of {self.peer.me}, the caller"
-        )
 
     def error(self) -> BaseException | None:
         """The error of a settled call; None if it has a value. The value is not looked at."""
@@ -224,26 +191,13 @@ class Call:
             raise
 
     def _pass_to(self, future: Future[Any]) -> None:
-        error, value = self._outcome()
+        error, value = _outcome(self)
         if error is None:
             future._succeed(value)
         else:
             future._fail(error if self.translate is None else self.translate(error))
         # The program may keep the future, and the future keeps its call: what the call does not need any more goes now.
         self.reply = self.translate = None
-
-    def _outcome(self) -> tuple[BaseException | None, Any]:
-        """The error and the value. An exception that strikes this thread meanwhile is neither, and is raised."""
-        try:
-            if self.failure is None and self.reply is not None and self.reply.flags & FAILED:
-                return exceptions.load(bytes(self.reply.body)), None
-            return None, self.value()
-        except Exception as error:
-            return error, None
-        except BaseException as error:
-            if self.failure is None and may_be_struck():
-                raise
-            return error, None
 
     def cancel(self) -> bool:
         """The caller gives up. False if the call is settled."""
@@ -322,11 +276,7 @@ class Call:
             lock = threading.Lock()
             lock.acquire()
             self.signal = lock
-        return self.settled or self.clock.block(self._await_signal, self.deadline)
-
-    def _await_signal(self, seconds: float | None) -> bool:
-        assert self.signal is not None
-        return self.signal.acquire(timeout=GIVEN_UP_AFTER if seconds is None else min(seconds, GIVEN_UP_AFTER))
+        return self.settled or self.peer.clock.block(partial(_acquire, self.signal), self.deadline)
 
     def limit(self, timeout: float, default: float) -> float:
         """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as
@@ -360,34 +310,23 @@ class Call:
         return 0.0 if began is None else max(self.peer.now() - began, 0.0)
 
     def timed_out(self) -> CallTimeout:
-        """The error for a call whose deadline passed. The words are those programs match on."""
-        allowed, whose = self.allowance()
-        return CallTimeout(
-            f"RPCErr:1:RPC ran for more than set timeout ({allowed * 1000:g} ms) and will now be marked with an error: "
-            f"{self.what}. {whose}{self._begun()} Pass a longer timeout, or 0 to wait for ever."
-            + (f" ({self.peer.name} is suspected: {self.peer.doubt})" if self.peer.doubt else "")
-        )
+        """The error for a call whose deadline passed."""
+        return call_errors.timed_out(self.what, self.peer, self.allowance(), self.progress)
 
     def allowance(self) -> tuple[float, str]:
-        """How long it was allowed to take, in seconds, and who said so."""
-        if self.whose is GIVEN:
-            return self.timeout, ""
-        if self.whose is DEFAULT:
-            return self.timeout, "That is the default of this worker (rpc_timeout). "
-        served = self.peer.served_until(self.deadline)
-        left = f"of which {self.timeout * 1000:.0f} ms were left when this call began. "
-        if served is None:
-            return self.timeout, f"It had the deadline of the call that it was made for, {left}"
-        function, caller, allowed = served
-        outer = f"{name_of(function)}, which {caller} called with {allowed * 1000:.0f} ms"
-        return allowed, f"It had the deadline of {outer}, {left}"
+        """How long it was allowed to take, in seconds, and where that comes from, in words."""
+        return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
-    def _begun(self) -> str:
-        """What the callee said about it, as the deadline came near."""
-        if self.progress is None:
-            return f"Whether it had begun on {self.peer.name} is not known."
-        begun, at = self.progress
-        if begun:
-            return f"It had begun on {self.peer.name}, and may still be running."
-        ago = max(self.peer.now() - at, 0.0)
-        return f"It had not begun on {self.peer.name} {ago:.1f} s before: it waited for a thread there."
+
+def _outcome(call: Call) -> tuple[BaseException | None, Any]:
+    """The error and the value. An exception that strikes this thread meanwhile is neither, and is raised."""
+    try:
+        if call.failure is None and call.reply is not None and call.reply.flags & FAILED:
+            return exceptions.load(bytes(call.reply.body)), None
+        return None, call.value()
+    except Exception as error:
+        return error, None
+    except BaseException as error:
+        if call.failure is None and may_be_struck():
+            raise
+        return error, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from remora.agent.calls.call import name_of
+from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.peer_info import PeerInfo
 from remora.wire import pickle_errors
 from remora.wire.pack_scope import PackScope
