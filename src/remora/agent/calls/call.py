@@ -123,7 +123,7 @@ class Call:
             except SerializationError as error:
                 raise self._makes_no_sense(error) from error
         if frame.flags & FAILED:
-            raise exceptions.load(bytes(frame.body))
+            raise exceptions.load(bytes(frame.body), self.peer.name)
         if frame.buffers is None:
             raise self._without_result(frame)
         problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
@@ -212,7 +212,7 @@ class Call:
         """The error and the value. An exception that strikes this thread meanwhile is neither, and is raised."""
         try:
             if self.failure is None and self.reply is not None and self.reply.flags & FAILED:
-                return exceptions.load(bytes(self.reply.body)), None
+                return exceptions.load(bytes(self.reply.body), self.peer.name), None
             return None, self.value()
         except Exception as error:
             return error, None

@@ -32,7 +32,7 @@ from remora.agent.peers.reconnect import LEFT, DialQueue, Reconnector
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.runtime.try_lock import may_be_struck
-from remora.agent.serving.dispatch import BEGUN, Dispatch
+from remora.agent.serving.dispatch import Dispatch
 from remora.devices import streams
 from remora.errors import CallNotSent, CallOutcomeUnknown, ProtocolError, RemoraError, WorkerLost
 from remora.options import Settings
@@ -51,8 +51,9 @@ from remora.rendezvous.record import WorkerRecord
 from remora.transport.link import StreamLink, keep_alive_limit
 from remora.transport.poller import Poller
 from remora.vocabulary.ids import WorkerKey
-from remora.vocabulary.messages import MessageType
+from remora.vocabulary.messages import MESSAGES, MessageType
 from remora.wire.frames import Frame
+from remora.wire.message_codec import BEGUN
 
 log = logging.getLogger("remora")
 
@@ -170,6 +171,8 @@ class PeerManager(PeerTable):
                     )
                 )
                 call.settle(self._pool.submit_system)
+        elif frame.kind not in MESSAGES:
+            raise ValueError(f"{peer.name} sent a message of the unknown type {frame.kind:#x}")  # (which is logged)
 
     def hear_farewell(self, peer: Peer, behind_answers: bool) -> None:
         """A peer leaves: what it answered before comes first (`remora.protocol.membership`, F1)."""
