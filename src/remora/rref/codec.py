@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -30,11 +30,18 @@ from remora.rref.rref import RRef
 from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import GloballyUniqueId
-from remora.vocabulary.messages import MessageType
+from remora.vocabulary.messages import (
+    MessageType,
+    PythonRRefFetchCall,
+    RRefChildAccept,
+    RRefForkRequest,
+    RRefUserDelete,
+    ScriptRRefFetchCall,
+)
 from remora.wire import ref_header
 from remora.wire.fast_pickle import REFERENCE_CODE, by_number, register_writer
-from remora.wire.frames import RECORDED, Frame
-from remora.wire.id_codec import unpack_id, unpack_ids
+from remora.wire.frames import Frame
+from remora.wire.id_codec import ID_SIZE, unpack_id
 from remora.wire.pack_scope import PackScope, current_unpack_scope
 from remora.wire.pickler import register_reducer
 
@@ -197,7 +204,8 @@ class References:
 
     def _fetch(self, request: Request) -> None:
         frame = request.frame
-        rref = cast(RRefId, request.unpack()) if frame.flags & RECORDED else unpack_id(frame.body)
+        plain = len(frame.body) == ID_SIZE and not frame.flags  # most are
+        rref = unpack_id(frame.body) if plain else request.message(_fetch_type(frame)).rref
         self.table.when_known(rref, partial(self._fetch_value, request, rref))
 
     def _fetch_value(self, request: Request, rref: RRefId, value: Value | None) -> None:
@@ -217,17 +225,17 @@ class References:
             request.reply(kind, value.get())
 
     def _fork_request(self, request: Request) -> None:
-        rref, fork = unpack_ids(request.frame.body)
-        self.table.counted(rref, fork, request.caller.key)
+        asked = request.message(RRefForkRequest)
+        self.table.counted(asked.rref, asked.fork, request.caller.key)
         request.reply(RREF_ACK, None)
 
     def _user_delete(self, request: Request) -> None:
-        body = memoryview(request.frame.body)
-        self.table.deleted_all(unpack_ids(body[1:]), never_made=bool(body[0]))
+        deleted = request.message(RRefUserDelete)
+        self.table.deleted_all(list(deleted.ids), never_made=deleted.never_made)
         request.acknowledge(RREF_ACK)
 
     def _child_accept(self, request: Request) -> None:
-        self.table.accepted(unpack_id(request.frame.body))
+        self.table.accepted(request.message(RRefChildAccept).fork)
         request.acknowledge(RREF_ACK)
 
     # Asking.
@@ -267,6 +275,10 @@ class References:
         if rref._creation_error is not None or rref._fork in self.table.failures:
             return f"unusable, of {rref._owner.name}"
         return f"{'confirmed' if rref.confirmed_by_owner() else 'pending'}, of {rref._owner.name}"
+
+
+def _fetch_type(frame: Frame) -> type[PythonRRefFetchCall]:
+    return ScriptRRefFetchCall if frame.kind == ScriptRRefFetchCall.type else PythonRRefFetchCall
 
 
 def _attach(rref: RRef[Any], scope: PackScope) -> int:

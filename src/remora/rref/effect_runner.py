@@ -29,18 +29,22 @@ from remora.vocabulary.effects import (
     Worker,
 )
 from remora.vocabulary.ids import GloballyUniqueId
-from remora.vocabulary.messages import ConfirmDeath, ConfirmLeave, LossConfirmed, MessageType
-from remora.wire.id_codec import pack_id, pack_ids
+from remora.vocabulary.messages import (
+    ConfirmDeath,
+    ConfirmLeave,
+    LossConfirmed,
+    Message,
+    MessageType,
+    RRefChildAccept,
+    RRefForkRequest,
+    RRefUserDelete,
+)
 from remora.wire.message_codec import encode
-from remora.wire.packed import Packed
 
 # The sender waits for the answer to these.
 URGENT = (
     MessageType.RREF_FORK_REQUEST, MessageType.CONFIRM_DEATH, MessageType.CONFIRM_LEAVE, MessageType.LOSS_CONFIRMED,
 )  # fmt: skip
-
-_DELETED, _NEVER_MADE = b"\0", b"\1"  # how a RREF_USER_DELETE begins
-
 
 Errand = Effect | Callable[[], None]
 
@@ -114,7 +118,7 @@ class EffectRunner(RefState, ABC):
                 case AskOwner(owner, rref, fork):
                     self._ask_owner(owner, rref, fork)
                 case TellParent(parent, fork):
-                    self._tell(parent, MessageType.RREF_CHILD_ACCEPT, pack_id(fork))
+                    self._tell(parent, RRefChildAccept(fork))
                 case Goodbye(owner, rref, fork):
                     goodbyes.setdefault(owner, []).extend((rref, fork))
                 case Free() | NeverMade():
@@ -124,13 +128,13 @@ class EffectRunner(RefState, ABC):
                     left = peer is not None and peer.state == "left"
                     question = ConfirmLeave(lost) if left else ConfirmDeath(lost)
                     for survivor in survivors:
-                        self._tell(survivor, question.type, encode(question))
+                        self._tell(survivor, question)
                 case _ if callable(errand):
                     errand()
                 case _:
                     assert_never(errand)
         for owner, ids in goodbyes.items():
-            self._tell(owner, MessageType.RREF_USER_DELETE, _DELETED + pack_ids(*ids))
+            self._tell(owner, RRefUserDelete(False, tuple(ids)))
 
     # Control messages.
 
@@ -141,21 +145,21 @@ class EffectRunner(RefState, ABC):
             else:
                 self.fail_ref(fork, failure)
 
-        self._tell(owner, MessageType.RREF_FORK_REQUEST, pack_ids(rref, fork), answered)
+        self._tell(owner, RRefForkRequest(rref, fork), answered)
 
     def _tell(
-        self, to: Worker, kind: MessageType, body: bytes | Packed, done: Callable[[BaseException | None], None] | None = None
+        self, to: Worker, message: Message, done: Callable[[BaseException | None], None] | None = None
     ) -> None:
         """Send a control message. If the worker is gone, that is the answer."""
         peer = self.agent.peers.by_key(to)
-        message = ControlMessage()
-        self._in_flight.add(message)
-        finish = partial(self._finish, message, done)
+        sent = ControlMessage()
+        self._in_flight.add(sent)
+        finish = partial(self._finish, sent, done)
         if peer is None:
             finish(OwnerDied(f"worker {to} is gone"))
         else:
-            packed = Packed(body, [], [], []) if isinstance(body, bytes) else body
-            self.agent.retries.send(peer, int(kind), packed, kind.name, finish, urgent=kind in URGENT)
+            kind = message.type
+            self.agent.retries.send(peer, int(kind), encode(message), kind.name, finish, urgent=kind in URGENT)
 
     def _finish(
         self, message: ControlMessage, done: Callable[[BaseException | None], None] | None, failure: BaseException | None
@@ -170,8 +174,7 @@ class EffectRunner(RefState, ABC):
 
     def tell_heard(self, owner: Worker, lost: Worker) -> None:
         """An owner wants to know when we know of a loss. We do, and said all we had to say before."""
-        confirmed = LossConfirmed(lost)
-        self.change(lambda: [partial(self._tell, owner, confirmed.type, encode(confirmed))])
+        self.change(lambda: [partial(self._tell, owner, LossConfirmed(lost))])
 
     def tell_deleted(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         """Say goodbye in order: behind what was sent to the owner before."""
@@ -179,8 +182,7 @@ class EffectRunner(RefState, ABC):
 
     def tell_never_made(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
         """The owner will never be asked to make this value; whoever waits for it there must know."""
-        body = _NEVER_MADE + pack_ids(rref, fork)
-        self.change(lambda: [partial(self._tell, owner, MessageType.RREF_USER_DELETE, body)])
+        self.change(lambda: [partial(self._tell, owner, RRefUserDelete(True, (rref, fork)))])
 
 
 def ended_error(agent: Agent, rref: RRefId) -> NotInitialized:

@@ -8,19 +8,14 @@ A **request** has 0x100 set and is answered by one message with 0x200 set: the o
 What has neither is a **word** between the two ends of a session, and is not answered. Words that are not `numbered` belong
 to one connection: they are not repeated on the next. Frames carry the type in clear, so that faults can be chosen by type.
 
-The header says which call a message belongs to. Three flags of the header change the body of a call, a fetch or their
-answers:
-
-    FAILED      it is an EXCEPTION, whatever was asked
-    RECORDED    it is the pickle of (payload, (autograd context, number of the message, whether grad mode is on))
-    REFERENCES  it begins with a preamble that lists the references in it, and the value that it makes (`wire/ref_header.py`)
+The header says which call a message belongs to, and has flags that change the body (`Flag`).
 
 The hot path packs and reads calls, replies and fetches as plain values, without making an object of their class: the class
 says what they look like, and a test holds real traffic against it.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, IntFlag
 from typing import Any, ClassVar
 
 from remora.vocabulary.effects import ForkId, RRefId
@@ -98,6 +93,17 @@ RESERVED = frozenset(
         MessageType.RUN_WITH_PROFILING_RESP,
     }
 )
+
+
+class Flag(IntFlag):
+    """What the header says of the body. Parts that flags put before and behind the payload are no part of it."""
+
+    FAILED = 1  # it is an EXCEPTION, whatever was asked
+    ASYNC = 2  # of a call: the function returns a future, and the value of that is the result
+    REFERENCES = 4  # it begins with a preamble: the references in it, and the value that it makes (`wire/ref_header.py`)
+    RECORDED = 8  # the pickle of (payload, (autograd context, number of the message, whether grad mode is on))
+    SHARED = 16  # it ends with where its buffers are, in memory of the sender (`agent/memory/shared.py`)
+    CARGO = 32  # it ends with where the memory of its tensors on devices is (`wire/device_buffers.py`)
 
 
 class Layout(Enum):

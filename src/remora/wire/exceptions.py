@@ -11,10 +11,11 @@ import pickle
 import traceback
 import types
 import weakref
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from remora.errors import RemoteError
+from remora.vocabulary.messages import Failure
+from remora.wire.message_codec import decode, to_value
 from remora.wire.pack_scope import PackScope
 from remora.wire.pickler import pack, unpack
 from remora.wire.raw_memory import from_bytes
@@ -41,17 +42,6 @@ class _EndsProcesses(Exception):
     """The original is no `Exception`: SystemExit, KeyboardInterrupt and their like are not raised here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What there is to say about an exception once it has left its process."""
-
-    worker: str
-    summary: str  # its repr, which names the type
-    traceback: str  # where it was raised, what caused it, and which workers it passed
-    notes: tuple[str, ...]
-    recipe: tuple[bytes, tuple[bytes, ...]] | None  # a packed _Recipe, None if it cannot be packed
-
-
 def describe(exc: BaseException, worker: str, stack: str | None = None, shares_main: bool = True) -> Failure:
     """What to tell the caller of `exc`, which was raised on `worker`. `stack`: where, if it does not know any more.
     `shares_main`: see `PackScope`. Never raises."""
@@ -64,14 +54,13 @@ def describe(exc: BaseException, worker: str, stack: str | None = None, shares_m
 
 
 def dump(failure: Failure) -> bytes:
-    """The failure as bytes."""
-    fields = (failure.worker, failure.summary, failure.traceback, failure.notes, failure.recipe)
-    return pickle.dumps(fields, 5)
+    """The failure as the body of an EXCEPTION."""
+    return pickle.dumps(to_value(failure), 5)
 
 
-def load(data: bytes | bytearray | memoryview) -> Exception:
-    """The exception to raise on the caller."""
-    return rebuild(Failure(*pickle.loads(data)))
+def load(data: bytes | bytearray | memoryview, sender: str = "another worker") -> Exception:
+    """The exception to raise on the caller. ProtocolError if the data is no body of an EXCEPTION."""
+    return rebuild(decode(Failure, data, sender))
 
 
 def rebuild(failure: Failure) -> Exception:

@@ -36,7 +36,8 @@ from zlib import adler32
 import torch
 
 from remora.errors import ProtocolError
-from remora.wire import device_buffers, packed, raw_memory
+from remora.vocabulary.messages import Flag
+from remora.wire import device_buffers, raw_memory
 
 HEADER = struct.Struct("<IQHHIQQQd")
 HEADER_SIZE = HEADER.size
@@ -46,13 +47,9 @@ MAX_BYTES = 1 << 44  # in the buffers of a message
 WHOLE = 4096  # bytes of a body that are all covered by the checksum: to check them takes a microsecond
 ENDS = 2048  # bytes at either end of a larger one that are
 
-# Flags.
-FAILED = 1  # the body of a response is a failure, not a value
-ASYNC = 2  # the function returns a future, and its value is the result
-SHARED = 16  # the body ends with where its buffers are, in memory of the sender: see `remora.agent.memory.shared`
-RECORDED = 8  # the body holds the value and what a recording says of it: see `remora.agent.calls.call_context`
-CARGO = packed.CARGO  # the body ends with where the memory of its tensors on devices is: see `remora.wire.device_buffers`
-REFERENCES = 4  # the body begins with a preamble: see `remora.wire.ref_header`
+# Flags, as plain numbers: the hot path tests them.
+FAILED, ASYNC, REFERENCES = int(Flag.FAILED), int(Flag.ASYNC), int(Flag.REFERENCES)
+RECORDED, SHARED, CARGO = int(Flag.RECORDED), int(Flag.SHARED), int(Flag.CARGO)
 
 _CHECKED = struct.Struct("<QHHIQQQd")  # the header without the checksum
 _CHECK = struct.Struct("<I")

@@ -9,6 +9,7 @@ from remora.errors import ProtocolError
 from remora.vocabulary.ids import GloballyUniqueId
 
 _ID = struct.Struct("<QQ")
+ID_SIZE = _ID.size
 
 
 def pack_id(id: GloballyUniqueId) -> bytes:

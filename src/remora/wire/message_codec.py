@@ -49,7 +49,7 @@ def from_value(kind: type[M], value: object, sender: str) -> M:
     layout = kind.layout
     if value is None and layout in (Layout.NONE, Layout.FIELDS_OR_NONE):
         return kind()
-    values = (value,) if layout is Layout.VALUE else value
+    values = (value,) if layout in (Layout.VALUE, Layout.BINARY) else value  # (BINARY: a fetch that is recorded)
     checks = _FIELDS[kind.type]
     if type(values) is not tuple or len(values) != len(checks):
         raise _unreadable(kind, sender, f"{_shown(value)} in the place of {len(checks)} fields")

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from remora.devices.staging import Download
+from remora.vocabulary.messages import Flag
 from remora.wire.undo import Undo
 
-CARGO = 32  # a flag of frames: the body ends with a manifest of device memory; see `remora.wire.device_buffers`
+CARGO = int(Flag.CARGO)
 
 
 class Loading(NamedTuple):

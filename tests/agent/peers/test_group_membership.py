@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from remora import rpc
 from remora.agent.peers.greeting import greet_neighbours
 from remora.errors import ProtocolError, RemoraError
 from remora.testing.world import World
@@ -73,3 +74,40 @@ def test_a_fault_plan_names_one_event_and_spares_the_others() -> None:
         with pytest.raises(RemoraError, match="failed intentionally"):
             send(world, MessageType.LOST, encode(messages.Lost(key, 0.0)).body).wait(TIMEOUT)
         send(world, MessageType.LOSS_CONFIRMED, encode(messages.LossConfirmed(key)).body).wait(TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "what"),
+    [
+        (MessageType.GIVE_BACK, bytes(9), "a GIVE_BACK from worker0 makes no sense: 9 bytes"),
+        (0x7F, b"", "worker0 sent a message of the unknown type 0x7f"),
+    ],
+)
+def test_a_word_that_makes_no_sense_is_logged_and_costs_nothing(
+    kind: int, body: bytes, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with World(2, watch=0) as world:
+        assert world.run(0, rpc.rpc_sync, "worker1", int) == 0
+        link = world[0].agent.peers.find("worker1").outgoing.link
+        world[0].agent.peers.find("worker1").outgoing.send(kind, 0, body)
+        assert world.run(0, rpc.rpc_sync, "worker1", int) == 0
+        assert world[0].agent.peers.find("worker1").outgoing.link is link
+    assert what in caplog.text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        messages.RRefForkRequest,
+        messages.PythonRRefFetchCall,
+        messages.ScriptRRefFetchCall,
+        messages.RRefUserDelete,
+        messages.RRefChildAccept,
+    ],
+    ids=lambda kind: kind.type.name,
+)
+def test_so_is_nonsense_about_references(kind: type[Message]) -> None:
+    with World(2, watch=0) as world:
+        with pytest.raises(ProtocolError, match=f"a {kind.type.name} from worker0 makes no sense"):
+            send(world, kind.type, bytes(7)).wait(TIMEOUT)
+        assert world.run(0, rpc.remote, "worker1", int).to_here() == 0

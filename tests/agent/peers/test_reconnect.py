@@ -12,6 +12,7 @@ import pytest
 
 from remora import rpc
 from remora.agent.peers.handshake_client import PeerSilent
+from remora.agent.peers.peer import ENDED
 from remora.agent.peers.reconnect import AT_ONCE, DialQueue
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
 from remora.protocol.membership import OwnTime
@@ -133,3 +134,14 @@ def test_who_cannot_take_the_news_keeps_it_from_nobody_else(caplog: pytest.LogCa
         assert told == ["worker1"]
         assert peers.find("worker1").ended.is_set(), "others wait for this"
         assert "not everybody could be told" in caplog.text
+
+
+def test_that_a_process_ended_is_known_by_what_was_found_out_and_not_by_a_text() -> None:
+    with World(3, watch=0) as world:
+        peers = world[0].agent.peers
+        peers.give_up(peers.find("worker2"), ENDED)  # another one may say so, of anything
+        fail_to_connect(world, ConnectionRefusedError("refused"), times=1)
+        with pytest.raises(CallNotSent, match=ENDED):
+            world.run(0, rpc.rpc_sync, "worker1", double, args=(4,))
+        assert peers.find("worker1").has_ended
+        assert not peers.find("worker2").has_ended

@@ -138,7 +138,7 @@ class Call:
             except SerializationError as error:
                 raise call_errors.unreadable(self.what, self.peer, error) from error
         if frame.flags & FAILED:
-            raise exceptions.load(bytes(frame.body))
+            raise exceptions.load(bytes(frame.body), self.peer.name)
         if frame.buffers is None:
             raise call_errors.result_missing(self.what, self.peer, frame)
         problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
@@ -322,7 +322,7 @@ def _outcome(call: Call) -> tuple[BaseException | None, Any]:
     """The error and the value. An exception that strikes this thread meanwhile is neither, and is raised."""
     try:
         if call.failure is None and call.reply is not None and call.reply.flags & FAILED:
-            return exceptions.load(bytes(call.reply.body)), None
+            return exceptions.load(bytes(call.reply.body), call.peer.name), None
         return None, call.value()
     except Exception as error:
         return error, None

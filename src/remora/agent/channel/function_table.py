@@ -22,6 +22,7 @@ from remora.errors import ProtocolError
 from remora.options import FAST_PATHS
 from remora.vocabulary.messages import MessageType
 from remora.wire import code_by_value
+from remora.wire.message_codec import read_name, write_name
 from remora.wire.packed import Packed
 from remora.wire.pickler import unpack
 
@@ -72,7 +73,7 @@ class Announced:
         if not FAST_PATHS.function_numbers or code_by_value.goes_by_value(module, shares_main):
             return function
         namespace = vars(sys.modules[module]) if module in sys.modules else {}
-        said = f"{module}\n{name}".encode()
+        said = write_name(module, name)
         if len(said) > LONGEST or self._bytes + len(said) > MOST_BYTES:
             return function
         if namespace.get(name) is not function or len(self._known) >= MOST:
@@ -102,8 +103,7 @@ class Heard:
         if number in self._names or len(name) > LONGEST or not room:
             return
         self._bytes += len(name)
-        module, _, function = name.decode(errors="replace").partition("\n")
-        self._names[number] = module, function
+        self._names[number] = read_name(name)
         self.bare[_bare(number)] = number
 
     def find(self, number: int) -> Any:

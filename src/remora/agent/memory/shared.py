@@ -22,6 +22,7 @@ from remora.transport.shm import lender as shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.buffer_pool import warm
 from remora.wire.frames import SHARED, Frame
+from remora.wire.message_codec import read_numbers, write_numbers
 from remora.wire.packed import Packed
 
 log = logging.getLogger("remora")
@@ -193,16 +194,17 @@ class PeerSharedMemory:
     def returns(self) -> bytes:
         """What is not used any more, as the body of a word."""
         numbers = self._borrower.given_back()
-        return struct.pack(f"<{len(numbers)}Q", *numbers)
+        return write_numbers(numbers)
 
     def take_back(self, body: bytes | bytearray | memoryview) -> None:
         """The peer gives segments back."""
-        if len(body) % 8:
-            raise ValueError(f"{self.name} gives back a number of segments that is not whole")
-        self._take_back(body)
+        try:
+            self._take_back(body)
+        except ValueError as error:
+            raise ValueError(f"a GIVE_BACK from {self.name} makes no sense: {error}") from None
 
     def _take_back(self, body: bytes | bytearray | memoryview) -> None:
-        numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+        numbers = read_numbers(body)
         if shm.SHORT in numbers:
             self._again_at = self.now() + shm.PAUSE
         if shm.UNUSABLE in numbers:

@@ -32,7 +32,7 @@ from remora.agent.peers.peer_table import PeerTable
 from remora.agent.peers.reconnect import LEFT
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
-from remora.agent.serving.dispatch import BEGUN, Dispatch
+from remora.agent.serving.dispatch import Dispatch
 from remora.devices import streams
 from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.options import Settings
@@ -40,8 +40,9 @@ from remora.protocol.membership import Joined
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.link import keep_alive_limit
 from remora.transport.poller import Poller
-from remora.vocabulary.messages import MessageType
+from remora.vocabulary.messages import MESSAGES, MessageType
 from remora.wire.frames import Frame
+from remora.wire.message_codec import BEGUN
 
 log = logging.getLogger("remora")
 
@@ -157,6 +158,8 @@ class PeerManager:
                     )
                 )
                 call.settle(self._pool.submit_system)
+        elif frame.kind not in MESSAGES:
+            raise ValueError(f"{peer.name} sent a message of the unknown type {frame.kind:#x}")  # (which is logged)
 
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None:
         """The link of a channel broke."""

@@ -17,7 +17,7 @@ from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
 from remora.wire.frames import Frame
 
-ENDED = "its process ended"  # why a worker is dead: nobody listens on its host any more, which is ours
+ENDED = "its process ended"  # the reason, for people, of a peer whose `process_ended` is true
 
 
 __all__ = ["ENDED", "Keeper", "Peer", "State"]
@@ -52,6 +52,7 @@ class Peer(PeerInfo):
         self.dialling = False
         self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.gave_us_up = False  # it lives, but not for us
+        self.process_ended = False  # nothing listens at its addresses, on this host; set before its state is
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.greeted = False  # it called when it started, and was answered
         self.parted = False  # we said goodbye to it, behind our answers
@@ -76,7 +77,7 @@ class Peer(PeerInfo):
     @property
     def has_ended(self) -> bool:
         """Whether its process is known to have ended."""
-        return self.state == "dead" and self.reason == ENDED
+        return self.state == "dead" and self.process_ended
 
     @property
     def resting(self) -> bool:

@@ -150,8 +150,8 @@ class Reconnector:
             if peer.leaving:
                 self._lifecycle.give_up(peer, LEFT, "left")
             log.debug("nobody listens for %s any more: %s", peer.name, error)
-            here = self._handshake_client.is_here(peer.record)
-            self._lifecycle.give_up(peer, ENDED if here else "nobody listens at its addresses any more")
+            peer.process_ended = self._handshake_client.is_here(peer.record)
+            self._lifecycle.give_up(peer, ENDED if peer.process_ended else "nobody listens at its addresses any more")
         except LocalTrouble as error:
             return self._lacks_something(peer, started, error)
         except PeerSilent as error:

@@ -22,7 +22,7 @@ from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
 from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
-from remora.wire.message_codec import decode, from_value
+from remora.wire.message_codec import BEGUN, decode, from_value
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.packed import Packed
 from remora.wire.pickler import unpack
@@ -35,7 +35,6 @@ _ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wa
     MessageType.SCRIPT_CALL,
 )
 PROGRESS = int(MessageType.PROGRESS)
-BEGUN = b"1"
 MOST_TOLD = 64  # requests at a time: of a flood that comes to nothing, a sample is enough
 LARGE = 1 << 17
 HURRY = 1.0  # who gave a call less time than this wants to know its outcome at once
