@@ -13,6 +13,7 @@ from torch.optim import optimizer as torchs
 from torch.profiler import ProfilerActivity, profile
 
 from remora.optim import fast_step
+from remora.options import FAST_PATHS
 
 
 class Plain:
@@ -64,6 +65,7 @@ def ceremonies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.skipif(not FAST_PATHS.fast_step, reason="turned off")
 def test_nobody_watches(sgd: torch.optim.SGD, ceremonies: list[str]) -> None:
     fast_step.step(sgd)
     assert value(sgd) == 0.75
