@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 INSTALLED := $(VENV)/.installed
 LINTED := src tests benchmarks examples
-PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/autograd
+PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/autograd tests/optim
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test coverage lint paths chaos fuzz gpu-test bench clean distclean

@@ -66,8 +66,6 @@ class FastPaths:
     look_ahead: bool = _switch("REMORA_LOOK_AHEAD")
     # A worker with one source of gradients in a pass keeps no ledger of segments (autograd/schedule.py).
     single_source: bool = _switch("REMORA_SINGLE_SOURCE")
-    # An optimizer's step does without torch's hooks and its entry in a profile where there are none (optim/fast_step.py).
-    fast_step: bool = _switch("REMORA_FAST_STEP")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> FastPaths:

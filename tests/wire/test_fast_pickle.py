@@ -11,11 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.options import FAST_PATHS
 from remora.wire import fast_pickle, pickler
 from remora.wire.fast_pickle import DEPTH, WIDE
 from remora.wire.pack_scope import PackScope, UnpackScope
 from remora.wire.pickler import pack, unpack
 from remora.wire.tensors.storages import INLINE_BYTES, ROOM
+
+pytestmark = pytest.mark.skipif(not (FAST_PATHS.stencils and FAST_PATHS.nested_stencils), reason="turned off")
 
 DTYPES = sorted(fast_pickle._STENCILED, key=str)
 

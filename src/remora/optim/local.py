@@ -27,7 +27,6 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remora.autograd.leaves import ByLeaf
-from remora.optim.fast_step import step
 
 Options = dict[str, Any]
 Group = tuple[Options, list[torch.Tensor]]  # what is special about these parameters, and the parameters
@@ -77,7 +76,7 @@ class LocalOptimizer:
                 self._learn(news)
             try:
                 self._take(found)
-                step(self._optimizer)
+                self._optimizer.step()
             finally:
                 self._hand_over(found)
 

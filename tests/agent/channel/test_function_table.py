@@ -15,11 +15,14 @@ from remora import autograd, rpc
 from remora.agent.channel.function_table import FUNCTION, LONGEST, MOST, MOST_BYTES, SLACK, Announced, Heard
 from remora.agent.serving import dispatch
 from remora.errors import ProtocolError
+from remora.options import FAST_PATHS
 from remora.rpc import api, request_builder
 from remora.testing.world import World
 from remora.vocabulary.messages import MessageType
 from remora.wire.packed import Packed
 from tests.faults.trials import QUICK, quick_time
+
+pytestmark = pytest.mark.skipif(not FAST_PATHS.function_numbers, reason="turned off")
 
 
 class Line:
@@ -202,6 +205,7 @@ class Unreadable:
         raise AssertionError("this was to be done without pickle")
 
 
+@pytest.mark.skipif(not FAST_PATHS.bare_calls, reason="turned off")
 def test_a_call_without_arguments_is_a_number_and_nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, bytes]] = []
 

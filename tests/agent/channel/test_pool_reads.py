@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -17,13 +16,14 @@ from remora.agent.calls.call import Call
 from remora.agent.channel import channel as channel_module
 from remora.agent.channel.channel import Channel
 from remora.errors import CallTimeout
+from remora.options import FAST_PATHS
 from remora.protocol.session import Session
 from remora.transport import link as stream
 from remora.transport.poller import END, READ, WRITE, EpollPoller
 from remora.wire.frames import Frame, encode
 from tests.agent.alone import wait_until
 
-portable = os.environ.get("REMORA_POLLER") == "select" or not hasattr(select, "epoll")
+portable = not FAST_PATHS.epoll or not hasattr(select, "epoll")
 pytestmark = pytest.mark.skipif(portable, reason="needs epoll")
 SOON = 0.4  # seconds: less than a tick, which would look in any case
 
@@ -44,6 +44,7 @@ def answered(me: str) -> bool:
     return rpc.rpc_sync(me, double, args=(21,), timeout=SOON) == 42
 
 
+@pytest.mark.skipif(not FAST_PATHS.lasting_arm, reason="turned off")
 def test_requests_in_a_row_need_no_arming(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = incoming(me)
     armed: list[object] = []
