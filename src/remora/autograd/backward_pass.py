@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from remora.autograd import segments
+from remora.autograd.context import Context
 from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 from remora.autograd.schedule import Divided, Ready, Whole
 
 if TYPE_CHECKING:
     from remora.agent.peers.manager import Peer
-    from remora.autograd.context import Context
 
 ROOTS = -1  # the source that stands for the roots, among the numbers of messages
 Key = tuple[int, int, int, bool, bool]  # the name of a pass: see `Pass.__init__`
@@ -67,7 +67,7 @@ class Pass:
         self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it, while it waits
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
         self.desk: WorkQueue | None = None
-        self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of the context
+        self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of its table (`pass_table`)
         self._lock = threading.RLock()
         self._running = 0  # segments
         self._when_idle: list[Callable[[], None]] = []
@@ -105,7 +105,7 @@ class Pass:
 
     def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
         if self._reach is None and len(numbers) == len(send.starts):
-            self._reach, send.ahead = send.ahead, None
+            self._reach = self.context.ahead.pop(send.message, None)
             if self._reach is not None:
                 return self._reach.outputs
         if self._reach is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from remora.autograd.nodes import Recv, Send, receive
 if TYPE_CHECKING:
     from remora.agent.calls.call_context import Header
     from remora.agent.peers.manager import Peer
-    from remora.autograd.backward_pass import Key, Pass
 
 LOCAL_BITS = 48  # an id has the worker that made it above these bits
 
@@ -32,10 +30,8 @@ class Context:
         self.known_workers: set[int] = set()  # who has a part of this context because of us
         self.heard_from: set[int] = set()  # of whom we have our part of it
         self.gradients = Gathered()
-        self.passes: dict[Key, Pass] = {}
-        self.ended: dict[Key, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
+        self.ahead: dict[int, Reach] = {}  # by message: the graph behind all its tensors, for one pass to take
         self.released = False
-        self.lock = threading.RLock()  # guards passes and ended
         self._next_message = next_message
 
     @property
@@ -66,7 +62,9 @@ class Context:
                 reach.follow(latest.starts)
             except RuntimeError:  # what a pass would refuse
                 return
-            latest.ahead = reach
+            self.ahead[latest.message] = reach
+            if self.released:  # meanwhile: `release` has cleared the dict before
+                self.ahead.clear()
 
     def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
         """See `CallContext`."""
@@ -95,6 +93,7 @@ class Context:
         self.released = True
         self.sends.clear()
         self._latest = None
+        self.ahead.clear()
         self.received_nodes.clear()
         self.gradients.clear()
 

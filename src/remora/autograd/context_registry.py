@@ -16,6 +16,7 @@ from remora.agent.calls.call_context import CallContext, Header, current_recordi
 from remora.agent.peers.manager import Peer
 from remora.agent.serving.dispatch import Request
 from remora.autograd.context import LOCAL_BITS, Context
+from remora.autograd.pass_table import PassTable
 from remora.errors import RemoraError
 from remora.vocabulary.messages import MessageType
 from remora.wire.pickler import pack
@@ -31,8 +32,9 @@ REMEMBERED = 1 << 14  # contexts released lately: a message of theirs that comes
 class Contexts:
     """A recorder (see `remora.agent.calls.call_context`)."""
 
-    def __init__(self, agent: Agent, first_id: int) -> None:
+    def __init__(self, agent: Agent, first_id: int, passes: PassTable) -> None:
         self._agent = agent
+        self._passes = passes
         self._first = agent.me.id << LOCAL_BITS
         self._next_context = itertools.count(self._first + first_id).__next__
         self._next_message = itertools.count(self._first + first_id).__next__
@@ -113,9 +115,7 @@ class Contexts:
         else:
             self._agent.pool.call_idle(context.release)
         others = context.known_workers - {self._agent.me.id, told_by.id if told_by is not None else -1}
-        with context.lock:
-            passes = list(context.passes.values())
-        for each in passes:
+        for each in self._passes.release(context_id):
             each.abort(RuntimeError(f"the autograd context {context_id} was released during a backward pass"))
         for worker in others:
             self._tell(worker, context_id)

@@ -21,6 +21,7 @@ from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
 from remora.autograd.failure import PassFailure, blame
 from remora.autograd.pass_messages import PassMessages
+from remora.autograd.pass_table import PassTable
 
 QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
 
@@ -30,8 +31,9 @@ class Engine:
 
     def __init__(self, agent: Agent, first_id: int) -> None:
         self._me = agent.me
-        self.contexts = Contexts(agent, first_id)
-        self._others = PassMessages(agent, self.contexts)
+        self._passes = PassTable()
+        self.contexts = Contexts(agent, first_id, self._passes)
+        self._others = PassMessages(agent, self.contexts, self._passes)
         self._next_pass = itertools.count().__next__
 
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool, smart: bool) -> None:
@@ -39,7 +41,7 @@ class Engine:
         context = self.contexts.get(context_id)
         edges = _checked(roots)
         key = (context.id, self._me.id, self._next_pass(), smart, retain_graph)
-        this = self._others.open(context, key, serve=True)  # until `_drive` closes it
+        this = self._passes.open(context, key, serve=True)  # until `_drive` closes it
         if torch._C._autograd._profiler_enabled():
             this.desk = SimpleQueue()
             with record_function("torch::distributed::autograd::backward"):
@@ -64,7 +66,7 @@ class Engine:
                 quiet.wait(QUIET_PATIENCE)
             raise
         finally:
-            self._others.close(this)
+            self._passes.close(this)
 
     def _go_one_way(self, this: Pass, parts: dict[Peer, Part], seeds: Sequence[torch.Tensor]) -> None:
         """Nothing was sent from here that gradients could come back for, so nothing that others find out concerns us."""
@@ -123,10 +125,9 @@ class Engine:
 
     def counts(self) -> dict[str, int]:
         """How much is going on, under PyTorch's names."""
-        contexts = self.contexts.all()
         return {
-            "num_current_backward_passes": sum(len(context.passes) for context in contexts),
-            "num_autograd_contexts": len(contexts),
+            "num_current_backward_passes": len(self._passes.running()),
+            "num_autograd_contexts": len(self.contexts.all()),
         }
 
 

@@ -19,7 +19,6 @@ from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers.manager import Peer
-    from remora.autograd.graph import Reach
 
 Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
 Start = GradientEdge | torch.Tensor  # where a gradient comes into the local graph: an edge, or a leaf
@@ -68,12 +67,11 @@ def _accumulator_edge(leaf: torch.Tensor) -> tuple[Any, int]:
 class Send:
     """Tensors that were sent: where their gradients, which come back, go on."""
 
-    __slots__ = ("_devices", "ahead", "message", "peer", "starts")
+    __slots__ = ("_devices", "message", "peer", "starts")
 
     def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.peer = peer
-        self.ahead: Reach | None = None  # what a pass will come to behind all its tensors, for one pass to take
         self.starts: list[Start] = []
         self._devices: list[torch.device] = []
         for tensor in tensors:

@@ -27,6 +27,7 @@ from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
 from remora.autograd.failure import PassFailure, blame
 from remora.autograd.nodes import SEND_NAME
+from remora.autograd.pass_table import PassTable
 from remora.devices import streams
 from remora.errors import RemoraError, WorkerLost
 from remora.vocabulary.messages import MessageType
@@ -45,43 +46,14 @@ _ALL_WELL: tuple[PassFailure | None, Owed] = (None, {})
 class PassMessages:
     """The passes of one worker, and the messages about them."""
 
-    def __init__(self, agent: Agent, contexts: Contexts) -> None:
+    def __init__(self, agent: Agent, contexts: Contexts, passes: PassTable) -> None:
         self.agent = agent
         self.contexts = contexts
+        self._passes = passes
         agent.dispatch.on(GRADIENTS, self._on_gradients)
         agent.dispatch.on(PART, self._on_part, service=True)
         agent.dispatch.on(END, self._on_end, service=True)
         agent.peers.on_gone.append(self._bury)
-
-    # Passes of this worker.
-
-    def open(self, context: Context, key: Key, serve: bool) -> Pass:
-        """The pass of that name, made if it is new here. It is kept until it is closed, or, if this is to `serve` a request
-        that belongs to it, until `_served` finds that nothing is left to do."""
-        with context.lock:
-            if context.released:
-                context.check()
-            if key in context.ended:
-                raise RuntimeError(f"the backward pass {key[2]} of worker {key[1]} is over")
-            found = context.passes.get(key)
-            if found is None:
-                found = context.passes[key] = Pass(key, context)
-            found.serving += serve
-            return found
-
-    def _served(self, this: Pass) -> None:
-        """A request that belongs to the pass is about to be answered."""
-        context = this.context
-        with context.lock:
-            this.serving -= 1
-            if not this.serving and this.done and context.passes.pop(this.key, None) is not None:
-                context.ended[this.key] = this.told
-
-    def close(self, this: Pass) -> None:
-        """Nothing is left to do here, whatever was being served."""
-        with this.context.lock:
-            if this.context.passes.pop(this.key, None) is not None:
-                this.context.ended[this.key] = this.told
 
     # Telling others.
 
@@ -141,7 +113,7 @@ class PassMessages:
         )
 
         def look() -> None:
-            this = self.open(self.contexts.get(key[0]), key, serve=False)
+            this = self._passes.open(self.contexts.get(key[0]), key, serve=False)
             self.ask_all(this, this.take_part(part), errand)
 
         self._act(errand, look)
@@ -150,7 +122,7 @@ class PassMessages:
         content: Any = request.unpack()
         key, part, parcel = content
         try:
-            this = self.open(self.contexts.get(key[0]), key, serve=True)
+            this = self._passes.open(self.contexts.get(key[0]), key, serve=True)
         except RuntimeError as error:
             request.reply(_GRADIENTS_DONE, (blame(error, self.agent.me), {}))
             return
@@ -210,7 +182,7 @@ class PassMessages:
     def _answer(self, request: Request, this: Pass, failure: PassFailure | None) -> None:
         if not this.smart:
             self.learn(this, {})
-        self._served(this)
+        self._passes.served(this)
         owed = this.owed_everywhere
         answer: Answer = (failure, owed) if owed or failure is not None else None
         request.reply(_GRADIENTS_DONE, answer)
@@ -221,18 +193,21 @@ class PassMessages:
         """Have everybody forget the pass. The future is done when nobody works on it any more."""
         quiet: Future[PassFailure | None] = Future(f"the end of {this!r}")
         errand: Countdown[PassFailure] = Countdown(quiet._succeed)
-        self._end_here(this.context, this.key, why, None, errand)
+        self._end_here(this.context, this.key, why, None, errand, this)
         errand.finish()
         return quiet
 
     def _end_here(
-        self, context: Context, key: Key, why: PassFailure, told_by: Peer | None, errand: Countdown[PassFailure]
+        self,
+        context: Context,
+        key: Key,
+        why: PassFailure,
+        told_by: Peer | None,
+        errand: Countdown[PassFailure],
+        this: Pass | None = None,
     ) -> None:
         """End a pass on this worker, and on those that we gave a part in it."""
-        with context.lock:
-            this = context.passes.pop(key, None)
-            told = this.told if this is not None else context.ended.get(key, set())
-            context.ended[key] = set()
+        this, told = self._passes.end(context, key, this)
         if this is not None:
             errand.begin()
             this.abort(fresh(why.error()), errand.finish)  # a copy: it keeps no frames, which would keep the pass
@@ -259,9 +234,8 @@ class PassMessages:
         """A worker is gone. Its contexts go, and the passes it had begun, or in which we wait for its gradients: it may have
         been the only one that would have told us of their end."""
         self.contexts.bury(peer)
-        for context in self.contexts.all():
-            for this in list(context.passes.values()):
-                if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
-                    did = "began" if this.root == peer.id else "took part in"
-                    error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
-                    self.end(this, blame(error, self.agent.me))
+        for this in self._passes.running():
+            if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
+                did = "began" if this.root == peer.id else "took part in"
+                error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
+                self.end(this, blame(error, self.agent.me))
