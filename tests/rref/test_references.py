@@ -308,7 +308,7 @@ def test_a_message_that_could_not_be_packed_leaves_no_fork(world: World) -> None
             with pytest.raises(TypeError, match="will not be sent"):
                 call("worker2", keep, args=([mine, theirs, Unpicklable()],))
         world.wait_until(lambda: counts(world, 0)["num_forks"] == 0)
-        assert not world[0].references.table.holder.parents
+        assert not world[0].references.table.state.holder.parents
         del mine, theirs
     nothing_is_left(world, 0, 1, 2)
 

@@ -49,7 +49,7 @@ class RRefBackward:
 
     def _on_backward(self, request: Request) -> None:
         rref, context_id, retain_graph = cast("tuple[RRefId, int, bool]", request.unpack())
-        value = self._references.table.find(rref)
+        value = self._references.table.owned.find(rref)
         if value is None:
             raise RemoraError(f"{rref} is not known to its owner {self._references.me.info}")
 

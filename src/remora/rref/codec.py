@@ -61,7 +61,7 @@ class Arrival:
 
     def when_confirmed(self, ready: Callable[[], None]) -> None:
         """Call `ready` when the owners count all of them."""
-        self._references.table.when_all_confirmed(self.pending, ready)
+        self._references.table.held.when_all_confirmed(self.pending, ready)
 
 
 class References:
@@ -97,8 +97,8 @@ class References:
             raise fresh(rref._creation_error)
         if rref._value is not None:
             if scope is not None:
-                scope.undo.append(partial(self.table.deleted, rref._rref_id, child))  # first: it may be for nothing
-            self.table.share_value(rref._value, child, to.key)
+                scope.undo.append(partial(self.table.owned.delete, rref._rref_id, child))  # first: it may be for nothing
+            self.table.owned.share(rref._value, child, to.key)
         else:
             rref._check_usable("fork an UserRRef")
             assert rref._fork is not None
@@ -106,8 +106,8 @@ class References:
                 parent = NOBODY  # our goodbye cannot overtake this message: the owner has the value when it comes
             else:
                 if scope is not None:
-                    scope.undo.append(partial(self.table.accepted, child))  # first: it may be for nothing
-                self.table.share(rref._fork, child, to.key)
+                    scope.undo.append(partial(self.table.held.accepted, child))  # first: it may be for nothing
+                self.table.held.share(rref._fork, child, to.key)
         rid, kind = rref._rref_id, "script" if rref._script else "PyObject"
         data = (rref._owner.id, rid.created_on, rid.local_id, child.created_on, child.local_id, parent, kind)
         if scope is not None:
@@ -124,7 +124,7 @@ class References:
         if creates is not None:
             value_on, value, fork_on, fork_id, script = creates
             rref, fork = GloballyUniqueId(value_on, value), GloballyUniqueId(fork_on, fork_id)
-            arrival.created = self.table.create(rref, fork, sender.key, script)
+            arrival.created = self.table.owned.create(rref, fork, sender.key, script)
         for data, incarnation, record in forks:
             arrival.handles.append(self._adopt(data, sender, arrival, incarnation, record))
         return arrival
@@ -146,10 +146,10 @@ class References:
             self.agent.peers.add_unless_known(record)  # in a dynamic group, news of it may be on its way
         owner = self.agent.peers.find(data[0])
         if owner.state != "alive" or (incarnation is not None and owner.record.incarnation != incarnation):
-            self.table.failures[fork] = OwnerDied(f"the worker {owner.name} that owned {rref} is gone")
-            self.table.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
+            self.table.state.failures[fork] = OwnerDied(f"the worker {owner.name} that owned {rref} is gone")
+            self.table.runner.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
             return RRef._to_fork(self, owner, rref, fork, script)
-        confirmed = self.table.adopt(rref, fork, owner.key, sender.key)
+        confirmed = self.table.held.adopt(rref, fork, owner.key, sender.key)
         handle: RRef[Any] = RRef._to_fork(self, owner, rref, fork, script)
         if not confirmed and arrival is not None:
             arrival.pending.append(fork)
@@ -158,11 +158,11 @@ class References:
     def _received_by_owner(self, data: ForkData, sender: Peer) -> RRef[Any]:
         """A reference to a value of ours arrived: from here on the handle keeps the value, and the fork is not needed."""
         rref = GloballyUniqueId(data[1], data[2])
-        value = self.table.received_by_owner(rref, sender.key)
+        value = self.table.owned.received_by_owner(rref, sender.key)
         if sender is self.me:
-            self.table.deleted(rref, GloballyUniqueId(data[3], data[4]))
+            self.table.owned.delete(rref, GloballyUniqueId(data[3], data[4]))
         elif data[5] != NOBODY:
-            self.table.tell_accepted(sender.key, GloballyUniqueId(data[3], data[4]))
+            self.table.runner.tell_accepted(sender.key, GloballyUniqueId(data[3], data[4]))
         return RRef._to_value(self, value)
 
     def _of_a_former_worker(self, data: ForkData, sender: Peer) -> RRef[Any]:
@@ -170,7 +170,7 @@ class References:
         rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
         value = Value(rref)
         value.fail(OwnerDied(f"the worker {self.me.name} that owned {rref} is gone; this is another one"))
-        self.table.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
+        self.table.runner.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
         return RRef._to_value(self, value)
 
     def deserialize(self, data: ForkData) -> RRef[Any]:
@@ -199,7 +199,7 @@ class References:
     def _fetch(self, request: Request) -> None:
         frame = request.frame
         rref = cast(RRefId, request.unpack()) if frame.flags & RECORDED else unpack_id(frame.body)
-        self.table.when_known(rref, partial(self._fetch_value, request, rref))
+        self.table.owned.when_known(rref, partial(self._fetch_value, request, rref))
 
     def _fetch_value(self, request: Request, rref: RRefId, value: Value | None) -> None:
         if value is None:
@@ -219,16 +219,16 @@ class References:
 
     def _fork_request(self, request: Request) -> None:
         rref, fork = unpack_ids(request.frame.body)
-        self.table.counted(rref, fork, request.caller.key)
+        self.table.owned.count(rref, fork, request.caller.key)
         request.reply(RREF_ACK, None)
 
     def _user_delete(self, request: Request) -> None:
         body = memoryview(request.frame.body)
-        self.table.deleted_all(unpack_ids(body[1:]), never_made=bool(body[0]))
+        self.table.owned.delete_all(unpack_ids(body[1:]), never_made=bool(body[0]))
         request.acknowledge(RREF_ACK)
 
     def _child_accept(self, request: Request) -> None:
-        self.table.accepted(unpack_id(request.frame.body))
+        self.table.held.accepted(unpack_id(request.frame.body))
         request.acknowledge(RREF_ACK)
 
     # Asking.
@@ -265,7 +265,7 @@ class References:
             state = "being made" if not rref._value.ready else ("failed" if rref._value.error else "ready")
             return f"{state} on {self.me.name}"
         assert rref._fork is not None
-        if rref._creation_error is not None or rref._fork in self.table.failures:
+        if rref._creation_error is not None or rref._fork in self.table.state.failures:
             return f"unusable, of {rref._owner.name}"
         return f"{'confirmed' if rref.confirmed_by_owner() else 'pending'}, of {rref._owner.name}"
 

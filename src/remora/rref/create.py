@@ -35,21 +35,21 @@ def create(
     def settled(call: Call) -> None:
         error = call.error()
         if error is None:
-            table.confirmed(fork)
+            table.held.confirmed(fork)
         else:
             _creation_failed(references, peer, rref, fork, error)
 
     try:
-        table.hold(rref, fork, peer.key)
+        table.held.hold(rref, fork, peer.key)
         call = Call(peer, what, settled)
     except BaseException:
-        table.forget(fork)
+        table.held.remove(fork)
         raise
     try:
         _ask(references, call, kind, target, flags, timeout, rref, fork)
     except BaseException:
         if call.id not in peer.outgoing.pending and not call.settled:  # else it was sent: the owner counts the fork
-            table.forget(fork)
+            table.held.remove(fork)
         raise
     table.drain_inline()
     return handle
@@ -76,17 +76,17 @@ def _create_here(
         if error is not None and alive is not None:
             alive._creation_failed(_for_user(rref, error))
         if isinstance(error, CallTimeout):
-            table.tell_deleted(me.key, rref, rref)  # behind the call, which is still on its way
+            table.runner.tell_deleted(me.key, rref, rref)  # behind the call, which is still on its way
         else:
-            table.deleted(rref, rref)
+            table.owned.delete(rref, rref)
         if isinstance(error, CallNotSent):
             value.fail(_for_user(rref, error))
 
     try:
-        table.share_value(value, rref, me.key)
+        table.owned.share(value, rref, me.key)
         _ask(references, Call(me, what, settled), kind, target, flags, timeout, rref, rref)
     except BaseException:
-        table.deleted(rref, rref)
+        table.owned.delete(rref, rref)
         raise
     return handle
 
@@ -121,12 +121,12 @@ def _ask(
 def _creation_failed(references: References, peer: Peer, rref: RRefId, fork: ForkId, error: BaseException) -> None:
     table = references.table
     if isinstance(error, WorkerLost) or peer.state != "alive":
-        table.fail_ref(fork, OwnerDied(f"{peer.info}, which was to own {rref}, is gone: {peer.reason}"))
+        table.held.fail(fork, OwnerDied(f"{peer.info}, which was to own {rref}, is gone: {peer.reason}"))
     elif isinstance(error, CallNotSent):
-        table.fail_ref(fork, _for_user(rref, error))
-        table.tell_never_made(peer.key, rref, fork)
+        table.held.fail(fork, _for_user(rref, error))
+        table.runner.tell_never_made(peer.key, rref, fork)
     else:
-        table.mark_broken(fork, _for_user(rref, error))
+        table.held.mark_broken(fork, _for_user(rref, error))
 
 
 def _for_user(rref: RRefId, error: BaseException) -> RemoraError:

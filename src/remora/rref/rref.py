@@ -115,7 +115,7 @@ class RRef(Generic[T]):
         """Whether the owner knows of this reference."""
         if self._fork is None:
             return True
-        return self._references.table.is_confirmed(self._fork)
+        return self._references.table.state.is_confirmed(self._fork)
 
     # The value.
 
@@ -215,7 +215,7 @@ class RRef(Generic[T]):
         if sys.is_finalizing():
             raise going_down(f"{doing} of {self._stream_form()}")
         assert self._fork is not None
-        failure = self._references.table.failures.get(self._fork)
+        failure = self._references.table.state.failures.get(self._fork)
         if failure is None and not self._references.table.closed:
             return
         if failure is None or getattr(failure, "deleted", False):
@@ -270,7 +270,7 @@ class RRef(Generic[T]):
                 self._value.when_ready(partial(self._settle_created, done))
             else:
                 assert self._fork is not None
-                self._references.table.when_confirmed(self._fork, partial(self._settle_created, done))
+                self._references.table.held.when_confirmed(self._fork, partial(self._settle_created, done))
         return self._created
 
     def _creation_failed(self, error: BaseException) -> None:
@@ -284,7 +284,7 @@ class RRef(Generic[T]):
         if done.done():
             return
         if failure is None and self._fork is not None:
-            failure = self._references.table.failures.get(self._fork)
+            failure = self._references.table.state.failures.get(self._fork)
         if failure is None:
             done._succeed(None)
         else:
