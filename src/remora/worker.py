@@ -37,7 +37,8 @@ from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import find_secret, loopback_secret
-from remora.rref.codec import References
+from remora.rref.handlers import RefHandlers
+from remora.rref.references import References
 from remora.transport import addresses, sockets
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire import code_by_value
@@ -105,6 +106,7 @@ class Worker:
         self._bringup = bringup
         self._members = members
         self.references = References(self.agent, first_id, not world_size)
+        RefHandlers(self.references)
         self.autograd = Engine(self.agent, first_id)
         RRefBackward(self.autograd, self.references)
         self.membership = Membership(self.agent, self.group, self.record, dynamic=not world_size)

@@ -97,7 +97,7 @@ def expected(dead: set[int]) -> dict[int, set[Any]]:
         for reference in shelves[f"worker{i}"] if i not in dead else []:
             owner = reference.owner().id
             if owner != i and owner in owned:
-                owned[owner].add(reference._rref_id)
+                owned[owner].add(reference._handle.rref_id)
     return owned
 
 

@@ -426,7 +426,7 @@ def test_the_snapshot_lists_what_is_owned_and_held(world: World) -> None:
         reference = rpc.remote("worker1", torch.zeros, args=(10,))
         reference.to_here()
         (held,) = rpc.references().held
-        assert (held.owner, held.state, held.id) == ("worker1", "confirmed", reference._rref_id)
+        assert (held.owner, held.state, held.id) == ("worker1", "confirmed", reference._handle.rref_id)
         assert "confirmed, of worker1" in repr(reference)
     with world.acting(1):
         (owned,) = rpc.references().owned

@@ -25,7 +25,7 @@ def test_the_end_of_the_worker_ends_waits_for_values_that_are_being_made() -> No
 
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: value._watchers)
+        wait_until(lambda: value._waiters)
         rpc.shutdown(graceful=False)
         thread.join(10.0)
         assert not thread.is_alive()

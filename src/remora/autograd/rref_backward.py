@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from remora.agent.calls.call import UNSET_TIMEOUT
 from remora.agent.serving.dispatch import Request
 from remora.errors import RemoraError
-from remora.rref.rref import RRef
+from remora.rref.handle import Handle
+from remora.rref.references import References
 from remora.vocabulary.effects import RRefId
 from remora.vocabulary.messages import MessageType
 from remora.wire.pickler import pack
 
 if TYPE_CHECKING:
     from remora.autograd.engine import Engine
-    from remora.rref.codec import References
 
 NO_CONTEXT = -1
 
@@ -31,10 +31,10 @@ class RRefBackward:
         references.agent.dispatch.on(MessageType.RREF_BACKWARD_REQ, self._on_backward, inline=True)
         references.differentiate = self.backward
 
-    def backward(self, rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
+    def backward(self, rref: Handle, context_id: int, retain_graph: bool) -> None:
         """Backpropagate from the value of a reference. Without a context: on its owner alone, into `.grad`."""
-        if rref._value is not None:
-            root = _tensor(rref._value.get())
+        if rref.value is not None:
+            root = _tensor(rref.value.get())
             if context_id == NO_CONTEXT:
                 root.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             else:
@@ -42,10 +42,10 @@ class RRefBackward:
             return
         if context_id == NO_CONTEXT:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified for distributed autograd")
-        rref._check_usable("backward() on it")
-        packed = pack((rref._rref_id, context_id, retain_graph))
+        rref.check_usable("backward() on it")
+        packed = pack((rref.rref_id, context_id, retain_graph))
         kind = int(MessageType.RREF_BACKWARD_REQ)
-        self._references.agent.call(rref._owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
+        self._references.agent.call(rref.owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
 
     def _on_backward(self, request: Request) -> None:
         rref, context_id, retain_graph = cast("tuple[RRefId, int, bool]", request.unpack())
