@@ -1,4 +1,4 @@
-"""One context of distributed autograd on one worker: what was sent and received in it, and the gradients gathered in it."""
+"""A context of distributed autograd on one worker: the tensors sent and received in it, and the gradients gathered in it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Context:
         self.sends: dict[int, Send] = {}
         self._latest: Send | None = None
         self.received_nodes: dict[int, Any] = {}
-        self.known_workers: set[int] = set()  # who has a part of this context because of us
-        self.heard_from: set[int] = set()  # of whom we have our part of it
+        self.known_workers: set[int] = set()  # those that have a part of this context because of us
+        self.heard_from: set[int] = set()  # those because of which we have a part of it
         self.gradients = Gathered()
         self.ahead: dict[int, Reach] = {}  # by message: the graph behind all its tensors, for one pass to take
         self.released = False
@@ -45,7 +45,7 @@ class Context:
         """See `CallContext`."""
         recording = torch.is_grad_enabled()
         self.known_workers.add(peer.id)
-        if self.released:  # after that: whoever releases it meanwhile either sees this worker, or is seen here
+        if self.released:  # read after the line above: a thread that releases it meanwhile sees this worker, or is seen here
             self.check()
         return (self.id, self._next_message(), recording), ([] if recording else None)
 

@@ -132,7 +132,7 @@ class Contexts:
         self._release(int(request.unpack()), request.caller)  # type: ignore[call-overload]
         request.drop()
 
-    def bury(self, peer: Peer) -> None:
+    def on_peer_gone(self, peer: Peer) -> None:
         """A worker is gone: nobody else will release its contexts, or tell us that one is released which we have of it."""
         for context in self.all():
             if context.creator == peer.id:

@@ -1,4 +1,4 @@
-"""What went wrong in a pass and where, on its way to the worker that began the pass. Data and words only."""
+"""The failure of a pass: an error and the worker where it happened, on its way to the worker that began the pass."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class PassMessages:
         agent.dispatch.on(GRADIENTS, self._on_gradients)
         agent.dispatch.on(PART, self._on_part, service=True)
         agent.dispatch.on(END, self._on_end, service=True)
-        agent.peers.on_gone.append(self._bury)
+        agent.peers.on_gone.append(self._on_peer_gone)
 
     # Telling others.
 
@@ -131,8 +131,8 @@ class PassMessages:
         job = partial(self._act, errand, partial(self._feed, this, parcel, moment, errand))
         if part is not None:
             self._search_first(this, part, errand, job)
-        elif this.desk is not None:
-            this.desk.put(job)
+        elif this.work_queue is not None:
+            this.work_queue.put(job)
         else:
             job()
 
@@ -142,7 +142,7 @@ class PassMessages:
         if moment is not None:
             moment.join(parcel)
         deliver = partial(self.deliver, this, errand)
-        share = partial(self.share, errand) if this.desk is None else None
+        share = partial(self.share, errand) if this.work_queue is None else None
         if torch._C._autograd._profiler_enabled():
             with ExitStack() as stack:
                 for _ in parcel:
@@ -230,10 +230,10 @@ class PassMessages:
             self._end_here(context, key, why, request.caller, errand)
         errand.finish()
 
-    def _bury(self, peer: Peer) -> None:
+    def _on_peer_gone(self, peer: Peer) -> None:
         """A worker is gone. Its contexts go, and the passes it had begun, or in which we wait for its gradients: it may have
         been the only one that would have told us of their end."""
-        self.contexts.bury(peer)
+        self.contexts.on_peer_gone(peer)
         for this in self._passes.running():
             if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
                 did = "began" if this.root == peer.id else "took part in"

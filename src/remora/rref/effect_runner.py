@@ -58,15 +58,15 @@ class EffectRunner:
         self._performing = SerialQueue(agent.pool.call_soon)
 
     def in_midst(self) -> bool:
-        """Whether a frame of this very thread is in the midst of a step, or carries out effects of one."""
+        """True if a frame of this very thread is in the midst of a step, or carries out effects of one."""
         return self._steps.mine() or self._performing.mine()
 
     def has_steps(self) -> bool:
-        """Whether a step has yet to end."""
+        """True if a step has yet to end."""
         return bool(self._steps)
 
     def is_busy(self) -> bool:
-        """Whether a step has yet to end, or an effect is not carried out."""
+        """True if a step has yet to end, or an effect is not carried out."""
         return bool(self._steps or self._actions)
 
     def change(self, step: Callable[..., Iterable[Action]], *args: object) -> None:

@@ -57,8 +57,10 @@ class Handle:
         # When the interpreter goes down there may be no globals any more, and no thread to say goodbye. An error here would
         # be printed, which imports modules, and a thread that is gone may have the lock for that.
         fork = getattr(self, "fork", None)
-        if fork is not None and not is_finalizing() and not self.references.table.closed:
-            self.references.table.drop_soon(fork)
+        if fork is not None and not is_finalizing():
+            table = self.references.table
+            if not table.closed:
+                table.drop_soon(fork)
 
     # The value.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from remora.errors import RemoraError
@@ -26,6 +26,7 @@ class HeldRefs:
 
     def __init__(self, state: RefState, runner: EffectRunner) -> None:
         self._state = state
+        self._holder = state.holder
         self._runner = runner
         self._change = runner.change
         self._agent = state.agent
@@ -35,12 +36,12 @@ class HeldRefs:
         """This worker asks `owner` to make a value. This is no step: the fork is new, so no step can be about it yet, and
         one assignment adds it, whatever step is under way."""
         self._state.held_since[fork] = time.time()
-        self._state.holder.create(rref, fork, owner)
+        self._holder.create(rref, fork, owner)
 
     def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
         """A reference arrived. False if its owner has yet to count it."""
         self._state.held_since[fork] = time.time()
-        self._change(self._state.holder.adopt, rref, fork, owner, sender)
+        self._change(self._holder.adopt, rref, fork, owner, sender)
         return owner == sender
 
     def share(self, fork: ForkId, child: ForkId, to: Worker) -> None:
@@ -48,22 +49,21 @@ class HeldRefs:
         self._change(self._share_step, fork, child, to)
 
     def _share_step(self, fork: ForkId, child: ForkId, to: Worker) -> list[Effect]:
-        holder = self._state.holder
-        if fork in holder.forks:  # else its owner was lost just now
-            holder.share(fork, child, to)
+        if fork in self._holder.forks:  # else its owner was lost just now
+            self._holder.share(fork, child, to)
         return []
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that this worker handed on."""
-        self._change(self._state.holder.accepted, child)
+        self._change(self._holder.accepted, child)
 
     def confirmed(self, fork: ForkId) -> None:
         """The owner counts a reference of ours."""
         self._change(self._confirm_step, fork)
 
-    def _confirm_step(self, fork: ForkId) -> list[Action]:
-        effects: list[Action] = list(self._state.holder.confirm(fork))
-        return effects + self.wake_waiters(fork) if fork in self._state.waiters else effects
+    def _confirm_step(self, fork: ForkId) -> Sequence[Action]:
+        effects = self._holder.confirm(fork)
+        return [*effects, *self.wake_waiters(fork)] if fork in self._state.waiters else effects
 
     def fail(self, fork: ForkId, error: BaseException) -> None:
         """A reference will never work, and its owner does not count it."""
@@ -71,7 +71,7 @@ class HeldRefs:
 
     def _fail_step(self, fork: ForkId, error: BaseException) -> list[Action]:
         state = self._state
-        held = state.holder.forks.get(fork)
+        held = self._holder.forks.get(fork)
         if held is not None and held.in_use:
             state.failures.setdefault(fork, error)
         actions = self.wake_waiters(fork)
@@ -84,8 +84,8 @@ class HeldRefs:
         """A reference does not work, but its owner may count it: it says goodbye like any other."""
         self._change(self._mark_broken_step, fork, error)
 
-    def _mark_broken_step(self, fork: ForkId, error: BaseException) -> list[Action]:
-        held = self._state.holder.forks.get(fork)
+    def _mark_broken_step(self, fork: ForkId, error: BaseException) -> Sequence[Action]:
+        held = self._holder.forks.get(fork)
         if held is not None and held.in_use:
             self._state.failures[fork] = error
         return self._confirm_step(fork)
@@ -95,7 +95,7 @@ class HeldRefs:
         self._change(self._remove_step, fork)
 
     def _remove_step(self, fork: ForkId) -> list[Effect]:
-        self._state.holder.forget(fork)
+        self._holder.forget(fork)
         self._state.held_since.pop(fork, None)
         return []
 
@@ -153,14 +153,14 @@ class HeldRefs:
         for fork in forks:
             state.failures.pop(fork, None)
             state.held_since.pop(fork, None)
-            yield from state.holder.drop(fork)
+            yield from self._holder.drop(fork)
 
     def drop_all(self) -> None:
         """At shutdown: drop all references; to use one from now on is an error."""
         self._change(self._drop_all_step)
 
     def _drop_all_step(self) -> Iterator[Effect]:
-        holder = self._state.holder
+        holder = self._holder
         for fork, held in holder.forks.copy().items():
             self._state.failures[fork] = deleted_error(held.rref, fork)
             yield from holder.drop(fork)

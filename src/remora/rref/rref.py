@@ -68,7 +68,7 @@ class RRef(Generic[T]):
     # Ownership.
 
     def is_owner(self) -> bool:
-        """Whether the value lives on this worker."""
+        """True if the value lives on this worker."""
         return self._handle.fork is None
 
     def owner(self) -> WorkerInfo:
@@ -80,7 +80,7 @@ class RRef(Generic[T]):
         return self._handle.owner.name
 
     def confirmed_by_owner(self) -> bool:
-        """Whether the owner knows of this reference."""
+        """True if the owner knows of this reference."""
         handle = self._handle
         return handle.fork is None or handle.references.table.state.is_confirmed(handle.fork)
 

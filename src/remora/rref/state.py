@@ -58,17 +58,17 @@ class RefState:
         return self.agent.peers.me.key
 
     def is_confirmed(self, fork: ForkId) -> bool:
-        """Whether the owner counts a reference of ours."""
+        """True if the owner counts a reference of ours."""
         held = self.holder.forks.get(fork)
         return held is not None and held.confirmed
 
     def is_pending(self, fork: ForkId) -> bool:
-        """Whether the owner has yet to count a reference of ours."""
+        """True if the owner has yet to count a reference of ours."""
         held = self.holder.forks.get(fork)
         return held is not None and not held.confirmed
 
     def all_settled(self) -> bool:
-        """Whether every reference held here is confirmed, and so are the children made of it."""
+        """True if every reference held here is confirmed, and so are the children made of it."""
         return all(each.confirmed and not each.children for each in self.holder.forks.copy().values())
 
     # Views.

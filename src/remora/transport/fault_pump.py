@@ -108,7 +108,7 @@ class Pump:
 
     @property
     def idle(self) -> bool:
-        """Whether the thread only waits for time to pass, or for ever. Tests ask from another thread."""
+        """True if the thread only waits for time to pass, or for ever. Tests ask from another thread."""
         selector = self._selector
         with self._lock:
             return not self._commands and (self._thread is None or (selector is not None and selector.idle))
