@@ -19,8 +19,8 @@ LOCAL_BITS = 48  # an id has the worker that made it above these bits
 
 
 class Context:
-    """A recording (see `remora.agent.calls.call_context`): calls made in it, and the functions that serve them,
-    belong to it."""
+    """A call context (see `remora.agent.calls.call_context`): calls made in it, and the functions that serve them, belong to
+    it."""
 
     def __init__(self, id: int, next_message: Callable[[], int]) -> None:
         self.id = id

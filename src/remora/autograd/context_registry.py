@@ -30,7 +30,7 @@ REMEMBERED = 1 << 14  # contexts released lately: a message of theirs that comes
 
 
 class Contexts:
-    """A recorder (see `remora.agent.calls.call_context`)."""
+    """The context registry that calls use (see `remora.agent.calls.call_context`)."""
 
     def __init__(self, agent: Agent, first_id: int, passes: PassTable) -> None:
         self._agent = agent
@@ -71,7 +71,7 @@ class Contexts:
 
     def find(self, header: Header) -> CallContext:
         """The context that an arrived request belongs to. If it was released meanwhile: one that is released already, so
-        that what is done in it reaches nobody who would never hear of its end."""
+        that no worker gets a part of it that would never be released."""
         context_id = header[0]
         context = self._table.get(context_id)
         if context is not None:
@@ -133,7 +133,7 @@ class Contexts:
         request.drop()
 
     def on_peer_gone(self, peer: Peer) -> None:
-        """A worker is gone: nobody else will release its contexts, or tell us that one is released which we have of it."""
+        """A worker is gone: release its contexts, and ask the creators of contexts that it gave us a part of."""
         for context in self.all():
             if context.creator == peer.id:
                 self._release(context.id, peer)

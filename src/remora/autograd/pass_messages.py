@@ -1,9 +1,10 @@
-"""What the workers write to each other in a backward pass, and what each does with it. Not how a pass begins.
+"""The messages of a backward pass, and their handlers. The engine begins a pass.
 
-A pass has two rounds. In the first (SMART alone) a worker that its graph led to received tensors tells their senders, which
-do the same with theirs; each answers when its own part of the search has been answered. In the second the gradients flow
-along the same ways; each parcel is answered when everything it set going is done (see `ledger`). A worker that fails says
-so in its answer, and the failure travels back to the worker that began, which ends the pass on all others. No thread waits.
+A pass has two rounds. In the first (SMART alone) a worker follows its graph to received tensors and tells their senders,
+which do the same with theirs; each answers when its own part of the search has been answered. In the second the gradients
+flow along the same ways; a worker answers each batch when everything that it set going is done (see `ledger`). A worker that
+fails says so in its answer, and the failure travels back to the worker that began, which ends the pass on all others. No
+thread waits.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PassMessages:
 
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: GradientBatch) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
-        when that one has found everybody who takes part, all have been found."""
+        when that one has found every worker that takes part, all have been found."""
         packed = pack((this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
         answer: Answer = self.agent.call(peer, _GRADIENTS, packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
         if answer is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
@@ -190,7 +191,7 @@ class PassMessages:
     # The end of one that failed.
 
     def end(self, this: Pass, why: PassFailure) -> Future[PassFailure | None]:
-        """Have everybody forget the pass. The future is done when nobody works on it any more."""
+        """End the pass on all workers. The future is done when no worker works on it any more."""
         quiet: Future[PassFailure | None] = Future(f"the end of {this!r}")
         errand: Countdown[PassFailure] = Countdown(quiet._succeed)
         self._end_here(this.context, this.key, why, None, errand, this)

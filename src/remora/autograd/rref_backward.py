@@ -23,7 +23,7 @@ NO_CONTEXT = -1
 
 
 class RRefBackward:
-    """What `RRef.backward` does."""
+    """Implements `RRef.backward`."""
 
     def __init__(self, engine: Engine, references: References) -> None:
         self._engine = engine
