@@ -38,7 +38,9 @@ from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import find_secret, loopback_secret
-from remora.rref.codec import References
+from remora.rref.codec import arrive
+from remora.rref.handlers import RefHandlers
+from remora.rref.references import References
 from remora.transport import addresses, sockets
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire import code_by_value
@@ -105,6 +107,7 @@ class Worker:
         self._bringup = bringup
         self._members = members
         self.references = References(self.agent, first_id, not world_size)
+        RefHandlers(self.references)
         self.autograd = Engine(self.agent, first_id)
         RRefBackward(self.autograd, self.references)
         table = self.references.table
@@ -117,7 +120,7 @@ class Worker:
         """What the agent asks of the layers above, which are made after it."""
         return Hooks(
             worker=self,
-            arrived=lambda peer, frame: self.references.arrive(peer, frame),
+            arrived=lambda peer, frame: arrive(self.references, peer, frame),
             find_context=lambda header: self.autograd.contexts.find(header),
             spread_loss=lambda peer, silent_for: self.membership.spread(peer, silent_for),
             is_listed=lambda record: self.membership.is_listed(record),

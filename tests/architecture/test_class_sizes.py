@@ -15,8 +15,6 @@ LIMIT = 25  # methods of a class and of its bases, properties among them, `__dun
 # more fails.
 TOO_LARGE = {
     "remora.protocol.leader.Leadership": 27,
-    "remora.rref.ref_table.Table": 64,
-    "remora.rref.rref.RRef": 30,
 }
 
 

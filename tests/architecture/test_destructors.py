@@ -89,7 +89,7 @@ def test_what_destructors_come_to_takes_no_lock_and_does_not_wait(modules: list[
         rpc.rpc_sync("worker1", make_list, args=(1,))
         came_to = {(place.file, place.function) for place in moments_of(held.clear)}
     if name in ("reference", "references", "proxy"):
-        assert ("rref/rref.py", "RRef.__del__") in came_to
+        assert ("rref/handle.py", "Handle.__del__") in came_to
     for file, qualified in came_to:
         for function in functions(by_file[file]):
             if function.name == qualified.rpartition(".")[2]:

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from remora.protocol.session import Session
-from remora.rref.ref_table import Table
+from remora.rref.held_refs import HeldRefs
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.trials import (
     REAL,
@@ -87,7 +87,7 @@ def test_what_runs_twice_is_seen() -> None:
 
 
 def test_what_stays_behind_is_seen() -> None:
-    with mock.patch.object(Table, "accepted"):
+    with mock.patch.object(HeldRefs, "accepted"):
         verdict = try_out("references", "", pace=replace(VIRTUAL, rest=20.0))
     assert any("not at rest" in problem and "references held" in problem for problem in verdict.problems)
 

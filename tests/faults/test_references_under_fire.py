@@ -52,8 +52,8 @@ def holdings() -> tuple[list[tuple[int, Any]], list[Any], dict[str, str]]:
     """(what is held here: owner and id; what is owned here for others; counters)."""
     gc.collect()
     worker = rpc.api._get_current_rpc_agent()
-    live = [(reference.owner().id, reference._rref_id) for reference in held if not reference.is_owner()]
-    return live, list(worker.references.table.owner.values), rpc._rref_context_get_debug_info()
+    live = [(reference.owner().id, reference._handle.rref_id) for reference in held if not reference.is_owner()]
+    return live, list(worker.references.table.state.owner.values), rpc._rref_context_get_debug_info()
 
 
 def forget_lost(dead: int) -> None:

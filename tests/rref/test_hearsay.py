@@ -58,7 +58,7 @@ class Scene:
 
     def _take_down_what_the_owner_hears(self) -> None:
         worker = self.world[OWNER]
-        counted, heard = worker.references.table.counted, worker.membership.heard
+        counted, heard = worker.references.table.owned.count, worker.membership.heard
         assert heard is not None
 
         def count(*args: Any) -> None:
@@ -69,7 +69,7 @@ class Scene:
             self.told.append("heard")
             heard(*args)
 
-        worker.references.table.counted = count  # type: ignore[method-assign]
+        worker.references.table.owned.count = count  # type: ignore[method-assign]
         worker.membership.heard = hear
 
     def stop_the_reader(self, who: int) -> None:

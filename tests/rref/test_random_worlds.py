@@ -97,12 +97,12 @@ def expected(dead: set[int]) -> dict[int, set[Any]]:
         for reference in shelves[f"worker{i}"] if i not in dead else []:
             owner = reference.owner().id
             if owner != i and owner in owned:
-                owned[owner].add(reference._rref_id)
+                owned[owner].add(reference._handle.rref_id)
     return owned
 
 
 def actual(world: World, dead: set[int]) -> dict[int, set[Any]]:
-    return {i: set(world[i].references.table.owner.values) for i in range(N) if i not in dead}
+    return {i: set(world[i].references.table.state.owner.values) for i in range(N) if i not in dead}
 
 
 def at_rest(world: World, dead: set[int]) -> Callable[[], bool]:
@@ -130,8 +130,8 @@ def check(world: World, dead: set[int]) -> None:
         raise
     for i in set(range(N)) - dead:
         table = world[i].references.table
-        table.owner.check()
-        table.holder.check()
+        table.state.owner.check()
+        table.state.holder.check()
 
 
 def forget_everything(world: World, dead: set[int]) -> None:
@@ -140,7 +140,7 @@ def forget_everything(world: World, dead: set[int]) -> None:
     check(world, dead)
     for i in set(range(N)) - dead:
         table = world[i].references.table
-        world.wait_until(lambda table=table: not table.holder.forks, 10)  # type: ignore[misc]  # those to values of the dead, too
+        world.wait_until(lambda table=table: not table.state.holder.forks, 10)  # type: ignore[misc]  # those to values of the dead, too
         counts = table.counts()
         assert set(counts.values()) == {0}, f"worker{i}: {counts}"
 

@@ -307,7 +307,7 @@ def test_a_message_that_could_not_be_packed_leaves_no_fork(world: World) -> None
             with pytest.raises(TypeError, match="will not be sent"):
                 call("worker2", keep, args=([mine, theirs, Unpicklable()],))
         world.wait_until(lambda: counts(world, 0)["num_forks"] == 0)
-        assert not world[0].references.table.holder.parents
+        assert not world[0].references.table.state.holder.parents
         del mine, theirs
     nothing_is_left(world, 0, 1, 2)
 
@@ -426,7 +426,7 @@ def test_the_snapshot_lists_what_is_owned_and_held(world: World) -> None:
         reference = rpc.remote("worker1", torch.zeros, args=(10,))
         reference.to_here()
         (held,) = rpc.references().held
-        assert (held.owner, held.state, held.id) == ("worker1", "confirmed", reference._rref_id)
+        assert (held.owner, held.state, held.id) == ("worker1", "confirmed", reference._handle.rref_id)
         assert "confirmed, of worker1" in repr(reference)
     with world.acting(1):
         (owned,) = rpc.references().owned

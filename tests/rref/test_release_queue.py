@@ -10,7 +10,7 @@ import pytest
 from remora import rpc
 from remora.rpc import api
 from remora.rref import release_queue
-from remora.rref.release_queue import FEW, ReleaseQueue
+from remora.rref.release_queue import INLINE_LENGTH, ReleaseQueue
 from remora.testing.world import World
 
 
@@ -49,7 +49,7 @@ class Scene:
 
     def drop(self, *forks: Any) -> None:
         for fork in forks:
-            self.dropping.soon(fork)
+            self.dropping.put(fork)
 
 
 @pytest.fixture
@@ -78,19 +78,19 @@ def test_the_pool_looks_soon_and_comes_back_while_there_is_something(scene: Scen
 def test_a_thread_that_makes_references_sees_to_a_list_that_is_not_short(scene: Scene) -> None:
     scene.drop(0)
     scene.agent.serve()
-    scene.drop(*range(1, FEW))
+    scene.drop(*range(1, INLINE_LENGTH))
     scene.dropping.drain_inline()
     assert scene.let_go == [[0]]
-    scene.drop(FEW)
+    scene.drop(INLINE_LENGTH)
     scene.dropping.drain_inline()
-    assert scene.let_go == [[0], [*range(1, FEW + 1)]]
+    assert scene.let_go == [[0], [*range(1, INLINE_LENGTH + 1)]]
 
 
 def test_the_pool_is_not_woken_while_a_thread_does_so_and_comes_when_it_has_ceased(scene: Scene) -> None:
     scene.drop(0)
     scene.agent.serve()
     for _ in range(3):
-        scene.drop(*range(FEW))
+        scene.drop(*range(INLINE_LENGTH))
         scene.dropping.drain_inline()
         scene.drop("rest")
         scene.agent.ring()
@@ -99,7 +99,7 @@ def test_the_pool_is_not_woken_while_a_thread_does_so_and_comes_when_it_has_ceas
     scene.agent.ring()  # nobody has looked since
     scene.agent.serve()
     assert scene.let_go[-1] == ["rest"]
-    assert sum(map(len, scene.let_go)) == 1 + 3 * (FEW + 1)
+    assert sum(map(len, scene.let_go)) == 1 + 3 * (INLINE_LENGTH + 1)
 
 
 def test_two_threads_may_look_at_the_same_time(scene: Scene) -> None:
@@ -121,14 +121,14 @@ def test_two_threads_may_look_at_the_same_time(scene: Scene) -> None:
 def test_what_goes_wrong_there_is_reported_and_nobody_elses_business(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scene.dropping, "_let_go", lambda: 1 / 0)
-    scene.drop(*range(FEW))
+    monkeypatch.setattr(scene.dropping, "_release", lambda: 1 / 0)
+    scene.drop(*range(INLINE_LENGTH))
     scene.dropping.drain_inline()
     assert "could not be let go" in caplog.text
 
 
 def test_when_all_is_over_nobody_looks(scene: Scene) -> None:
-    scene.drop(*range(FEW))
+    scene.drop(*range(INLINE_LENGTH))
     scene.dropping.closed = True
     scene.dropping.drain_inline()
     assert scene.let_go == []
@@ -139,19 +139,19 @@ def one() -> int:
 
 
 def values() -> int:
-    return len(api._get_current_rpc_agent().references.table.values)
+    return len(api._get_current_rpc_agent().references.table.state.values)
 
 
 def test_values_go_while_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the pool of the holder never looks."""
-    monkeypatch.setattr(ReleaseQueue, "_look", lambda self: None)
-    monkeypatch.setattr(release_queue, "GATHER", 3600.0)
+    monkeypatch.setattr(ReleaseQueue, "_run", lambda self: None)
+    monkeypatch.setattr(release_queue, "INTERVAL", 3600.0)
 
     def make(n: int) -> int:
         return sum(rpc.remote("worker1", one).to_here() for _ in range(n))
 
     with World(2) as world:
         assert world.run(0, make, 100) == 100
-        world.wait_until(lambda: world.run(1, values) <= 2 * FEW)
+        world.wait_until(lambda: world.run(1, values) <= 2 * INLINE_LENGTH)
         monkeypatch.undo()
         world.run(0, api._get_current_rpc_agent).references.table.delete_all(10.0)

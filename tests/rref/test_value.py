@@ -14,7 +14,7 @@ from tests.agent.alone import wait_until, worker_alone
 def test_the_end_of_the_worker_ends_waits_for_values_that_are_being_made() -> None:
     with worker_alone(graceful=False):
         table = rpc._get_current_rpc_agent().references.table
-        value = table.received_by_owner(table.new_id(), table.me)
+        value = table.owned.received_by_owner(table.new_id(), table.state.me)
         errors: list[BaseException] = []
 
         def wait() -> None:
@@ -25,10 +25,10 @@ def test_the_end_of_the_worker_ends_waits_for_values_that_are_being_made() -> No
 
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: value._watchers)
+        wait_until(lambda: value._waiters)
         rpc.shutdown(graceful=False)
         thread.join(10.0)
         assert not thread.is_alive()
         assert [type(error) for error in errors] == [NotInitialized]
         with pytest.raises(NotInitialized, match="no longer running"):
-            table.received_by_owner(table.new_id(), table.me).get()
+            table.owned.received_by_owner(table.new_id(), table.state.me).get()

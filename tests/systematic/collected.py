@@ -193,7 +193,7 @@ def with_error(rref: rpc.RRef[Any]) -> None:
 
 
 def left(table: Table) -> object:
-    return table.counts(), dict(list(table.holder.forks.items())[:3]), dict(list(table.owner.values.items())[:3])
+    return table.counts(), dict(list(table.state.holder.forks.items())[:3]), dict(list(table.state.owner.values.items())[:3])
 
 
 def wait_until(condition: Callable[[], object], what: Callable[[], object]) -> None:
@@ -206,7 +206,7 @@ def wait_until(condition: Callable[[], object], what: Callable[[], object]) -> N
 def nothing_left(world: World) -> bool:
     gc.collect()
     tables = [world[i].references.table for i in range(3)]
-    return all(set(table.counts().values()) == {0} and not table.holder.forks for table in tables)
+    return all(set(table.counts().values()) == {0} and not table.state.holder.forks for table in tables)
 
 
 def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:

@@ -71,7 +71,7 @@ def is_clean(world: World) -> bool:
     tables = [worker.references.table for worker in world.workers]
     for table in tables:
         table.drain_inline()
-    return not any(table.owner.values or table.holder.forks or table.holder.parents for table in tables)
+    return not any(table.state.owner.values or table.state.holder.forks or table.state.holder.parents for table in tables)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

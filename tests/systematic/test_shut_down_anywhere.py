@@ -10,7 +10,10 @@ from remora.errors import RemoraError
 from tests.agent.alone import worker_alone
 from tests.systematic.tracing import AtPlace, Place, places_of
 
-STEPS = ("rref/ref_table.py", "rref/effect_runner.py", "rref/create.py", "agent/runtime/serial_queue.py")
+STEPS = (
+    "rref/ref_table.py", "rref/owned_values.py", "rref/held_refs.py", "rref/effect_runner.py", "rref/create.py",
+    "agent/runtime/serial_queue.py",
+)  # fmt: skip
 
 
 def double(x: int) -> int:

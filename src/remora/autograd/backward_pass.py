@@ -1,7 +1,7 @@
-"""One backward pass on one worker: which of its messages take part, which gradients came, and what is run with them.
+"""One backward pass on one worker: finds the messages that take part, takes their gradients, and runs segments with them.
 
-It decides under its lock and runs the graph outside it. What leaves the worker goes through the two functions it is
-given; it knows no messages.
+A pass decides under its lock and runs the graph outside it. Gradients leave the worker through the function `deliver` that
+it is given; it knows no messages.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from remora.autograd import segments
+from remora.autograd.context import Context
 from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
 from remora.autograd.schedule import Divided, Ready, Whole
@@ -26,7 +27,6 @@ from remora.vocabulary.messages import Owed, Part, PassId
 
 if TYPE_CHECKING:
     from remora.agent.peers.manager import Peer
-    from remora.autograd.context import Context
 
 ROOTS = -1  # the source that stands for the roots, among the numbers of messages
 Key = PassId
@@ -40,14 +40,14 @@ PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") el
 
 
 def threads_that_fit() -> int:
-    """How many threads can run segments at once so that no processor has two. torch divides the work of an operation among
-    threads of its own, a team for each thread that starts one. Two teams on the same processors are slower than one, and
-    each thread keeps memory of freed gradients to itself."""
+    """The number of threads that can run segments at once so that no processor has two. torch divides the work of an
+    operation among threads of its own, a team for each thread that starts one. Two teams on the same processors are slower
+    than one, and each thread keeps memory of freed gradients to itself."""
     return max(1, PROCESSORS // torch.get_num_threads())
 
 
 class Pace(Enum):
-    """How long the segments of a pass take, as far as is known."""
+    """The time that the segments of a pass take, as far as is known."""
 
     UNKNOWN = 0
     QUICK = 1
@@ -55,28 +55,30 @@ class Pace(Enum):
 
 
 class Pass:
-    """See the head of this file."""
+    """Made by `pass_table`, on each worker that takes part."""
 
     def __init__(self, key: Key, context: Context) -> None:
         self.key = key
         _, self.root, self.number, self.smart, self.retain_graph = key  # the `number`-th pass that worker `root` began
         self.context = context
-        self.told: set[Peer] = set()  # whom we gave a part in this pass
+        self.told: set[Peer] = set()  # the workers that we gave a part in this pass
         self.failure: BaseException | None = None
-        self.owed_everywhere: Owed = {}  # FAST: what others said they wait for
+        self.owed_everywhere: Owed = {}  # FAST: the gradients that other workers said they wait for
         self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it, while it waits
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
-        self.desk: WorkQueue | None = None
-        self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of the context
+        self.work_queue: WorkQueue | None = None
+        self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of its table (`pass_table`)
+        # Guards `failure` and the fields below. Reentrant: a destructor that the collector runs may abort the pass.
+        # No segment runs under it.
         self._lock = threading.RLock()
         self._running = 0  # segments
-        self._when_idle: list[Callable[[], None]] = []
+        self._when_idle: list[Callable[[], None]] = []  # called when none runs any more
         self._reach: Reach | None = None  # what was found so far
         self._roots: Sequence[Start] = ()
         self._part: dict[int, set[int]] = {}  # of our messages, the tensors whose gradients will come
-        self._book: Whole | Divided | None = None
+        self._schedule: Whole | Divided | None = None
 
-    # Finding out who takes part.
+    # Finding the messages that take part.
 
     def start_at(self, roots: Sequence[Start]) -> dict[Peer, Part]:
         """The pass begins here. What it comes to, by the worker that sent it."""
@@ -90,8 +92,8 @@ class Pass:
         with self._lock:
             if self.failure is not None or self.context.released:
                 self._refuse()
-            if self._book is not None:
-                raise RuntimeError(f"{self!r} has begun: nobody can take part any more")
+            if self._schedule is not None:
+                raise RuntimeError(f"{self!r} has begun: no message can take part any more")
             found: list[Edge] = []
             for message, numbers in part.items():
                 send = self.context.sends.get(message)
@@ -105,7 +107,7 @@ class Pass:
 
     def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
         if self._reach is None and len(numbers) == len(send.starts):
-            self._reach, send.ahead = send.ahead, None
+            self._reach = self.context.ahead.pop(send.message, None)
             if self._reach is not None:
                 return self._reach.outputs
         if self._reach is None:
@@ -125,19 +127,19 @@ class Pass:
     def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Deliver, share: Share | None = None) -> None:
         """The gradients of the roots: where every pass begins."""
         with self._lock:
-            book = self._book or self._begin()
-            ready = book.arrive({ROOTS: list(zip(self._roots, gradients, strict=True))})
-        self._run(book, ready, deliver, share, Pace.UNKNOWN)
+            schedule = self._schedule or self._begin()
+            ready = schedule.arrive({ROOTS: list(zip(self._roots, gradients, strict=True))})
+        self._run(schedule, ready, deliver, share, Pace.UNKNOWN)
 
-    def feed(self, parcel: GradientBatch, deliver: Deliver, share: Share | None = None) -> None:
+    def feed(self, batch: GradientBatch, deliver: Deliver, share: Share | None = None) -> None:
         """Gradients for what was sent. Runs what can be run with them, and has the gradients of what was received
         delivered. What takes long is shared with other threads."""
         with self._lock:
             if self.failure is not None or self.context.released:
                 self._refuse()
-            book = self._book or self._begin()
+            schedule = self._schedule or self._begin()
             came: dict[int, Incoming] = {}
-            for message, gradients in parcel.items():
+            for message, gradients in batch.items():
                 send = self.context.sends.get(message)
                 if send is None:
                     raise self._not_sent(message)
@@ -145,8 +147,8 @@ class Pass:
                 if part is None:
                     raise RuntimeError(f"{self!r}: gradients came for message {message}, which takes no part in it")
                 came[message] = send.incoming(gradients, part)
-            ready = book.arrive(came)
-        self._run(book, ready, deliver, share, Pace.UNKNOWN)
+            ready = schedule.arrive(came)
+        self._run(schedule, ready, deliver, share, Pace.UNKNOWN)
 
     def _begin(self) -> Whole | Divided:
         """Gradients flow only when it is known who takes part: from here on nothing of it changes."""
@@ -160,13 +162,13 @@ class Pass:
                 self._reach.follow(starts)
         held = self._reach.find_held()
         if FAST_PATHS.single_source and len(names) == 1 and not self._reach.has_native_ends(held):
-            self._book = Whole(names[0], self._reach)
+            self._schedule = Whole(names[0], self._reach)
         else:
-            self._book = Divided(sources, held)
-        return self._book
+            self._schedule = Divided(sources, held)
+        return self._schedule
 
     def _source(self, name: int) -> Sequence[Start]:
-        """Where the gradients of the roots, or of a message, come in."""
+        """The places at which the gradients of the roots, or of a message, come in."""
         if name == ROOTS:
             return self._roots
         send = self.context.sends.get(name)
@@ -174,7 +176,7 @@ class Pass:
             raise self._not_sent(name)
         return [send.starts[number] for number in sorted(self._part[name])]
 
-    def _run(self, book: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None, pace: Pace) -> None:
+    def _run(self, schedule: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None, pace: Pace) -> None:
         """Run what is ready, and what becomes ready because of it.
 
         The first segment is run alone. If that was quick, the rest is run in one go. If not, each of the others is run
@@ -183,14 +185,14 @@ class Pass:
         """
         while batch := self._taken(ready, pace):
             begun = time.perf_counter()
-            parcels = self._run_batch(book, batch, ready)
-            for peer, parcel in parcels.items():
-                deliver(peer, parcel)
+            outgoing = self._run_batch(schedule, batch, ready)
+            for peer, gradients in outgoing.items():
+                deliver(peer, gradients)
             if pace is Pace.UNKNOWN and ready:
                 pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
                 if pace is Pace.SLOW and share is not None:
                     for _ in range(min(len(ready), threads_that_fit()) - 1):
-                        share(partial(self._run, book, ready, deliver, None, pace))
+                        share(partial(self._run, schedule, ready, deliver, None, pace))
 
     def _taken(self, ready: Ready, pace: Pace) -> Ready:
         """Take from the list what is to be run next. Other threads may do so with the same list."""
@@ -214,7 +216,7 @@ class Pass:
             ready[:] = others
             return batch
 
-    def _run_batch(self, book: Whole | Divided, batch: Ready, ready: Ready) -> dict[Peer, GradientBatch]:
+    def _run_batch(self, schedule: Whole | Divided, batch: Ready, ready: Ready) -> dict[Peer, GradientBatch]:
         """Run segments, and add to `ready` what can be run after them; the gradients that leave this worker."""
         with self._lock:
             if self.failure is not None or self.context.released:
@@ -225,20 +227,20 @@ class Pass:
             segment = batch[0][1] if len(batch) == 1 else Joined([each for _, each, _ in batch])
             incoming = [each for _, _, some in batch for each in some]
             batch.clear()  # what it had, too, would not be freed while the segments are run
-            leaving, received = segments.run(segment, incoming, self.context.gradients, self.retain_graph, book.lent)
+            leaving, received = segments.run(segment, incoming, self.context.gradients, self.retain_graph, schedule.borrowed)
         finally:
-            self._rest()
+            self._finish_run()
         with self._lock:
             for label in labels:
-                ready += book.ran(label, leaving)
-        return self._parcels(received) if received else {}
+                ready += schedule.ran(label, leaving)
+        return self._outgoing(received) if received else {}
 
-    def _parcels(self, received: segments.Received) -> dict[Peer, GradientBatch]:
-        parcels: dict[Peer, GradientBatch] = {}
+    def _outgoing(self, received: segments.Received) -> dict[Peer, GradientBatch]:
+        outgoing: dict[Peer, GradientBatch] = {}
         for recv, gradients in received:
-            parcels.setdefault(recv.peer, {})[recv.message] = gradients
-        self.told.update(parcels)
-        return parcels
+            outgoing.setdefault(recv.peer, {})[recv.message] = gradients
+        self.told.update(outgoing)
+        return outgoing
 
     # The end.
 
@@ -253,7 +255,7 @@ class Pass:
             f"Could not find send function for autograd message id {message} in the context {self.context.id}"
         )
 
-    def _rest(self) -> None:
+    def _finish_run(self) -> None:
         with self._lock:
             self._running -= 1
             told, self._when_idle = ([], self._when_idle) if self._running else (self._when_idle, [])
@@ -275,10 +277,10 @@ class Pass:
             idle()
 
     def waits_for(self, peer: Peer) -> bool:
-        """Whether gradients are to come from there."""
+        """True if gradients are to come from there."""
         sends = self.context.sends
         with self._lock:
-            owed = list(self._part) if self._book is None else self._book.owed
+            owed = list(self._part) if self._schedule is None else self._schedule.owed
         return any(send.peer is peer for send in map(sends.get, owed) if send is not None)
 
     def learn(self, owed: Owed) -> None:
@@ -291,20 +293,20 @@ class Pass:
 
     @property
     def arrived(self) -> int:
-        """How many sources have come."""
-        return 0 if self._book is None else self._book.arrived
+        """The number of sources that have come."""
+        return 0 if self._schedule is None else self._schedule.arrived
 
     @property
     def done(self) -> bool:
-        """Whether all gradients came and went."""
-        return self._book is not None and self._book.done
+        """True if all gradients came and went."""
+        return self._schedule is not None and self._schedule.done
 
     @property
     def owed(self) -> list[str]:
-        """What has not come, in words."""
-        if self._book is None:
+        """The sources that have not come, in words."""
+        if self._schedule is None:
             return []
-        return [repr(self.context.sends.get(source, source)) for source in self._book.owed]
+        return [repr(self.context.sends.get(source, source)) for source in self._schedule.owed]
 
     def __repr__(self) -> str:
         return f"<Pass {self.number} of worker {self.root} in context {self.context.id}>"

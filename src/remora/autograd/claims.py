@@ -1,4 +1,4 @@
-"""What one pass at a time may work on; and how `.grad` of a leaf is lent where torch's own accumulator has to run.
+"""Claims: one pass at a time works on a node or a leaf. And `.grad` is lent to a pass where torch's accumulator has to run.
 
 The accumulator of a leaf runs in a pass only where something of the program hangs behind it: a hook after accumulation, or
 one on the accumulator itself, as DistributedDataParallel has. Such hooks look at `.grad`. So while it runs, `.grad` is the
@@ -24,17 +24,17 @@ from torch.autograd.graph import _engine_run_backward
 from remora.agent.runtime.pool import blocking_region
 from remora.autograd.leaves import Gathered
 
-# Guards the three below. Reentrant: a local pass may end, and drop its token, in the midst of anything.
+# Guards the three below. Its lock is reentrant: a local pass may end, and drop its token, in the midst of anything.
 _changed = threading.Condition(threading.RLock())
-_claims: dict[int, int] = {}  # what is being worked on, by id: the thread that does
+_claims: dict[int, int] = {}  # by the id of a node or leaf: the thread that works on it
 _inside: dict[int, dict[int, int]] = {}  # leaves that local passes add to, by id: by the pass's token, its thread
 _sleepers = 0
 _NONE: Mapping[int, int] = {}
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _enter_engine = _engine_run_backward.__code__
-_GATE_PATIENCE = 2.0
-_GLANCE = 0.0005
+_GATE_LIMIT = 2.0  # seconds to wait for local passes that may be past a new gate
+_POLL_INTERVAL = 0.0005
 
 
 class Claim:
@@ -79,9 +79,8 @@ def _sleep_until(condition: Callable[[], bool]) -> None:
 
 
 class BorrowedGrad:
-    """`with BorrowedGrad(leaves, gathered):` `.grad` of the leaves is what `gathered` has for them; what it is in
-    the end goes
-    there. The leaves have gates, and are claimed."""
+    """`with BorrowedGrad(leaves, gathered):` `.grad` of the leaves is the gradient that `gathered` has for them; at the end
+    it goes back there. The caller has set up the gates of the leaves and claimed them."""
 
     __slots__ = ("_gathered", "_leaves", "_own")
 
@@ -144,10 +143,10 @@ def _wait_for_passes_under_way() -> None:
     """A local pass that is under way now may be past the place where a gate has just been set up. Not for ever: it may
     itself wait for this thread, in a hook that calls a worker."""
     passes = _local_passes()
-    end = time.monotonic() + _GATE_PATIENCE
+    end = time.monotonic() + _GATE_LIMIT
     while passes and time.monotonic() < end:
         with blocking_region():
-            time.sleep(_GLANCE)
+            time.sleep(_POLL_INTERVAL)
         passes &= _local_passes()
 
 

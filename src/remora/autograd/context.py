@@ -1,8 +1,7 @@
-"""One context of distributed autograd on one worker: what was sent and received in it, and the gradients gathered in it."""
+"""A context of distributed autograd on one worker: the tensors sent and received in it, and the gradients gathered in it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,27 +15,24 @@ from remora.options import FAST_PATHS
 if TYPE_CHECKING:
     from remora.agent.calls.call_context import Header
     from remora.agent.peers.manager import Peer
-    from remora.autograd.backward_pass import Key, Pass
 
 LOCAL_BITS = 48  # an id has the worker that made it above these bits
 
 
 class Context:
-    """A recording (see `remora.agent.calls.call_context`): calls made in it, and the functions that serve them,
-    belong to it."""
+    """A call context (see `remora.agent.calls.call_context`): calls made in it, and the functions that serve them, belong to
+    it."""
 
     def __init__(self, id: int, next_message: Callable[[], int]) -> None:
         self.id = id
         self.sends: dict[int, Send] = {}
         self._latest: Send | None = None
         self.received_nodes: dict[int, Any] = {}
-        self.known_workers: set[int] = set()  # who has a part of this context because of us
-        self.heard_from: set[int] = set()  # of whom we have our part of it
+        self.known_workers: set[int] = set()  # those that have a part of this context because of us
+        self.heard_from: set[int] = set()  # those because of which we have a part of it
         self.gradients = Gathered()
-        self.passes: dict[Key, Pass] = {}
-        self.ended: dict[Key, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
+        self.ahead: dict[int, Reach] = {}  # by message: the graph behind all its tensors, for one pass to take
         self.released = False
-        self.lock = threading.RLock()  # guards passes and ended
         self._next_message = next_message
 
     @property
@@ -50,7 +46,7 @@ class Context:
         """See `CallContext`."""
         recording = torch.is_grad_enabled()
         self.known_workers.add(peer.id)
-        if self.released:  # after that: whoever releases it meanwhile either sees this worker, or is seen here
+        if self.released:  # read after the line above: a thread that releases it meanwhile sees this worker, or is seen here
             self.check()
         return (self.id, self._next_message(), recording), ([] if recording else None)
 
@@ -67,7 +63,9 @@ class Context:
                 reach.follow(latest.starts)
             except RuntimeError:  # what a pass would refuse
                 return
-            latest.ahead = reach
+            self.ahead[latest.message] = reach
+            if self.released:  # meanwhile: `release` has cleared the dict before
+                self.ahead.clear()
 
     def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
         """See `CallContext`."""
@@ -96,6 +94,7 @@ class Context:
         self.released = True
         self.sends.clear()
         self._latest = None
+        self.ahead.clear()
         self.received_nodes.clear()
         self.gradients.clear()
 

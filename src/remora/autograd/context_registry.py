@@ -16,6 +16,7 @@ from remora.agent.calls.call_context import CallContext, Header, current_recordi
 from remora.agent.peers.manager import Peer
 from remora.agent.serving.dispatch import Request
 from remora.autograd.context import LOCAL_BITS, Context
+from remora.autograd.pass_table import PassTable
 from remora.errors import RemoraError
 from remora.vocabulary.messages import AutogradContextHeldReq, AutogradContextHeldResp, CleanupAutogradContextReq
 from remora.wire.message_codec import encode, from_value, to_value
@@ -28,10 +29,11 @@ REMEMBERED = 1 << 14  # contexts released lately: a message of theirs that comes
 
 
 class Contexts:
-    """The contexts of one worker (see `remora.agent.calls.call_context`)."""
+    """The context registry that calls use (see `remora.agent.calls.call_context`)."""
 
-    def __init__(self, agent: Agent, first_id: int) -> None:
+    def __init__(self, agent: Agent, first_id: int, passes: PassTable) -> None:
         self._agent = agent
+        self._passes = passes
         self._first = agent.me.id << LOCAL_BITS
         self._next_context = itertools.count(self._first + first_id).__next__
         self._next_message = itertools.count(self._first + first_id).__next__
@@ -67,7 +69,7 @@ class Contexts:
 
     def find(self, header: Header) -> CallContext:
         """The context that an arrived request belongs to. If it was released meanwhile: one that is released already, so
-        that what is done in it reaches nobody who would never hear of its end."""
+        that no worker gets a part of it that would never be released."""
         context_id = header[0]
         context = self._table.get(context_id)
         if context is not None:
@@ -111,9 +113,7 @@ class Contexts:
         else:
             self._agent.pool.call_idle(context.release)
         others = context.known_workers - {self._agent.me.id, told_by.id if told_by is not None else -1}
-        with context.lock:
-            passes = list(context.passes.values())
-        for each in passes:
+        for each in self._passes.release(context_id):
             each.abort(RuntimeError(f"the autograd context {context_id} was released during a backward pass"))
         for worker in others:
             self._tell(worker, context_id)
@@ -131,8 +131,8 @@ class Contexts:
         self._release(request.message(CleanupAutogradContextReq).context_id, request.caller)
         request.drop()
 
-    def bury(self, peer: Peer) -> None:
-        """A worker is gone: nobody else will release its contexts, or tell us that one is released which we have of it."""
+    def on_peer_gone(self, peer: Peer) -> None:
+        """A worker is gone: release its contexts, and ask the creators of contexts that it gave us a part of."""
         for context in self.all():
             if context.creator == peer.id:
                 self._release(context.id, peer)

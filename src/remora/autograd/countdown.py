@@ -1,4 +1,4 @@
-"""Work done on somebody's behalf: they are told when all of it is done, or how it failed. No I/O of its own."""
+"""Counts tasks that are under way, and reports once: when all are done, or when the first one fails."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ T = TypeVar("T")
 
 
 class Countdown(Generic[T]):
-    """Counts what is under way. The report is given once: when nothing is left, or at the first failure."""
+    """`report` is called once, with None when no task is left, or with the first failure."""
 
     def __init__(self, report: Callable[[T | None], None]) -> None:
         self._report: Callable[[T | None], None] | None = report
-        self._under_way = 1  # whoever starts the errand; ends with `finish`
+        self._under_way = 1  # the caller that starts the tasks; it ends with `finish`
+        # Guards the two above. Reentrant: a destructor that the collector runs meanwhile may finish a task.
         self._lock = threading.RLock()
 
     def begin(self) -> None:
-        """One more thing is under way."""
+        """One more task is under way."""
         with self._lock:
             self._under_way += 1
 
     def finish(self, failure: T | None = None) -> None:
-        """One thing is done, or failed."""
+        """One task is done, or failed."""
         with self._lock:
             self._under_way -= 1
             if failure is None and self._under_way:

@@ -1,4 +1,4 @@
-"""How a backward pass begins, and how the worker that began it learns that it has ended everywhere."""
+"""Begins a backward pass, and waits until it has ended on all workers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
 from remora.autograd.failure import blame, error_of
 from remora.autograd.pass_messages import PassMessages
+from remora.autograd.pass_table import PassTable
 from remora.options import FAST_PATHS
 from remora.vocabulary.messages import Part, PassFailure
 
-QUIET_PATIENCE = 1.0  # how long a failed pass waits for what is being run on other workers
+QUIET_LIMIT = 1.0  # seconds that a failed pass waits for segments that are being run on other workers
 
 
 class Engine:
@@ -32,8 +33,9 @@ class Engine:
 
     def __init__(self, agent: Agent, first_id: int) -> None:
         self._me = agent.me
-        self.contexts = Contexts(agent, first_id)
-        self._others = PassMessages(agent, self.contexts)
+        self._passes = PassTable()
+        self.contexts = Contexts(agent, first_id, self._passes)
+        self._others = PassMessages(agent, self.contexts, self._passes)
         self._next_pass = itertools.count().__next__
 
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool, smart: bool) -> None:
@@ -41,9 +43,9 @@ class Engine:
         context = self.contexts.get(context_id)
         edges = _checked(roots)
         key = (context.id, self._me.id, self._next_pass(), smart, retain_graph)
-        this = self._others.open(context, key, serve=True)  # until `_drive` closes it
+        this = self._passes.open(context, key, serve=True)  # until `_drive` closes it
         if torch._C._autograd._profiler_enabled():
-            this.desk = SimpleQueue()
+            this.work_queue = SimpleQueue()
             with record_function("torch::distributed::autograd::backward"):
                 self._drive(this, edges, roots)
         else:
@@ -54,27 +56,27 @@ class Engine:
             parts = this.start_at(edges)
             seeds = list(map(torch.ones_like, roots))
             one_way = FAST_PATHS.one_way_pass and len(parts) == 1 and not this.context.sends
-            if this.smart and one_way and this.desk is None:
+            if this.smart and one_way and this.work_queue is None:
                 self._go_one_way(this, parts, seeds)
                 return
             if this.smart and parts:
                 self._wait(this, partial(self._others.ask_all, this, parts))
-            self._wait(this, lambda errand: this.feed_roots(seeds, partial(self._others.deliver, this, errand)))
+            self._wait(this, lambda countdown: this.feed_roots(seeds, partial(self._others.deliver, this, countdown)))
             self._check_fast(this)
         except BaseException as error:
             quiet = self._others.end(this, blame(error, self._me))
             with suppress(TimeoutError):  # what still runs somewhere should not add to gradients that are looked at now
-                quiet.wait(QUIET_PATIENCE)
+                quiet.wait(QUIET_LIMIT)
             raise
         finally:
-            self._others.close(this)
+            self._passes.close(this)
 
     def _go_one_way(self, this: Pass, parts: dict[Peer, Part], seeds: Sequence[torch.Tensor]) -> None:
         """Nothing was sent from here that gradients could come back for, so nothing that others find out concerns us."""
-        parcels: dict[Peer, GradientBatch] = {}
-        this.feed_roots(seeds, parcels.__setitem__)
-        for peer, parcel in parcels.items():
-            self._others.deliver_with_part(this, peer, parts[peer], parcel)
+        batches: dict[Peer, GradientBatch] = {}
+        this.feed_roots(seeds, batches.__setitem__)
+        for peer, batch in batches.items():
+            self._others.deliver_with_part(this, peer, parts[peer], batch)
 
     def _wait(self, this: Pass, start: Callable[[Countdown[PassFailure]], None]) -> None:
         """Start something and wait until all that came of it is done."""
@@ -87,32 +89,32 @@ class Engine:
 
     def _outcome(self, this: Pass, start: Callable[[Countdown[PassFailure]], None]) -> PassFailure | None:
         outcome: Future[PassFailure | None] = Future(repr(this))
-        errand: Countdown[PassFailure] = Countdown(outcome._succeed)
-        this.on_abort = lambda error: errand.finish(blame(error, self._me))
+        countdown: Countdown[PassFailure] = Countdown(outcome._succeed)
+        this.on_abort = lambda error: countdown.finish(blame(error, self._me))
         try:
-            start(errand)
-            errand.finish()
-            if this.desk is not None:
-                self._work_at(this.desk, outcome)
+            start(countdown)
+            countdown.finish()
+            if this.work_queue is not None:
+                self._run_tasks(this.work_queue, outcome)
             return outcome.wait()
         finally:
-            # What `start` raised ends the pass, and nobody waits any more. Told to the outcome, it would have it for ever:
-            # its traceback leads back here, and from the outcome to the error no collector can follow.
+            # An error that `start` raised ends the pass, and no thread waits any more. Told to the outcome, it would be kept
+            # for ever: its traceback leads back here, and no collector can follow from the outcome to the error.
             this.on_abort = None
 
-    def _work_at(self, desk: WorkQueue, outcome: Future[PassFailure | None]) -> None:
-        """Do what is put there until there is an outcome."""
-        outcome._when_settled(lambda _: desk.put(None))
+    def _run_tasks(self, queue: WorkQueue, outcome: Future[PassFailure | None]) -> None:
+        """Run the tasks of the queue until there is an outcome."""
+        outcome._when_settled(lambda _: queue.put(None))
         while True:
             with blocking_region():
-                job = desk.get()
-            if job is None:
+                task = queue.get()
+            if task is None:
                 return
-            job()
+            task()
 
     def _check_fast(self, this: Pass) -> None:
-        """In a FAST pass every message has to get its gradient. Nothing is under way any more: what has not come never
-        will, and whoever waits for it must not do so for ever."""
+        """In a FAST pass every message has to get its gradient. Nothing is under way any more: a gradient that has
+        not come never will, and the workers that wait for it must not do so for ever."""
         if this.smart:
             return
         self._others.learn(this, {})
@@ -125,11 +127,10 @@ class Engine:
             )
 
     def counts(self) -> dict[str, int]:
-        """How much is going on, under PyTorch's names."""
-        contexts = self.contexts.all()
+        """Counters under PyTorch's names."""
         return {
-            "num_current_backward_passes": sum(len(context.passes) for context in contexts),
-            "num_autograd_contexts": len(contexts),
+            "num_current_backward_passes": len(self._passes.running()),
+            "num_autograd_contexts": len(self.contexts.all()),
         }
 
 
@@ -145,5 +146,5 @@ def _checked(roots: Sequence[torch.Tensor]) -> list[GradientEdge]:
             raise RuntimeError(f"{list(root.shape)} is not a scalar, all roots need to be scalar")
         if root.grad_fn is None:
             raise RuntimeError("root does not have a valid gradient function")
-        edges.append(GradientEdge(root.grad_fn, root.output_nr))  # (whoever began the pass keeps the nodes, with the roots)
+        edges.append(GradientEdge(root.grad_fn, root.output_nr))  # (the roots, which the caller has, keep the nodes)
     return edges

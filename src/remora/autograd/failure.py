@@ -1,4 +1,4 @@
-"""The error of one worker that ends a backward pass, on its way to the worker that began the pass."""
+"""The failure of a pass: an error and the worker where it happened, on its way to the worker that began the pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph that torch recorded on this worker: what can be reached in it, and in which parts it can be run. Runs nothing.
+"""The graph that torch recorded on this worker: the nodes that a pass reaches, and their segments. Runs nothing.
 
 The gradients of a pass come into the local graph at *sources*: the roots, and the tensors that were sent. They come at
 different times, and some only after others have been passed on. So each node is labelled with the set of sources that
@@ -38,7 +38,7 @@ def behind(node: Node) -> Sequence[Edge]:
 
 
 class Kind(Enum):
-    """What has to be done at a leaf."""
+    """The treatment of a leaf."""
 
     PLAIN = 0
     WATCHED = 1  # hooks have to see its whole gradient; the engine runs them when it captures that
@@ -53,7 +53,7 @@ def kind_of(leaf: torch.Tensor, held: bool) -> Kind:
 
 
 def grouped() -> bool:
-    """Whether DistributedDataParallel may be in use. Its hooks on accumulators cannot be seen from Python."""
+    """True if DistributedDataParallel may be in use. Its hooks on accumulators cannot be seen from Python."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -84,12 +84,12 @@ class Capturing:
 
 
 def is_held(leaf: torch.Tensor) -> bool:
-    """Whether the program has the accumulator of a leaf. Under `looking`."""
+    """True if the program has the accumulator of a leaf. Under `looking`."""
     return leaf.requires_grad and _references(in_front_of(leaf)) > _UNHELD
 
 
 def _references(front: torch.Tensor) -> int:
-    """How often the accumulator of a leaf is held, besides in ends; from a tensor that comes from the leaf."""
+    """The number of references to the accumulator of a leaf, besides those in ends. `front` comes from the leaf."""
     edges = front.grad_fn.next_functions  # type: ignore[union-attr]
     for edge in edges:
         node = edge[0]
@@ -103,8 +103,8 @@ _UNHELD = _references(in_front_of(torch.empty(0, requires_grad=True)))
 
 
 class Reach:
-    """What was reached from where it was looked so far. One walk finds everything a pass has to know. If that is one source,
-    and no end of it is native, it is a segment as it stands."""
+    """The part of the graph that was reached so far. One walk finds everything that a pass has to know. If it was reached
+    from one source, and no end of it is native, it is a segment as it stands."""
 
     __slots__ = ("_suspects", "leaves", "nodes", "outputs", "received")
 
@@ -114,14 +114,14 @@ class Reach:
     run_received: ClassVar[Sequence[Node]] = ()
 
     def __init__(self) -> None:
-        self.nodes: set[Node] = set()  # keeps them: torch makes the object of a node anew when nobody holds it
+        self.nodes: set[Node] = set()  # keeps them: torch makes the object of a node anew when nothing holds it
         self.leaves: dict[int, Place] = {}  # by the id of the leaf
         self._suspects: set[int] = set()  # leaves whose accumulators the program may have
         self.received: list[Node] = []
         self.outputs: dict[Edge, None] = {}  # of received tensors: those that were reached
 
     def follow(self, starts: Iterable[Start]) -> list[Edge]:
-        """Go on from there; the received tensors that were reached for the first time, as edges to their nodes."""
+        """Go on from there. Returns the received tensors that were reached for the first time, as edges to their nodes."""
         with looking:
             return self._follow(starts)
 
@@ -171,7 +171,7 @@ class Reach:
             return {id(leaf) for leaf in leaves if is_held(leaf)}
 
     def has_native_ends(self, held: set[int]) -> bool:
-        """Whether some end of it has to be run."""
+        """True if some end of it has to be run."""
         if held or grouped():
             return True
         for leaf, _, _ in self.leaves.values():
@@ -232,7 +232,7 @@ class Joined:
 
 
 def can_be_joined(segment: Segment | Reach | Joined) -> bool:
-    """Whether all its ends can be captured."""
+    """True if all its ends can be captured."""
     return not (segment.taps or segment.native or segment.run_received)
 
 

@@ -93,7 +93,7 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
 
 
 def _may_be_taken(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
-    """Whether a gradient can be the sum itself: nothing else has its memory, which later gradients are added to, and it is
+    """True if a gradient can be the sum itself: nothing else has its memory, which later gradients are added to, and it is
     laid out like the leaf."""
     layout = gradient.layout
     if layout is _STRIDED and leaf.layout is _STRIDED:
@@ -106,7 +106,7 @@ def _may_be_taken(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """How many tensors and storage objects have this memory; one of them is made to ask."""
+    """The number of tensors and storage objects that have this memory; one of them is made to ask."""
     return _storage_holders(tensor.untyped_storage()._cdata)
 
 

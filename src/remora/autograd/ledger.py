@@ -1,4 +1,4 @@
-"""Who still owes a gradient: one worker's book in one pass. No tensors, no threads, no I/O.
+"""The sources and segments of one worker in one pass: decides when a segment can be run. No tensors, no threads, no I/O.
 
 The worker waits for its *sources* (the roots, and each message it sent that takes part) and runs its *segments*, each of
 which needs some of the sources and may come after other segments. Two promises:
@@ -6,9 +6,9 @@ which needs some of the sources and may come after other segments. Two promises:
   L1  A segment is handed out once, and only when all its sources have come and all segments before it have been run.
   L2  When all sources have come and all segments handed out have been run, none is left.
 
-Whoever brings the last thing a segment needs (a source that comes, a segment that has been run) is handed the segment,
-and is answerable for it. That is what ends a pass: a gradient is acknowledged when everything it was handed has been
-run and everything that was sent because of it has been acknowledged. So the roots' worker knows that the pass has ended
+The thread that reports the last thing a segment needs (a source that comes, a segment that has been run) is handed the
+segment, and is answerable for it. A gradient is acknowledged when every segment that it was handed has been run, and
+every message that was sent because of it has been acknowledged. So the roots' worker knows that the pass has ended
 everywhere when its own gradients are acknowledged.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Set
 
 
 class Ledger:
-    """See the head of this file. Segments are named by their label: the set of their sources, one bit each."""
+    """Names each segment by its label: the set of its sources, one bit each."""
 
     __slots__ = ("_after", "_expected", "arrived", "handed_out", "run")
 
@@ -33,7 +33,7 @@ class Ledger:
                 raise ValueError(f"a segment of {label:b} after {sorted(before)} makes no sense with {sources} sources")
 
     def arrive(self, sources: Iterable[int]) -> list[int]:
-        """These sources have come. The segments that can be run now, for whoever asks to run."""
+        """These sources have come. Returns the segments that can be run now; the caller runs them."""
         came = 0
         for source in sources:
             bit = 1 << source
@@ -44,7 +44,7 @@ class Ledger:
         return self._hand_out()
 
     def ran(self, label: int) -> list[int]:
-        """A segment that was handed out has been run. The segments that can be run now."""
+        """A segment that was handed out has been run. Returns the segments that can be run now."""
         if label not in self.handed_out or label in self.run:
             raise ValueError(f"segment {label:b} was not being run")
         self.run.add(label)
@@ -66,7 +66,7 @@ class Ledger:
 
     @property
     def done(self) -> bool:
-        """Whether everything has come and has been run."""
+        """True if everything has come and has been run."""
         return self.arrived == self._expected and len(self.run) == len(self._after)
 
     def check(self) -> None:
@@ -76,7 +76,7 @@ class Ledger:
             assert self._after[label] <= self.run, "L1: handed out before what comes before it"
         assert self.run <= self.handed_out
         if self.arrived == self._expected and self.run == self.handed_out:
-            assert self.done, "L2: something is left that nobody will run"
+            assert self.done, "L2: a segment is left that no thread will run"
 
     def __repr__(self) -> str:
         return f"<Ledger owed={self.owed} run={len(self.run)}/{len(self._after)}>"

@@ -1,4 +1,4 @@
-"""Where a call cuts the graph of a program: what the sender of tensors keeps, and what their receiver puts in its graph.
+"""The two ends of a cut in the graph: a call sends tensors, `Send` stays with the sender, `Recv` with the receiver.
 
 A `Send` stands at the root of the sender's graph: the gradients of the tensors it sent arrive there. A `Recv` is behind
 the node of the receiver's graph that the received tensors come from: their gradients end there, and go to the sender.
@@ -19,7 +19,6 @@ from remora.devices import streams
 
 if TYPE_CHECKING:
     from remora.agent.peers.manager import Peer
-    from remora.autograd.graph import Reach
 
 Gradients = dict[int, torch.Tensor]  # by the number of the tensor in its message; one without a gradient is not there
 Start = GradientEdge | torch.Tensor  # where a gradient comes into the local graph: an edge, or a leaf
@@ -47,8 +46,8 @@ def in_front_of(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(tensor: torch.Tensor) -> Start:
-    """Where the gradient of a tensor comes in: the edge to its history, or the tensor itself if it is a leaf. (Not the edge
-    to its accumulator: whether the program has that is how we tell what may hang on it, see `graph.py`.)"""
+    """The place at which the gradient of a tensor comes in: the edge to its history, or the tensor itself if it is a leaf.
+    (Not the edge to its accumulator: `graph.py` looks whether the program has that one.)"""
     node: Any = tensor.grad_fn
     if node is None:
         return tensor
@@ -66,14 +65,13 @@ def _accumulator_edge(leaf: torch.Tensor) -> tuple[Any, int]:
 
 
 class Send:
-    """Tensors that were sent: where their gradients, which come back, go on."""
+    """Tensors that were sent. Their gradients come back and go on from here."""
 
-    __slots__ = ("_devices", "ahead", "message", "peer", "starts")
+    __slots__ = ("_devices", "message", "peer", "starts")
 
     def __init__(self, message: int, peer: Peer, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.peer = peer
-        self.ahead: Reach | None = None  # what a pass will come to behind all its tensors, for one pass to take
         self.starts: list[Start] = []
         self._devices: list[torch.device] = []
         for tensor in tensors:
@@ -117,7 +115,7 @@ class Send:
 
 
 class Recv:
-    """Tensors that were received: where their gradients have to be sent."""
+    """Tensors that were received. Their gradients end here and are sent to the peer."""
 
     __slots__ = ("collecting", "hooked", "message", "moment", "peer")
 

@@ -1,9 +1,10 @@
-"""What the workers write to each other in a backward pass, and what each does with it. Not how a pass begins.
+"""The messages of a backward pass, and their handlers. The engine begins a pass.
 
-A pass has two rounds. In the first (SMART alone) a worker that its graph led to received tensors tells their senders, which
-do the same with theirs; each answers when its own part of the search has been answered. In the second the gradients flow
-along the same ways; each parcel is answered when everything it set going is done (see `ledger`). A worker that fails says
-so in its answer, and the failure travels back to the worker that began, which ends the pass on all others. No thread waits.
+A pass has two rounds. In the first (SMART alone) a worker follows its graph to received tensors and tells their senders,
+which do the same with theirs; each answers when its own part of the search has been answered. In the second the gradients
+flow along the same ways; a worker answers each batch when everything that it set going is done (see `ledger`). A worker that
+fails says so in its answer, and the failure travels back to the worker that began, which ends the pass on all others. No
+thread waits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
 from remora.autograd.failure import blame, error_of
 from remora.autograd.nodes import SEND_NAME
+from remora.autograd.pass_table import PassTable
 from remora.devices import streams
 from remora.errors import RemoraError, WorkerLost
 from remora.vocabulary.messages import (
@@ -49,43 +51,14 @@ _GRADIENTS_DONE, _PART_DONE, _END_DONE = map(int, (BackwardAutogradResp.type, Ba
 class PassMessages:
     """The passes of one worker, and the messages about them."""
 
-    def __init__(self, agent: Agent, contexts: Contexts) -> None:
+    def __init__(self, agent: Agent, contexts: Contexts, passes: PassTable) -> None:
         self.agent = agent
         self.contexts = contexts
+        self._passes = passes
         agent.dispatch.on(GRADIENTS, self._on_gradients)
         agent.dispatch.on(PART, self._on_part, service=True)
         agent.dispatch.on(END, self._on_end, service=True)
-        agent.peers.on_gone.append(self._bury)
-
-    # Passes of this worker.
-
-    def open(self, context: Context, key: Key, serve: bool) -> Pass:
-        """The pass of that name, made if it is new here. It is kept until it is closed, or, if this is to `serve` a request
-        that belongs to it, until `_served` finds that nothing is left to do."""
-        with context.lock:
-            if context.released:
-                context.check()
-            if key in context.ended:
-                raise RuntimeError(f"the backward pass {key[2]} of worker {key[1]} is over")
-            found = context.passes.get(key)
-            if found is None:
-                found = context.passes[key] = Pass(key, context)
-            found.serving += serve
-            return found
-
-    def _served(self, this: Pass) -> None:
-        """A request that belongs to the pass is about to be answered."""
-        context = this.context
-        with context.lock:
-            this.serving -= 1
-            if not this.serving and this.done and context.passes.pop(this.key, None) is not None:
-                context.ended[this.key] = this.told
-
-    def close(self, this: Pass) -> None:
-        """Nothing is left to do here, whatever was being served."""
-        with this.context.lock:
-            if this.context.passes.pop(this.key, None) is not None:
-                this.context.ended[this.key] = this.told
+        agent.peers.on_gone.append(self._on_peer_gone)
 
     # Telling others.
 
@@ -103,7 +76,7 @@ class PassMessages:
 
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: GradientBatch) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
-        when that one has found everybody who takes part, all have been found."""
+        when that one has found every worker that takes part, all have been found."""
         packed = encode(BackwardAutogradReq(this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
         value = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
         if value is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
@@ -148,7 +121,7 @@ class PassMessages:
         )
 
         def look() -> None:
-            this = self.open(self.contexts.get(key[0]), key, serve=False)
+            this = self._passes.open(self.contexts.get(key[0]), key, serve=False)
             self.ask_all(this, this.take_part(part), errand)
 
         self._act(errand, look)
@@ -157,7 +130,7 @@ class PassMessages:
         message = request.message(BackwardAutogradReq)
         key, part, parcel = message.key, message.part, message.gradients
         try:
-            this = self.open(self.contexts.get(key[0]), key, serve=True)
+            this = self._passes.open(self.contexts.get(key[0]), key, serve=True)
         except RuntimeError as error:
             request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(blame(error, self.agent.me))))
             return
@@ -166,8 +139,8 @@ class PassMessages:
         job = partial(self._act, errand, partial(self._feed, this, parcel, moment, errand))
         if part is not None:
             self._search_first(this, part, errand, job)
-        elif this.desk is not None:
-            this.desk.put(job)
+        elif this.work_queue is not None:
+            this.work_queue.put(job)
         else:
             job()
 
@@ -177,7 +150,7 @@ class PassMessages:
         if moment is not None:
             moment.join(parcel)
         deliver = partial(self.deliver, this, errand)
-        share = partial(self.share, errand) if this.desk is None else None
+        share = partial(self.share, errand) if this.work_queue is None else None
         if torch._C._autograd._profiler_enabled():
             with ExitStack() as stack:
                 for _ in parcel:
@@ -217,27 +190,30 @@ class PassMessages:
     def _answer(self, request: Request, this: Pass, failure: PassFailure | None) -> None:
         if not this.smart:
             self.learn(this, {})
-        self._served(this)
+        self._passes.served(this)
         request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(failure, this.owed_everywhere)))
 
     # The end of one that failed.
 
     def end(self, this: Pass, why: PassFailure) -> Future[PassFailure | None]:
-        """Have everybody forget the pass. The future is done when nobody works on it any more."""
+        """End the pass on all workers. The future is done when no worker works on it any more."""
         quiet: Future[PassFailure | None] = Future(f"the end of {this!r}")
         errand: Countdown[PassFailure] = Countdown(quiet._succeed)
-        self._end_here(this.context, this.key, why, None, errand)
+        self._end_here(this.context, this.key, why, None, errand, this)
         errand.finish()
         return quiet
 
     def _end_here(
-        self, context: Context, key: Key, why: PassFailure, told_by: Peer | None, errand: Countdown[PassFailure]
+        self,
+        context: Context,
+        key: Key,
+        why: PassFailure,
+        told_by: Peer | None,
+        errand: Countdown[PassFailure],
+        this: Pass | None = None,
     ) -> None:
         """End a pass on this worker, and on those that we gave a part in it."""
-        with context.lock:
-            this = context.passes.pop(key, None)
-            told = this.told if this is not None else context.ended.get(key, set())
-            context.ended[key] = set()
+        this, told = self._passes.end(context, key, this)
         if this is not None:
             errand.begin()
             this.abort(fresh(error_of(why)), errand.finish)  # a copy: it keeps no frames, which would keep the pass
@@ -261,13 +237,12 @@ class PassMessages:
             self._end_here(context, key, why, request.caller, errand)
         errand.finish()
 
-    def _bury(self, peer: Peer) -> None:
+    def _on_peer_gone(self, peer: Peer) -> None:
         """A worker is gone. Its contexts go, and the passes it had begun, or in which we wait for its gradients: it may have
         been the only one that would have told us of their end."""
-        self.contexts.bury(peer)
-        for context in self.contexts.all():
-            for this in list(context.passes.values()):
-                if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
-                    did = "began" if this.root == peer.id else "took part in"
-                    error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
-                    self.end(this, blame(error, self.agent.me))
+        self.contexts.on_peer_gone(peer)
+        for this in self._passes.running():
+            if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
+                did = "began" if this.root == peer.id else "took part in"
+                error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
+                self.end(this, blame(error, self.agent.me))

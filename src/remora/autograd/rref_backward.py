@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from remora.agent.calls.call import UNSET_TIMEOUT
 from remora.agent.serving.dispatch import Request
 from remora.errors import RemoraError
-from remora.rref.rref import RRef
+from remora.rref.handle import Handle
+from remora.rref.references import References
 from remora.vocabulary.messages import RRefBackwardReq, RRefBackwardResp
 from remora.wire.message_codec import encode
 
 if TYPE_CHECKING:
     from remora.autograd.engine import Engine
-    from remora.rref.codec import References
 
 NO_CONTEXT = -1
 
 
 class RRefBackward:
-    """What `RRef.backward` does."""
+    """Implements `RRef.backward`."""
 
     def __init__(self, engine: Engine, references: References) -> None:
         self._engine = engine
@@ -30,10 +30,10 @@ class RRefBackward:
         references.agent.dispatch.on(RRefBackwardReq.type, self._on_backward, inline=True)
         references.differentiate = self.backward
 
-    def backward(self, rref: RRef[Any], context_id: int, retain_graph: bool) -> None:
+    def backward(self, rref: Handle, context_id: int, retain_graph: bool) -> None:
         """Backpropagate from the value of a reference. Without a context: on its owner alone, into `.grad`."""
-        if rref._value is not None:
-            root = _tensor(rref._value.get())
+        if rref.value is not None:
+            root = _tensor(rref.value.get())
             if context_id == NO_CONTEXT:
                 root.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
             else:
@@ -41,15 +41,15 @@ class RRefBackward:
             return
         if context_id == NO_CONTEXT:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified for distributed autograd")
-        rref._check_usable("backward() on it")
-        packed = encode(RRefBackwardReq(rref._rref_id, context_id, retain_graph))
+        rref.check_usable("backward() on it")
+        packed = encode(RRefBackwardReq(rref.rref_id, context_id, retain_graph))
         kind = int(RRefBackwardReq.type)
-        self._references.agent.call(rref._owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
+        self._references.agent.call(rref.owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
 
     def _on_backward(self, request: Request) -> None:
         message = request.message(RRefBackwardReq)
         rref, context_id, retain_graph = message.rref, message.context_id, message.retain_graph
-        value = self._references.table.find(rref)
+        value = self._references.table.owned.find(rref)
         if value is None:
             raise RemoraError(f"{rref} is not known to its owner {self._references.me.info}")
 

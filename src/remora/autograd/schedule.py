@@ -1,7 +1,7 @@
-"""What one worker has to run in one pass: gradients go in, and what can be run with them comes out. Runs nothing.
+"""The schedule of one worker in one pass: gradients go in, segments that can be run with them come out. Runs nothing.
 
 Most workers have one source in a pass, and what that reaches can be run when it comes (`Whole`). Where several sources
-come at different times, the graph is divided among them (`Divided`). The pass guards its book with its lock.
+come at different times, the graph is divided among them (`Divided`). The lock of the pass guards its schedule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Whole:
 
     __slots__ = ("_reach", "_source", "arrived", "done")
 
-    lent: Sequence[torch.Tensor] | None = None
+    borrowed: Sequence[torch.Tensor] | None = None
 
     def __init__(self, source: int, reach: Reach) -> None:
         self._source = source
@@ -33,14 +33,14 @@ class Whole:
         self.done = False  # everything has come and has been run
 
     def arrive(self, came: Mapping[int, Incoming]) -> Ready:
-        """These sources have come, with these gradients. What can be run now, for the thread that brought them to run."""
+        """These sources have come, with these gradients. Returns the segments that can be run now; the caller runs them."""
         if self.arrived or self._source not in came:
             raise ValueError(f"source {self._source} is not expected (any more)")
         self.arrived = 1
         return [(_ONLY, self._reach, came[self._source])]
 
     def ran(self, label: int, leaving: Incoming) -> Ready:
-        """A segment has been run, and these gradients leave it. What can be run now."""
+        """A segment has been run, and these gradients leave it. Returns the segments that can be run now."""
         self.done = True
         return []
 
@@ -53,7 +53,7 @@ class Whole:
 class Divided:
     """Any number of sources, and the segments that they make. The methods are those of `Whole`."""
 
-    __slots__ = ("_bits", "_division", "_ledger", "_waiting", "lent")
+    __slots__ = ("_bits", "_division", "_ledger", "_waiting", "borrowed")
 
     def __init__(self, sources: Mapping[int, Iterable[Start]], held: Container[int] = ()) -> None:
         self._bits = {source: bit for bit, source in enumerate(sources)}
@@ -61,11 +61,11 @@ class Divided:
         segments = self._division.segments
         self._ledger = Ledger(len(sources), {label: each.after for label, each in segments.items()})
         self._waiting: dict[int, Incoming] = {}  # gradients that came in, by the label of their segment
-        # What any accumulator may look at: DistributedDataParallel writes to all its parameters when the last one has its
-        # gradient.
-        self.lent: Sequence[torch.Tensor] | None = None
+        # The leaves whose `.grad` any accumulator may look at: DistributedDataParallel writes to all its parameters when the
+        # last one has its gradient.
+        self.borrowed: Sequence[torch.Tensor] | None = None
         if grouped():
-            self.lent = [leaf for segment in segments.values() for leaf in segment.native.values()]
+            self.borrowed = [leaf for segment in segments.values() for leaf in segment.native.values()]
 
     def arrive(self, came: Mapping[int, Incoming]) -> Ready:
         ready = self._ledger.arrive([self._bits[source] for source in came])

@@ -34,11 +34,11 @@ def run(
     incoming: Incoming,
     gathered: Gathered,
     retain_graph: bool,
-    lent: Sequence[torch.Tensor] | None = None,
+    borrowed: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Incoming, Received]:
     """Run a segment with the gradients that came into it. Those of leaves are added to `gathered`. Returned are those
-    that go on to other segments, and those of received tensors. `lent`: all leaves whose `.grad` the accumulators of this
-    one may look at, if they are more than its own."""
+    that go on to other segments, and those of received tensors. `borrowed`: all leaves whose `.grad` the accumulators
+    of this one may look at, if they are more than its own."""
     leaving: Incoming = []
     if segment.taps:
         ends, inner = _parted(incoming, segment)
@@ -52,7 +52,7 @@ def run(
         native = [each for each in incoming if _is_native(each[0], segment)]
         if native:
             incoming = [each for each in incoming if not _is_native(each[0], segment)]
-            _run_native(segment, native, gathered, lent, received)
+            _run_native(segment, native, gathered, borrowed, received)
     if incoming:
         _capture(segment, incoming, gathered, retain_graph, received)
     return leaving, [(node.recv, gradients) for node, gradients in received.items()]
@@ -120,7 +120,7 @@ def _run_capturing(ends: Ends, starts: Any, gradients: Any, retain_graph: bool) 
 
 
 def _unzipped(incoming: Incoming) -> tuple[tuple[Start, ...], tuple[torch.Tensor, ...]]:
-    """What comes in, as the engine takes it; without leaves that the program has frozen."""
+    """The gradients that come in, as the engine takes them; without leaves that the program has frozen."""
     pairs = [each for each in incoming if not isinstance(each[0], torch.Tensor) or each[0].requires_grad]
     return tuple(start for start, _ in pairs), tuple(gradient for _, gradient in pairs)
 
@@ -132,8 +132,9 @@ def _unzipped(incoming: Incoming) -> tuple[tuple[Start, ...], tuple[torch.Tensor
 
 @contextmanager
 def _taking_early(places: Iterable[Place], gathered: Gathered) -> Iterator[None]:
-    """What nodes give for leaves is added at once, and the engine gets nothing for those. A leaf that has other edges gets
-    the rest at the end. Claimed, because torch does not let a thread hang a hook on a node that another one runs."""
+    """The gradients that nodes give for leaves are added at once, and the engine gets none for those. A leaf that has other
+    edges gets the rest at the end. The nodes are claimed: torch does not let a thread hang a hook on a node that another
+    one runs."""
     before: dict[Node, dict[int, torch.Tensor]] = {}
     for leaf, node, number in places:
         if node is not None and leaf.requires_grad and _may_be_taken_early(leaf):
@@ -186,12 +187,12 @@ def _run_native(
     segment: Runnable,
     incoming: Incoming,
     gathered: Gathered,
-    lent: Sequence[torch.Tensor] | None,
+    borrowed: Sequence[torch.Tensor] | None,
     received: dict[Node, Gradients],
 ) -> None:
     """Run ends themselves, with all that hangs on them."""
     leaves = [leaf for leaf in segment.native.values() if leaf.requires_grad]
-    looked_at = leaves if lent is None else lent
+    looked_at = leaves if borrowed is None else borrowed
     for leaf in looked_at:
         set_up_gate(leaf)
     nodes = [*segment.run_received, *(in_front_of(leaf).grad_fn.next_functions[0][0] for leaf in leaves)]  # type: ignore[union-attr]
@@ -273,7 +274,7 @@ def _on_devices(tensors: tuple[Any, ...]) -> bool:
 
 
 def _start_behind(node: Node, number: int) -> Start:
-    """Where the gradient that a node gives for one of its edges comes in."""
+    """The place at which the gradient that a node gives for one of its edges comes in."""
     with looking:
         follower, place = node.next_functions[number]
         if isinstance(follower, LeafNode):
@@ -306,8 +307,8 @@ def _as_for(wanted: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _alone(node: Node, numbers: list[int], came_in: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a node gives for these of its edges. In a run of the engine that would capture what comes there: so the node
-    computes nothing else."""
+    """The gradients that a node gives for these of its edges. They are computed in a run of the engine that captures at
+    those edges: so the node computes nothing else."""
     results: list[Any] = []
 
     def work() -> None:

@@ -120,7 +120,7 @@ class Stage:
             last = not self.injectors
         self.pump.do(injector.close_pipes)
         if last:
-            self.pump.do(self.pump.forget_times)
+            self.pump.do(self.pump.cancel_all)
 
     # What injectors ask.
 

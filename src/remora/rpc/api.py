@@ -27,6 +27,7 @@ from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.profiler import spans
 from remora.rpc.profiler.spans import Target
 from remora.rref import proxy, rref
+from remora.rref.create import create
 from remora.rref.rref import RRef
 from remora.rref.snapshot import Snapshot
 from remora.vocabulary.ids import WorkerInfo
@@ -268,7 +269,7 @@ def remote(
     if _profiler_enabled():
         return spans.remote(worker, peer, Target(func, args, kwargs), timeout)
     kind, target, flags = request_builder.remote_target(peer, func, args, kwargs)
-    return worker.references.remote(peer, kind, target, func, flags, timeout)
+    return create(worker.references, peer, kind, target, func, flags, timeout)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""References to values that live on other workers, counted so that each value lives as long as somebody needs it."""
+"""References to values on other workers. The owner counts them, so a value lives as long as a worker holds one."""

@@ -1,23 +1,22 @@
-"""How a value comes to be on another worker, and what its creator learns of it."""
+"""`remote()`: asks a worker to make a value, and returns a reference to it at once."""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remora.agent.calls.call import Call
 from remora.agent.calls.call_context import current_recording, pack_recorded
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
+from remora.rref.handle import Handle
+from remora.rref.references import References
 from remora.rref.rref import RRef
 from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.messages import MessageType
 from remora.wire.pack_scope import PackScope
-
-if TYPE_CHECKING:
-    from remora.rref.codec import References
 
 
 def create(
@@ -30,29 +29,29 @@ def create(
     table = references.table
     fork = table.new_id()
     # First: its destructor drops the fork, should an exception of a signal handler strike from here on.
-    handle: RRef[Any] = RRef._to_fork(references, peer, rref, fork, kind == MessageType.SCRIPT_REMOTE_CALL)
+    handle = Handle(references, peer, rref, fork, None, kind == MessageType.SCRIPT_REMOTE_CALL)
 
     def settled(call: Call) -> None:
         error = call.error()
         if error is None:
-            table.confirmed(fork)
+            table.held.confirmed(fork)
         else:
             _creation_failed(references, peer, rref, fork, error)
 
     try:
-        table.hold(rref, fork, peer.key)
+        table.held.hold(rref, fork, peer.key)
         call = Call(peer, what, settled)
     except BaseException:
-        table.forget(fork)
+        table.held.remove(fork)
         raise
     try:
         _ask(references, peer, call, kind, target, flags, timeout, rref, fork)
     except BaseException:
         if call.id not in peer.outgoing.pending and not call.settled:  # else it was sent: the owner counts the fork
-            table.forget(fork)
+            table.held.remove(fork)
         raise
     table.drain_inline()
-    return handle
+    return RRef._of(handle)
 
 
 def _create_here(
@@ -64,31 +63,32 @@ def _create_here(
     flags: int,
     timeout: float,
 ) -> RRef[Any]:
-    """On this very worker: the call itself counts as a holder until it is answered."""
+    """Make a value on this very worker. The call itself counts as a holder until it is answered."""
     table, me = references.table, references.me
-    value = Value(rref, script=kind == MessageType.SCRIPT_REMOTE_CALL)
-    handle: RRef[Any] = RRef._to_value(references, value)
+    script = kind == MessageType.SCRIPT_REMOTE_CALL
+    value = Value(rref, script=script)
+    handle = Handle(references, me, rref, None, value, script)
     known = weakref.ref(handle)
 
     def settled(call: Call) -> None:
         error = call.error()
         alive = known()
         if error is not None and alive is not None:
-            alive._creation_failed(_for_user(rref, error))
+            alive.creation_failed(_for_user(rref, error))
         if isinstance(error, CallTimeout):
-            table.tell_deleted(me.key, rref, rref)  # behind the call, which is still on its way
+            table.runner.tell_deleted(me.key, rref, rref)  # behind the call, which is still on its way
         else:
-            table.deleted(rref, rref)
+            table.owned.delete(rref, rref)
         if isinstance(error, CallNotSent):
             value.fail(_for_user(rref, error))
 
     try:
-        table.share_value(value, rref, me.key)
+        table.owned.share(value, rref, me.key)
         _ask(references, me, Call(me, what, settled), kind, target, flags, timeout, rref, rref)
     except BaseException:
-        table.deleted(rref, rref)
+        table.owned.delete(rref, rref)
         raise
-    return handle
+    return RRef._of(handle)
 
 
 def _ask(
@@ -121,16 +121,16 @@ def _ask(
 def _creation_failed(references: References, peer: Peer, rref: RRefId, fork: ForkId, error: BaseException) -> None:
     table = references.table
     if isinstance(error, WorkerLost) or peer.state != "alive":
-        table.fail_ref(fork, OwnerDied(f"{peer.info}, which was to own {rref}, is gone: {peer.reason}"))
+        table.held.fail(fork, OwnerDied(f"{peer.info}, which was to own {rref}, is gone: {peer.reason}"))
     elif isinstance(error, CallNotSent):
-        table.fail_ref(fork, _for_user(rref, error))
-        table.tell_never_made(peer.key, rref, fork)
+        table.held.fail(fork, _for_user(rref, error))
+        table.runner.tell_never_made(peer.key, rref, fork)
     else:
-        table.mark_broken(fork, _for_user(rref, error))
+        table.held.mark_broken(fork, _for_user(rref, error))
 
 
 def _for_user(rref: RRefId, error: BaseException) -> RemoraError:
-    """What using the reference raises from now on. The words are those programs match on."""
+    """The error that every use of the reference raises from now on. Programs match on these words."""
     if isinstance(error, CallTimeout):
         text = f"RRef creation via rpc.remote() timed out, and it is possible that {rref} does not exist on its owner."
     else:

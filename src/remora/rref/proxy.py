@@ -1,27 +1,40 @@
-"""Method calls on a remote value: `rref.rpc_sync().f(x)`. They are sent at once and wait at the owner, if need be."""
+"""Proxies of a remote value: `rref.rpc_sync().f(x)` calls its method f.
+
+The call is sent at once and waits at the owner until the value is made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from remora.agent.calls.future import Future
 from remora.agent.serving.execution import Deferred
-from remora.rref.rref import RRef
+from remora.vocabulary.ids import WorkerInfo
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
 
-# How calls are made: set by the layer above.
-calls: dict[str, Callable[..., Any]] = {}
+calls: dict[str, Callable[..., Any]] = {}  # the functions of `rpc` that make calls, by name; set by `rpc`
+
+
+class Reference(Protocol):
+    """An `RRef`, as far as proxies need it."""
+
+    _type: Future[Any] | None
+
+    def is_owner(self) -> bool: ...
+    def owner(self) -> WorkerInfo: ...
+    def local_value(self) -> Any: ...
+    def to_here_async(self) -> Future[Any]: ...
 
 
 class Proxy:
-    """Stands for the value: an attribute of it is a function that calls the value's method on its owner."""
+    """Stands for the value: each attribute is a function that calls the value's method of that name on its owner."""
 
     __slots__ = ("_api", "_rref", "_timeout")
 
-    def __init__(self, rref: RRef[Any], api: str, timeout: float) -> None:
+    def __init__(self, rref: Reference, api: str, timeout: float) -> None:
         self._rref = rref
         self._api = api
         self._timeout = timeout
@@ -33,27 +46,27 @@ class Proxy:
         return f"<{self._api} proxy of {self._rref}>"
 
 
-def _invoke(rref: RRef[Any], api: str, timeout: float, name: str, /, *args: Any, **kwargs: Any) -> Any:
+def _invoke(rref: Reference, api: str, timeout: float, name: str, /, *args: Any, **kwargs: Any) -> Any:
     if api == "remote":
-        # Its caller sees no result that could carry the error of a missing method, so that is looked at first.
+        # The caller sees no result that could carry the error of a missing method, so this looks for the method first.
         kind = type_of(rref, timeout, True)
         getattr(kind, name) if not hasattr(kind, "__getattr__") else None
     return calls[api](rref.owner(), call_method, args=(rref, name, args, kwargs), timeout=timeout)
 
 
-def call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """On the owner: call a method of the value."""
+def call_method(rref: Reference, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of the value, on its owner."""
     method = getattr(rref.local_value(), name)
     result = method(*args, **kwargs)
     return Deferred(method, result) if hasattr(method, ASYNC_MARK) else result
 
 
-def _rref_typeof_on_owner(rref: RRef[Any]) -> type:
-    """On the owner: the type of the value."""
+def _rref_typeof_on_owner(rref: Reference) -> type:
+    """The type of the value, on its owner."""
     return type(rref.local_value())
 
 
-def type_of(rref: RRef[Any], timeout: float, blocking: bool) -> Any:
+def type_of(rref: Reference, timeout: float, blocking: bool) -> Any:
     """The type of the value, asked for once; a future of it unless `blocking`."""
     known: Future[Any] | None = rref._type
     if known is None or (known.done() and known.exception() is not None):
@@ -66,7 +79,7 @@ def type_of(rref: RRef[Any], timeout: float, blocking: bool) -> Any:
     return known.wait() if blocking else known
 
 
-def _settle_type(rref: RRef[Any], known: Future[Any], _: object) -> None:
+def _settle_type(rref: Reference, known: Future[Any], _: object) -> None:
     try:
         known._succeed(type(rref.local_value()))
     except BaseException as error:

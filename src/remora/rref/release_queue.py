@@ -1,8 +1,10 @@
-"""References that destructors let go of: a list that somebody looks at soon. Takes no lock, sends nothing.
+"""The queue of references that destructors let go of. A destructor only appends: it takes no lock and sends nothing.
 
-A thread of the pool does, every few milliseconds. But a thread that makes one reference after the other, and drops them,
-looks at the list itself now and then: its goodbyes go along with what it sends anyway, and nobody takes the interpreter
-from it.
+A thread of the pool empties the queue every few milliseconds. A thread that makes one reference after the other, and drops
+them, empties it now and then itself: its goodbyes share a write with what it sends anyway, and no other thread takes the
+interpreter from it.
+
+No lock guards the queue. Any number of threads may take from it: `deque.popleft` gives each fork to one of them.
 """
 
 from __future__ import annotations
@@ -16,42 +18,42 @@ from remora.vocabulary.effects import ForkId
 
 log = logging.getLogger("remora")
 
-GATHER = 0.005  # seconds
-FEW = 8  # so many may wait for the pool
+INTERVAL = 0.005  # seconds between two runs of the pool, so that goodbyes share a message
+INLINE_LENGTH = 8  # a thread that makes references empties a queue of that length or more
 
 
 class ReleaseQueue:
-    """`let_go` is called soon, on a thread of the pool, when there is something on the list."""
+    """The pool calls `release` soon after something was put into the queue."""
 
-    def __init__(self, agent: Agent, let_go: Callable[[], None]) -> None:
-        self.closed = False  # nobody looks again by itself
+    def __init__(self, agent: Agent, release: Callable[[], None]) -> None:
+        self.closed = False  # no timer is started any more
         self._agent = agent
-        self._let_go = let_go
+        self._release = release
         self._dropped: deque[ForkId] = deque()
-        self._timer = False  # it will look again by itself
-        self._relieved = False  # a thread of the program has looked since
-        self._round = 0  # goes up when a look finds nothing, and ends
-        self._asked = -1  # the round in which a thread of the pool was asked to look
+        self._timer = False  # the timer will have the pool run again
+        self._drained_inline = False  # a thread of the program has emptied the queue since the last timer
+        self._round = 0  # goes up when a run finds nothing, and ends
+        self._asked = -1  # the round in which the pool was asked to run
 
-    def soon(self, fork: ForkId) -> None:
-        """For destructors."""
+    def put(self, fork: ForkId) -> None:
+        """Let go of a reference soon. For destructors."""
         self._dropped.append(fork)
-        now = self._round  # read after the append: a look that ends in this round sees the fork
+        now = self._round  # read after the append: a run that ends in this round sees the fork
         if self._asked != now:
-            self._agent.pool.call_soon(self._look)
-            self._asked = now  # after it was asked: an exception that strikes before has it asked once more
+            self._agent.pool.call_soon(self._run)
+            self._asked = now  # after the call: if an exception strikes before it, the next destructor asks again
 
     def drain_inline(self) -> None:
-        """The current thread is in the midst of sending: if the list is not short, let it see to that."""
-        if len(self._dropped) >= FEW and not self.closed:
-            self._relieved = True
+        """Empty the queue on the current thread, which is in the midst of sending, unless the queue is short."""
+        if len(self._dropped) >= INLINE_LENGTH and not self.closed:
+            self._drained_inline = True
             try:
-                self._let_go()
-            except Exception:  # it is not the business of whoever makes another one
+                self._release()
+            except Exception:  # the caller makes another reference, and must not fail because of these
                 log.exception("references that were dropped could not be let go")
 
     def batches(self) -> Iterator[list[ForkId]]:
-        """What is on the list, which may grow meanwhile, and which others may look at, too."""
+        """Take what is in the queue. It may grow meanwhile, and other threads may take from it, too."""
         while batch := self._take():
             yield batch
 
@@ -67,30 +69,30 @@ class ReleaseQueue:
             raise
 
     def put_back(self, batch: list[ForkId]) -> None:
-        """They are still to be let go."""
+        """Put references back that were taken and could not be let go."""
         self._dropped.extend(batch)
 
-    def look_after(self) -> None:
-        """Called at each tick: an exception may have struck a destructor before it asked a thread to look."""
+    def check(self) -> None:
+        """Called at each tick: an exception may have struck a destructor before it asked the pool to run."""
         if self._dropped:
-            self._agent.pool.call_soon(self._look)
+            self._agent.pool.call_soon(self._run)
 
-    def _look(self) -> None:
-        """While there is something each time we look, we come back soon, so that goodbyes in quick succession share a
+    def _run(self) -> None:
+        """Empty the queue, and run again soon; end when the queue is found empty. So goodbyes in quick succession share a
         message."""
         if not self._dropped:
             self._round += 1
-            if not self._dropped:  # looked at once more: what came before the round ended has asked for nothing
+            if not self._dropped:  # read again: a fork that came before the round ended has asked for nothing
                 return
         if not self.closed and not self._timer:
             self._timer = True
-            self._agent.timers.soon(GATHER, self._look_again)
-        self._let_go()
+            self._agent.timers.soon(INTERVAL, self._on_timer)
+        self._release()
 
-    def _look_again(self) -> None:
-        if self._relieved and not self.closed:  # what is there now has not been there for long
-            self._relieved = False
-            self._agent.timers.soon(GATHER, self._look_again)
+    def _on_timer(self) -> None:
+        if self._drained_inline and not self.closed:  # the forks that are there now came a short time ago
+            self._drained_inline = False
+            self._agent.timers.soon(INTERVAL, self._on_timer)
             return
         self._timer = False
-        self._agent.pool.call_soon(self._look)
+        self._agent.pool.call_soon(self._run)

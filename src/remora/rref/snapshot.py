@@ -1,4 +1,4 @@
-"""What a worker owns and holds at one moment, for people who look for a leak."""
+"""A snapshot of the values that a worker owns and the references that it holds, for people who look for a leak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remora.vocabulary.effects import ForkId, RRefId
 
 @dataclass(frozen=True)
 class OwnedValue:
-    """A value on this worker that others hold."""
+    """A value on this worker that other workers hold."""
 
     id: RRefId
     _value: Value = field(repr=False)
@@ -22,7 +22,7 @@ class OwnedValue:
 
     @property
     def type(self) -> str:
-        """The type of the value; how far it is if it is not there."""
+        """The type of the value, or its state if it is not there."""
         if not self._value.ready:
             return "being made"
         if self._value.error is not None:
@@ -32,7 +32,7 @@ class OwnedValue:
 
     @property
     def size(self) -> int | None:
-        """The bytes of its tensors, if it is a tensor, a module or a container of tensors; None if nobody knows."""
+        """The bytes of its tensors, if it is a tensor, a module or a container of tensors; None for anything else."""
         return _size(self._value.peek())
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class HeldReference:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything, to be looked at or printed."""
+    """All of them. It prints."""
 
     owned: list[OwnedValue]
     held: list[HeldReference]

@@ -1,16 +1,15 @@
-"""The reference machines of one worker, and looks at them: figures and snapshots.
+"""The state of references on one worker: the two protocol machines, the values, and views of them.
 
-Here is the state, not what changes it (`remora.rref.ref_table`) or what follows (`remora.rref.effect_runner`). It is
-changed by steps
-only, one at a time (`remora.agent.runtime.serial_queue`). A look takes no step: it may come in the midst of one, and
-looks at copies that
-are made in one go.
+`remora.rref.owned_values` and `remora.rref.held_refs` change the state, by steps that run one at a time
+(`remora.agent.runtime.serial_queue`). A view takes no step: it may come in the midst of one, on any thread, so it reads
+copies, each of which is made by one call of C code.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from weakref import WeakSet
 
 from remora.agent.agent import Agent
@@ -31,51 +30,60 @@ class ControlMessage:
 
 
 class RefState:
-    """Values owned here, references held here."""
+    """Values owned here, references held here. Only steps write to it, except where a field says otherwise."""
 
     def __init__(self, agent: Agent, first_id: int = 0) -> None:
         self.agent = agent
         self.owner = Owner()
         self.holder = Holder()
-        self.values: dict[RRefId, Value] = {}  # of those that others hold
-        self.failures: dict[ForkId, BaseException] = {}  # references that will never work, and why
-        self._first_id = first_id
+        self.values: dict[RRefId, Value] = {}  # those that other workers hold
+        self.failures: dict[ForkId, BaseException] = {}  # references that will never work, and the reason
+        # Callbacks for references that the owner has yet to count. The step that confirms or fails one removes its entry.
+        self.waiters: dict[ForkId, list[Callable[[], None]]] = {}
+        self.held_since: dict[ForkId, float] = {}  # any thread adds a new fork, by one assignment
+        self.first_id = first_id
+        self.ended = False  # the worker has stopped: no more values are made. Set once, by `OwnedValues.end`
+        # Control messages that are not answered. The callback that waits for the answer keeps the message, so one that an
+        # exception of a signal handler kept from being sent disappears from here.
+        self.in_flight: WeakSet[ControlMessage] = WeakSet()
         self._my_id = agent.me.id
-        self._held_since: dict[ForkId, float] = {}
-        # Control messages that are not answered. Each is kept by what waits for its answer, so one that a strike kept from
-        # being sent is gone from here.
-        self._in_flight: WeakSet[ControlMessage] = WeakSet()
 
     def new_id(self) -> GloballyUniqueId:
-        """A number that no other value or fork has."""
-        return GloballyUniqueId(self._my_id, self._first_id + next(_serial))
+        """An id that no other value or fork has. It comes from a counter, so no caller waits for a step."""
+        return GloballyUniqueId(self._my_id, self.first_id + next(_serial))
 
     @property
     def me(self) -> Worker:
+        """The key of this worker."""
         return self.agent.peers.me.key
 
-    def find(self, rref: RRefId) -> Value | None:
-        """A value that is counted here."""
-        return self.values.get(rref)
-
     def is_confirmed(self, fork: ForkId) -> bool:
-        """Whether the owner counts a reference of ours."""
+        """True if the owner counts a reference of ours."""
         held = self.holder.forks.get(fork)
         return held is not None and held.confirmed
 
-    # Figures.
+    def is_pending(self, fork: ForkId) -> bool:
+        """True if the owner has yet to count a reference of ours."""
+        held = self.holder.forks.get(fork)
+        return held is not None and not held.confirmed
+
+    def all_settled(self) -> bool:
+        """True if every reference held here is confirmed, and so are the children made of it."""
+        return all(each.confirmed and not each.children for each in self.holder.forks.copy().values())
+
+    # Views.
 
     def counts(self) -> dict[str, int]:
         """PyTorch's debug counters."""
         return {
             "num_owner_rrefs": len(self.values),
-            "num_pending_futures": len(self._in_flight),
+            "num_pending_futures": len(self.in_flight),
             "num_pending_users": sum(not held.confirmed for held in self.holder.forks.copy().values()),
             "num_forks": sum(len(owned.forks) for owned in self.owner.values.copy().values()),
         }
 
     def snapshot(self) -> Snapshot:
-        """What is owned and held here now."""
+        """The values owned and the references held here now."""
         now = time.time()
         owned = [
             OwnedValue(rref, value, now - value.made_at, [self._name(holder) for holder in entry.forks.copy().values()])
@@ -84,7 +92,7 @@ class RefState:
         ]
         held = [
             HeldReference(
-                held.rref, fork, self._name(held.owner), self._state(fork, held), now - self._held_since.get(fork, now)
+                held.rref, fork, self._name(held.owner), self._condition(fork, held), now - self.held_since.get(fork, now)
             )
             for fork, held in self.holder.forks.copy().items()
         ]
@@ -94,7 +102,7 @@ class RefState:
         peer = self.agent.peers.by_key(worker)
         return str(worker) if peer is None else peer.name
 
-    def _state(self, fork: ForkId, held: Held) -> str:
+    def _condition(self, fork: ForkId, held: Held) -> str:
         if fork in self.failures:
             return "unusable"
         if not held.in_use:
@@ -102,7 +110,7 @@ class RefState:
         return "confirmed" if held.confirmed else "pending"
 
     def leaks(self) -> list[str]:
-        """Values that somebody still holds, in words."""
+        """Values that other workers still hold, in PyTorch's words."""
         return [
             f"Leaking RRef {rref} with fork Id {fork}"
             for rref, owned in self.owner.values.copy().items()

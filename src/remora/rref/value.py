@@ -1,4 +1,9 @@
-"""A value on its owner: there already, or being made. Whoever needs it waits, or leaves a callback."""
+"""A value on its owner: made already, or being made. A thread that needs it waits, or leaves a callback.
+
+A value has no lock. `ready` is set after the value or the error; a callback is added to the list before `ready` is read. So
+either the thread that settles the value finds the callback, or the thread that adds it sees that the value is ready. Both
+may call `notify` at once: `list.pop` gives each callback to one of them.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +23,20 @@ _UNSET = object()
 
 
 class Value:
-    """Set once, to a value or an error. It keeps the identity of what it is given."""
+    """Set once, to a value or an error. It keeps the identity of the object that it is given."""
 
-    __slots__ = ("_moment", "_value", "_watchers", "error", "id", "made_at", "ready", "script", "stack")
+    __slots__ = ("_moment", "_value", "_waiters", "error", "id", "made_at", "ready", "script", "stack")
 
     def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
         self.id = id
         self.script = script  # made by a torch operator or a TorchScript function
         self.made_at = time.time()
         self._value = value
-        self._moment = streams.moment() if streams.watched else None  # when it is there, on devices
-        self.error: BaseException | None = None  # why it could not be made; see `_without_frames`
-        self.stack: str | None = None  # where that was raised
-        self.ready = value is not _UNSET  # there is a value, or an error
-        self._watchers: list[Callable[[], None]] = []
+        self._moment = streams.moment() if streams.watched else None  # the point on streams at which it is there
+        self.error: BaseException | None = None  # the reason for which it could not be made; see `_without_frames`
+        self.stack: str | None = None  # the stack that raised it
+        self.ready = value is not _UNSET  # there is a value, or an error; set last
+        self._waiters: list[Callable[[], None]] = []
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         """The value is made, or it could not be. A second settling is ignored: the first stays."""
@@ -43,41 +48,42 @@ class Value:
                 self.stack = stack_of(error)
                 self.error = _without_frames(error)
             self.ready = True
-            self.tell()
+            self.notify()
 
     def fail(self, error: BaseException) -> None:
-        """It could not be made."""
+        """Settle it with an error."""
         self.settle(None, error)
 
-    def tell(self) -> None:
-        """Call whoever waits: there is a value or an error."""
-        while self._watchers:
+    def notify(self) -> None:
+        """Call the waiters: there is a value or an error."""
+        while self._waiters:
             try:
-                watcher = self._watchers.pop()
+                waiter = self._waiters.pop()
             except IndexError:
                 return
             try:
-                watcher()
-            except Exception:  # the others must hear of it all the same
-                log.exception("somebody who waited for %s failed", self.id)
+                waiter()
+            except Exception:  # the other waiters must be called all the same
+                log.exception("a callback that waited for %s failed", self.id)
 
-    def when_ready(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` when there is a value or an error; at once if there is."""
-        if not self.watch(watcher):
-            self.tell()
+    def when_ready(self, waiter: Callable[[], None]) -> None:
+        """Call `waiter` when there is a value or an error; at once if there is."""
+        if not self.add_waiter(waiter):
+            self.notify()
 
-    def watch(self, watcher: Callable[[], None]) -> bool:
-        """The same, but if there is one already, this is false, and `tell` is to be called where `watcher` may run."""
-        self._watchers.append(watcher)
+    def add_waiter(self, waiter: Callable[[], None]) -> bool:
+        """The same, but false if there is a value or an error already: then the caller has `notify` called on a thread on
+        which `waiter` may run."""
+        self._waiters.append(waiter)
         return not self.ready
 
     def join(self, other: Value) -> None:
-        """Two were made for the same value: what becomes of one becomes of the other."""
+        """Two were made for the same value: settling one settles the other."""
         self.when_ready(lambda: other.settle(self._value, self.error))
         other.when_ready(lambda: self.settle(other._value, other.error))
 
-    def _when_ready(self, watcher: Callable[[object], None]) -> None:
-        self.when_ready(lambda: watcher(self))
+    def _when_ready(self, waiter: Callable[[object], None]) -> None:
+        self.when_ready(lambda: waiter(self))
 
     def get(self) -> Any:
         """The value; waits until it is there, and raises the error that prevented it."""
@@ -95,8 +101,8 @@ class Value:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """A copy of an error, and of those that it came from, without their tracebacks. It is kept for as long as somebody has a
-    reference to the value, and those keep what the function had in hand: its arguments, and this value."""
+    """A copy of an error, and of those that it came from, without their tracebacks. It is kept as long as the
+    value is referenced, and tracebacks would keep the variables of the function: its arguments, and this value."""
     copies = {id(each): fresh(each) for each in chained(error)}
     for twin in copies.values():
         chain(twin, copies.get(id(twin.__cause__)), copies.get(id(twin.__context__)), twin.__suppress_context__)

@@ -1,11 +1,11 @@
-"""Links that misbehave on purpose: a pipe between a link and the wire, where a judge decides the fate of each frame.
+"""A pipe between a link and the wire that injects faults: a judge decides the fate of each frame.
 
-Above it nothing is changed: the link reads and writes a socket as ever, which leads to a pump in place of the peer. The
-pump cuts the stream into frames (their type is in clear, so nothing is unpickled) and passes them on: at once, late,
-twice, damaged, in another order, or not at all. Order is kept but where the judge wants it broken: a frame that is late
-holds up those behind it, as on any stream. What arrives is passed on as it comes, and counted.
+The link is unchanged: its socket leads to the pipe instead of the peer. The pipe cuts the stream into frames (their type
+is in clear, so nothing is unpickled) and passes them on: at once, late, twice, damaged, in another order, or not at all.
+A late frame holds up the frames behind it, as on any stream; only a swap breaks the order. Arriving bytes pass unchanged,
+and the judge is told of each arriving frame.
 
-No plans and no workers here; the thread is `remora.transport.fault_pump`.
+The pipe knows no plans and no workers. The thread that runs it is in `remora.transport.fault_pump`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ import selectors
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from remora.clock import NEVER, Clock
 from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
 
-if TYPE_CHECKING:
-    from remora.transport.fault_pump import Pump
-
-NEVER = float("inf")
 CHUNK = 1 << 16
 ROOM = 1 << 22  # bytes that may wait in one direction of a pipe before no more is read
-SWAP_PATIENCE = 0.02  # how long a frame waits for another one to change places with
-GARBAGE = b"\xff" * HEADER_SIZE  # its length is none (`remora.wire.frames`): whoever reads it knows
+SWAP_LIMIT = 0.02  # seconds that a frame waits for another one to change places with
+GARBAGE = b"\xff" * HEADER_SIZE  # no valid length (`remora.wire.frames`): the reader notices
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one frame: how often it arrives, how late, whole or not, before or behind the next."""
+    """The fate of one frame: how often it arrives, how late, whole or not, before or behind the next."""
 
     copies: int = 1
     delay: float = 0.0
@@ -43,7 +41,7 @@ PASS = Fate()
 
 
 class Judge(Protocol):
-    """Decides about the frames of one pipe. Called on the pump's thread; must not block."""
+    """Decides about the frames of one pipe. The pump's thread calls it; it must not block."""
 
     def leaving(self, kind: int, number: int) -> Fate: ...
     def left(self, kind: int, number: int) -> None: ...
@@ -51,7 +49,7 @@ class Judge(Protocol):
 
 
 def damaged(frame: bytes) -> bytes:
-    """What arrives in the place of a frame that is damaged on the way."""
+    """The bytes that arrive in the place of a frame that is damaged on the way."""
     return GARBAGE + frame[HEADER_SIZE:]
 
 
@@ -63,7 +61,7 @@ class Splitter:
         self._need = HEADER_SIZE
 
     def feed(self, data: bytes | memoryview) -> list[tuple[int, int, bytes]]:
-        """Take note of bytes; (type, number, frame) of each frame that they complete."""
+        """Add bytes; return (type, number, frame) of each frame that they complete."""
         self._data += data
         frames: list[tuple[int, int, bytes]] = []
         while len(self._data) >= self._need:
@@ -81,15 +79,15 @@ class Splitter:
 
 
 class _Flow:
-    """One direction of a pipe: what was read here and is to be written there, some of it later."""
+    """One direction of a pipe: bytes that were read at the source and wait to be written to the target."""
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
         self.source = source
         self.target = target
         self.waiting: deque[tuple[float, memoryview]] = deque()  # (not before, bytes)
         self.size = 0
-        self.ended = False  # the source has said all
-        self.over = False  # and the target has heard it
+        self.ended = False  # the source has reached its end
+        self.over = False  # and the target was told of it
 
     def put(self, data: bytes, due: float) -> None:
         if self.waiting:
@@ -98,7 +96,7 @@ class _Flow:
         self.size += len(data)
 
     def write(self, now: float) -> None:
-        """Write what is due, as far as the kernel takes it."""
+        """Write the bytes that are due, as far as the kernel takes them."""
         while self.waiting and self.waiting[0][0] <= now:
             due, data = self.waiting[0]
             try:
@@ -115,17 +113,29 @@ class _Flow:
             self.target.shutdown(socket.SHUT_WR)
 
     def give_up(self) -> None:
-        """Nobody hears it any more."""
+        """Drop everything: the target is gone."""
         self.waiting.clear()
         self.size = 0
         self.ended = self.over = True
 
 
 class Pipe:
-    """One link under supervision. Everything here happens on the pump's thread."""
+    """One link under a fault plan. Everything here happens on the pump's thread."""
 
-    def __init__(self, pump: Pump, inner: socket.socket, wire: socket.socket, judge: Judge, leftover: bytes) -> None:
-        self.pump = pump
+    def __init__(
+        self,
+        inner: socket.socket,
+        wire: socket.socket,
+        judge: Judge,
+        leftover: bytes,
+        clock: Clock,
+        schedule: Callable[[float, Callable[[], None]], None],
+        on_close: Callable[[Pipe], None],
+    ) -> None:
+        """`schedule(time, command)` runs a command on the pump's thread; `on_close` is called before the sockets close."""
+        self._clock = clock
+        self._schedule = schedule
+        self._on_close = on_close
         self.judge = judge
         self.held = False  # nothing moves, in either direction
         self.closed = False
@@ -133,10 +143,10 @@ class Pipe:
         self._splitters = Splitter(), Splitter()
         self._swapped: tuple[float, bytes] | None = None  # (not before, frame): waits for the next one to go first
         self._arrived(leftover)
-        self.events: dict[socket.socket, int] = {}  # what the selector watches for
+        self.events: dict[socket.socket, int] = {}  # as the selector has them
 
     def read(self, leaving: bool) -> None:
-        """Take what one side says."""
+        """Read from one side."""
         flow = self.flows[0 if leaving else 1]
         try:
             data = flow.source.recv(CHUNK)
@@ -163,10 +173,10 @@ class Pipe:
         fate = self.judge.leaving(kind, number)
         if fate.damaged:
             frame = damaged(frame)
-        due = self.pump.clock.now() + fate.delay if fate.delay else 0.0
+        due = self._clock.now() + fate.delay if fate.delay else 0.0
         if fate.swapped and fate.copies and self._swapped is None:
             self._swapped = due, frame * fate.copies
-            self.pump.at(self.pump.clock.now() + SWAP_PATIENCE, self._release_swapped)
+            self._schedule(self._clock.now() + SWAP_LIMIT, self._release_swapped)
         elif fate.copies:
             self.flows[0].put(frame * fate.copies, due)
             self._release_swapped()
@@ -179,7 +189,7 @@ class Pipe:
             self._swapped = None
 
     def move(self, now: float) -> bool:
-        """Write what can be written. False when the pipe is done for."""
+        """Write the bytes that are due. False when both directions have ended."""
         for flow in () if self.held else self.flows:
             try:
                 flow.write(now)
@@ -188,11 +198,11 @@ class Pipe:
         return not all(flow.over for flow in self.flows)
 
     def due(self) -> float:
-        """When something that waits here can go on."""
+        """The time at which the next waiting bytes may be written."""
         return min((flow.waiting[0][0] for flow in self.flows if flow.waiting and not self.held), default=NEVER)
 
     def wanted(self, now: float) -> dict[socket.socket, int]:
-        """What to watch for: room to write what is due, and something to read where there is room for it."""
+        """The events to select for: room for bytes that are due, and input where the pipe has room for it."""
         found: dict[socket.socket, int] = {}
         for flow in () if self.held else self.flows:
             if not flow.ended and flow.size < ROOM:
@@ -202,12 +212,13 @@ class Pipe:
         return found
 
     def sever(self) -> None:
-        """Break the connection for both ends; what was due has been written, the rest is lost."""
-        self.move(self.pump.clock.now())
+        """Break the connection for both ends. Bytes that are due are written first; the rest is lost."""
+        self.move(self._clock.now())
         self.close()
 
     def close(self) -> None:
+        """Close both sockets."""
         self.closed = True
-        self.pump.forget(self)
+        self._on_close(self)
         for flow in self.flows:
             flow.source.close()

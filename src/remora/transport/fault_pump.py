@@ -1,6 +1,6 @@
-"""The thread behind links that misbehave: it moves the bytes of many pipes, and has a clock. No frames, no faults.
+"""The thread behind links that inject faults: it moves the bytes of many pipes and runs commands at given times.
 
-It starts with the first pipe and ends with the last one.
+The thread starts with the first pipe or command and ends when none is left. It knows neither frames nor faults.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from remora.clock import SYSTEM, Clock
+from remora.clock import NEVER, SYSTEM, Clock
 from remora.transport.clock_selector import ClockedSelector
-from remora.transport.fault_link import CHUNK, NEVER, Judge, Pipe
+from remora.transport.fault_link import CHUNK, Judge, Pipe
 
 log = logging.getLogger("remora")
 
 
 class Pump:
-    """The thread that moves the bytes of all pipes, and a clock for whoever needs one."""
+    """Owns the thread, its pipes and its commands."""
 
     def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
         self.clock = clock
@@ -40,13 +40,14 @@ class Pump:
         _pumps.add(self)
 
     def insert(self, wire: socket.socket, judge: Judge, leftover: bytes, use: Callable[[Pipe], None]) -> socket.socket:
-        """Put a pipe before a connected socket; the socket to use in its place. `use` is given the pipe, soon."""
+        """Put a pipe before a connected socket, and return the socket to use in its place. The pump's thread then calls
+        `use` with the pipe."""
         outer, inner = socket.socketpair()
         for sock in (inner, wire):
             sock.setblocking(False)
 
         def add() -> None:
-            pipe = Pipe(self, inner, wire, judge, leftover)
+            pipe = Pipe(inner, wire, judge, leftover, self.clock, self.at, self.remove)
             self.pipes.append(pipe)
             use(pipe)
 
@@ -54,7 +55,7 @@ class Pump:
         return outer
 
     def do(self, command: Callable[[], None]) -> None:
-        """Have the pump's thread run `command`, soon. Starts it if need be."""
+        """Have the pump's thread run `command` soon. Starts the thread if there is none."""
         with self._lock:
             self._commands.append(command)
             if self._thread is None:
@@ -67,15 +68,15 @@ class Pump:
                 _poke(self._wake[1])
 
     def at(self, when: float, command: Callable[[], None]) -> None:
-        """Run `command` at a time. For the pump's thread."""
+        """Run `command` at a time. Called on the pump's thread."""
         heapq.heappush(self._timed, (when, next(self._order), command))
 
-    def forget_times(self) -> None:
-        """Nothing that was asked for `at` a time is wanted any more. For the pump's thread."""
+    def cancel_all(self) -> None:
+        """Cancel all commands that were given to `at`. Called on the pump's thread."""
         self._timed.clear()
 
-    def forget(self, pipe: Pipe) -> None:
-        """A pipe is done for. For the pump's thread."""
+    def remove(self, pipe: Pipe) -> None:
+        """Remove a pipe that closes. Called on the pump's thread."""
         if pipe in self.pipes:
             self.pipes.remove(pipe)
             for sock in pipe.events if self._selector is not None else ():
@@ -100,14 +101,14 @@ class Pump:
                     self._handle(key, events)
 
     def _pause(self, now: float) -> float | None:
-        """Until when there is nothing to do unless something happens. What is due now waits for room, not for time."""
+        """Seconds until something is due, None for never. Bytes that are due already wait for room, not for time."""
         times = [due for pipe in self.pipes if (due := pipe.due()) > now]
         due = min(times + [when for when, _, _ in self._timed[:1]], default=NEVER)
         return None if due == NEVER else max(due - self.clock.now(), 0.0)
 
     @property
     def idle(self) -> bool:
-        """Whether all that is here waits for time to pass, or for good. For tests: a look from another thread."""
+        """True if the thread only waits for time to pass, or for ever. Tests ask from another thread."""
         selector = self._selector
         with self._lock:
             return not self._commands and (self._thread is None or (selector is not None and selector.idle))
@@ -118,7 +119,7 @@ class Pump:
                 _poke(self._wake[1])
 
     def _finished(self) -> bool:
-        """End if there is nothing left to do; whoever comes next starts another thread."""
+        """End the thread if it has nothing left to do; the next command starts another one."""
         with self._lock:
             if self.pipes or self._timed or self._commands:
                 return False
@@ -157,7 +158,7 @@ class Pump:
         elif events & selectors.EVENT_READ and pipe in self.pipes:
             try:
                 pipe.read(leaving=key.fileobj is pipe.flows[0].source)
-            except Exception:  # the other links are not to suffer from it
+            except Exception:  # the other links must not suffer from it
                 log.exception("a link under a fault plan failed")
                 pipe.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from remora import rpc
 from remora.agent.peers import group_membership
-from remora.rref.ref_table import Table
+from remora.rref.effect_runner import EffectRunner
 from remora.testing.world import World
 from remora.vocabulary.effects import AskSurvivors
 from remora.vocabulary.messages import ConfirmDeath, ConfirmLeave
@@ -95,7 +95,7 @@ def test_an_owner_says_what_became_of_it(
         peers, table = world[0].agent.peers, world[0].references.table
         lost, survivor = peers.find("worker1"), peers.find("worker2")
         peers.give_up(lost, "for the test", state)
-        monkeypatch.setattr(Table, "_tell", lambda self, *args: told.append(args))
-        table.perform([AskSurvivors(lost.key, frozenset({survivor.key}))])
+        monkeypatch.setattr(EffectRunner, "_tell", lambda self, *args: told.append(args))
+        table.runner.perform([AskSurvivors(lost.key, frozenset({survivor.key}))])
         monkeypatch.undo()
     assert told == [(survivor.key, news(lost.key))]

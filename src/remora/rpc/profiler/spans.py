@@ -21,6 +21,7 @@ from remora.rpc.profiler import tracing
 from remora.rpc.profiler.callee_events import Order, Profiled, hand_over, run, run_and_keep
 from remora.rpc.profiler.tracing import Event, Trace
 from remora.rpc.request_builder import arguments, pack_call, remote_target, script_name
+from remora.rref.create import create
 from remora.rref.proxy import call_method
 from remora.rref.rref import RRef
 from remora.worker import Worker
@@ -79,7 +80,7 @@ def remote(worker: Worker, peer: Peer, target: Target, timeout: float) -> RRef[A
     if trace is not None:
         kind, what, flags = remote_target(peer, run_and_keep, (ticket, _order(peer, trace, target)), None)
     try:
-        rref = worker.references.remote(peer, kind, what, target.func, flags, timeout)
+        rref = create(worker.references, peer, kind, what, target.func, flags, timeout)
     except BaseException:
         span.end([])
         raise
