@@ -75,7 +75,7 @@ class Scene:
     def stop_the_reader(self, who: int) -> None:
         """Have a worker stop before it takes note of the references in what worker1 sends."""
         agent = self.world[who].agent
-        arrive = self.world[who].references.arrive
+        arrive = agent.peers.arrive
 
         def arrive_late(sender: Peer, frame: Frame) -> Any:
             if sender.id == LOST:
@@ -84,7 +84,7 @@ class Scene:
                 assert self.go_on.wait(TIMEOUT)
             return arrive(sender, frame)
 
-        self.world[who].references.arrive = arrive_late  # type: ignore[method-assign]
+        agent.peers.arrive = arrive_late
 
     def lose(self, who: int, state: State = "dead") -> None:
         """Have a worker give worker1 up. Returns when it has begun: it may have to wait for a reader."""
