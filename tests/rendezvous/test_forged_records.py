@@ -50,7 +50,7 @@ def test_a_forged_roster_is_not_used() -> None:
     error = refused(store, me, 2)
     assert f"{base(2)[7:]}/0/roster" in error
     assert "no seal made with this group's secret" in error
-    assert "fresh one" in error
+    assert "use a new one" in error
 
 
 @pytest.mark.parametrize("what", ["generation", "0/1", "0/state"])
@@ -131,7 +131,7 @@ def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
     group = DynamicGroup(store, 20.0, seal())
     group.join(record("a", 0))
     StoreTable(store, seal()).add(group._key("lines"), 10**12)
-    with pytest.raises(RendezvousError, match="a stranger changed it"):
+    with pytest.raises(RendezvousError, match="a process outside the group changed it"):
         group.members()
 
 

@@ -101,7 +101,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for_for_long() -> None:
     store = FrozenStore(HashStore())
     board = StoreTable(store, patience=0.05)
     for _ in range(3):
-        with pytest.raises(RendezvousError, match=r"does not answer: 0\.05 s were not enough\. If .* frozen or cut off"):
+        with pytest.raises(RendezvousError, match=r"did not answer within 0\.05 s\. If .* frozen or cut off"):
             board.put("a", "b")
     store.thawed.set()
     deadline = time.monotonic() + 10.0

@@ -34,8 +34,8 @@ BURIAL = LEFTOVERS + 1.0  # seconds that another thread may need to record the e
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a process: its last exit code (negative: the signal that ended it), how often it was restarted, and
-    whether it was ended by the supervisor rather than by itself."""
+    """The outcome of a process: its last exit code (negative: the signal that ended it), the number of restarts, and True if
+    the supervisor ended it."""
 
     code: int
     restarts: int
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass
 class _Charge:
-    """One process that is to be kept running, through all its lives."""
+    """One supervised process, over all its restarts."""
 
     name: str
     target: Target
@@ -61,7 +61,7 @@ class _Charge:
 
     @property
     def child(self) -> Child | None:
-        """The process, if it runs."""
+        """Return the process, if it runs."""
         try:
             return self.running[0]
         except IndexError:
@@ -78,7 +78,7 @@ class _Charge:
             self.starter = None
 
     def bury(self) -> Child | None:
-        """Record the end of its process: it has ended, or is made to. None if it has none, or another thread does it."""
+        """End its process, if that still runs, and record it. Return None if there is none, or another thread does it."""
         try:
             child = self.running.popleft()
         except IndexError:
@@ -91,7 +91,7 @@ class _Charge:
         self.outcome = Outcome(self.codes[-1] if self.codes else 0, self.restarts.made, ended)
 
     def revive(self, due: float | None) -> None:
-        """Whatever has become of it, it is to be started again."""
+        """Restart it, whatever its outcome was."""
         self.outcome = None
         self.due = due
         if self.stopped:
@@ -99,7 +99,7 @@ class _Charge:
 
 
 class _Bell:
-    """Wakes the thread in `wait`. Its descriptors are closed when no thread has it any more."""
+    """Wakes the thread in `wait`. Its descriptors are closed when no thread uses it any more."""
 
     def __init__(self) -> None:
         self.descriptor, self.rope = os.pipe()  # the one to watch, the one to write to
@@ -125,11 +125,11 @@ class _Bell:
 
 
 class Supervisor:
-    """See the head of this file.
+    """Keeps processes running, restarts those that fail, and ends them all together.
 
-    restart: what is started again when a process fails: that `one`, which suits workers of a dynamic group, or `all`, which
-        is what a static group needs, since it ends with its first member that dies.
-    together: when a process has failed for good, end the others; what they wait for will not come.
+    restart: the processes to restart when one fails: that `one`, which suits workers of a dynamic group, or `all`, which
+        a static group needs, since it ends with its first member that dies.
+    together: when a process has failed for good, end the others, which would wait in vain.
     grace: seconds a process has to end after SIGTERM, before it is killed.
     """
 
@@ -162,9 +162,9 @@ class Supervisor:
         env: Mapping[str, str] | None = None,
         streams: Streams | None = None,
     ) -> None:
-        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has.
-        `streams` are descriptors in the place of our own standard output and standard error, also for its later lives.
-        The name of one that has ended for good may be used again."""
+        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it how often it was
+        restarted. `streams` are descriptors in the place of our own standard output and standard error, also after restarts.
+        The name of a process that has ended for good may be used again."""
         restarts = self._shared if self._restart_all else Restarts(self._policy)
         charge = _Charge(name, target, args, env or {}, restarts, streams)
         if self._starting.setdefault(name, charge) is not charge:  # in one step: of two threads, one gets the name
@@ -180,12 +180,12 @@ class Supervisor:
         self._ring()
 
     def pids(self) -> dict[str, int]:
-        """The numbers of the processes that run now, by name."""
+        """Return the ids of the processes that run now, by name."""
         children = [(charge.name, charge.child) for charge in self._all()]
         return {name: child.pid for name, child in children if child is not None}
 
     def wait(self, timeout: float | None = None) -> dict[str, Outcome]:
-        """Keep the processes running until all have ended for good: what became of each, by name.
+        """Keep the processes running until all have ended for good. Return the outcome of each, by name.
 
         SIGINT, SIGTERM and SIGHUP are passed on to the processes; when they have ended, the signal takes its usual course
         here. TimeoutError, with the processes still running, if that takes longer than `timeout`. Another thread may call
@@ -212,7 +212,7 @@ class Supervisor:
         return {charge.name: charge.outcome for charge in self._all() if charge.outcome is not None}
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End all processes: with that signal, and with SIGKILL if that does not do in time. On any thread."""
+        """End all processes: with that signal, and with SIGKILL if they do not end in time. For any thread."""
         if not isinstance(number, int):
             got = f"{type(number).__name__} {number!r}"
             raise TypeError(f"stop ends all processes, with a signal (signal.SIGTERM); got {got}.")
@@ -246,7 +246,7 @@ class Supervisor:
             bell.ring()
 
     def _unfinished(self) -> list[str]:
-        """Those that run, and those that wait for their next life."""
+        """Return the names of the processes that run, or wait for a restart."""
         return [charge.name for charge in self._all() if charge.outcome is None]
 
     def _start_due(self) -> None:
@@ -265,7 +265,7 @@ class Supervisor:
                 self._decide(charge, time.monotonic() - child.started)
 
     def _decide(self, charge: _Charge, ran_for: float) -> None:
-        """A process ended, by itself or because `stop` made it."""
+        """Decide what follows after a process ended, by itself or because of `stop`."""
         code = charge.codes[-1]
         delay = None if charge.stopped else charge.restarts.after(code, ran_for)
         if delay is None:
@@ -289,12 +289,12 @@ class Supervisor:
             charge.revive(due)
 
     def _end(self, charges: list[_Charge], number: int) -> None:
-        """Have these end, now."""
+        """End these processes now."""
         running = [charge for charge in charges if charge.child is not None]
         children = [child for charge in running if (child := charge.child) is not None]
         for child in children:
             child.signal(number)
-            child.signal(signal.SIGCONT)  # one that is stopped would not hear it
+            child.signal(signal.SIGCONT)  # a stopped process would not get the signal
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline and not all(child.ended for child in children):
             time.sleep(0.01)
@@ -308,8 +308,8 @@ class Supervisor:
     # Waiting.
 
     def _sleep(self, bell: _Bell, end: float | None) -> None:
-        """Until a process ends, one is due to be started, a signal comes, something was started or stopped by another
-        thread, or the time is up."""
+        """Sleep until a process ends, one is due to be started, a signal comes, another thread starts or stops something, or
+        the time is up."""
         charges = self._all()
         children = [child for charge in charges if (child := charge.child) is not None]
         watched = [child.fileno() for child in children]
@@ -325,7 +325,7 @@ class Supervisor:
 
     @contextmanager
     def _signals_heard(self, bell: _Bell) -> Iterator[None]:
-        """Inside, signals are taken note of, and ring the bell. Only the main thread can hear them."""
+        """Record signals inside the block, and wake the thread in `wait`. Only the main thread can receive them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

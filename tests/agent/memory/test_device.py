@@ -133,7 +133,7 @@ def test_who_cannot_open_it_is_lent_nothing(monkeypatch: pytest.MonkeyPatch, cap
     two = Two()
     trial = two.lender.trial(CPU)
     assert trial is not None
-    with pytest.raises(SerializationError, match=r"cannot be had here.*no way"):
+    with pytest.raises(SerializationError, match=r"could not open the device memory of .*no way"):
         two.receiver.try_out(trial, CPU)
     with caplog.at_level(logging.WARNING, "remora"):
         two.deliver()
@@ -148,7 +148,7 @@ def test_the_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "remora"):
         assert two.lender.trial(CPU) is None
         assert two.lender.trial(CPU) is None
-    assert caplog.text.count("go to receiver by way of the host: it is far away") == 1
+    assert caplog.text.count("go to receiver over the host: it is far away") == 1
 
 
 def test_too_much_goes_over_the_host() -> None:

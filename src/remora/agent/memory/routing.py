@@ -1,7 +1,7 @@
-"""Which way tensors on devices go between this worker and each other one: by the maps of both. Moves nothing.
+"""Chooses the device on which a tensor arrives at each peer, by the device maps of both workers. Moves nothing.
 
-Requests go by the caller's map, replies by its inverse. Gradients go back to where their tensors came from; a map that leads
-there saves a copy, and where there is none they go over the host and are put in place by their receiver.
+Requests follow the caller's map, replies its inverse. Gradients return to the devices of their tensors: a map that leads
+there saves a copy. Without one they go over the host, and the receiver copies them to the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEVICES = "devices"  # what a worker says of its devices, in its record
 
 
 class Way:
-    """A `Route`: where tensors arrive that are sent to a peer in messages of one kind."""
+    """The `Route` of messages of one kind to one peer."""
 
     __slots__ = ("_handover", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
 
@@ -69,7 +69,7 @@ class Way:
 
 
 class Ways(NamedTuple):
-    """All there are to one peer."""
+    """All routes to one peer."""
 
     awaited: Way  # of requests whose caller waits for the reply
     requests: Way
@@ -78,7 +78,7 @@ class Ways(NamedTuple):
 
 
 class Places:
-    """The devices of one worker, and of those it knows."""
+    """The devices of one worker and of the peers it knows."""
 
     def __init__(self, name: str, wishes: maps.Wishes, auto: bool) -> None:
         self._name = name
@@ -87,7 +87,7 @@ class Places:
         self._known: dict[str, Placement] = {name: self.mine}
 
     def credentials(self) -> dict[str, object]:
-        """What others must know."""
+        """Return what other workers must know of the devices here."""
         return {DEVICES: {**self.mine.to_json(), **identity()}}
 
     def check_group(self, records: Sequence[WorkerRecord]) -> None:
@@ -99,7 +99,7 @@ class Places:
             raise ValueError(problem)
 
     def check_alone(self, records: Sequence[WorkerRecord]) -> None:
-        """The same for a worker of a group that others may join: what is wrong with its own devices and maps."""
+        """Do the same for a worker of a dynamic group: check only its own devices and maps."""
         for record in records:
             self._known[record.name] = _placement_of(record)
         problem = maps.problem_of_devices(self._name, self.mine)
@@ -110,7 +110,7 @@ class Places:
             raise ValueError(problem)
 
     def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> Ways:
-        """The ways to a peer, by what it says of itself."""
+        """Return the routes to a peer, by its record."""
         name, there = record.name, _placement_of(record)
         self._known[name] = there
         wrong_there = maps.problem_between(self._name, self.mine, name, there) if name in self.mine.maps else ""
@@ -131,7 +131,7 @@ class Places:
         return dict(self.mine.maps.get(name, {}))
 
     def devices(self) -> list[torch.device]:
-        """Those of this worker."""
+        """Return the devices of this worker."""
         return maps.used_by(self._name, self._known)
 
 
@@ -139,7 +139,7 @@ def _placement_of(record: WorkerRecord) -> Placement:
     return Placement.from_json(record.extra.get(DEVICES))
 
 
-# The words are those programs match on.
+# Programs match on these texts.
 
 
 def _no_map(name: str, device_map: DeviceMap) -> str:

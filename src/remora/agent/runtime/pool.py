@@ -219,7 +219,7 @@ class WorkerPool:
             try:
                 Context().run(job)  # what it sets there is gone with it: the next one is another caller's
             except BaseException:
-                log.exception("a job of %s failed", self.name)
+                log.exception("a task of %s failed", self.name)
             thread_state.in_job = False
             if not is_clean():
                 make_clean()

@@ -1,4 +1,4 @@
-"""The owner's side: memory of devices that is held until its receiver has copied it. Sends nothing."""
+"""The owner's side: holds device memory until its receiver has copied it. Sends nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 @dataclass(slots=True)
 class _Held:
-    """One export that has not been copied yet: which use of which slot, its size, and what must stay."""
+    """One export that has not been copied yet: its slot and use, its size, and the storages to keep."""
 
     slot: int
     use: int
@@ -35,7 +35,7 @@ class _Held:
 
 
 class Exporter:
-    """What one worker has exported for one other: at most `limit` bytes and `count` exports at a time."""
+    """The exports of one worker for one peer: at most `limit` bytes and `count` exports at a time."""
 
     def __init__(self, limit: int = LIMIT, count: int = SLOTS) -> None:
         self._lock = threading.RLock()
@@ -48,11 +48,10 @@ class Exporter:
         self._has_complained = False
 
     def export(self, regions: Sequence[Region]) -> bytes | None:
-        """A reference to memory of one device as it is when the current stream gets here; to be fetched by one receiver.
+        """Return a reference to memory of one device as it is when the current stream gets here, for one receiver to fetch.
 
         The memory is held, and must not be written to, until it has been copied. None: there is no room, or this memory
-        cannot be shared, so it has to go another way.
-        """
+        cannot be shared, so it has to go another way. """
         size = sum(length for _, _, length in regions)
         with self._lock:
             self._collect()
@@ -82,8 +81,8 @@ class Exporter:
         return Reference(number, slot, use, tally.name, name, places).pack()
 
     def _promise(self, driver: cuda.Driver, stream: int, tally: Tally, slot: int, use: int) -> None:
-        """Have it said when the stream gets here; at once, if it is here already: a device that two processes give work to
-        goes from one to the other, and that takes longer than the work."""
+        """Mark the slot as ready when the stream gets here; at once, if it is here already: a device that two processes use
+        switches between them, and that takes longer than the work."""
         if driver.is_idle(stream):
             tally.mark(slot, Word.READY, use)
         else:
@@ -91,11 +90,11 @@ class Exporter:
 
     def _complain(self, error: OSError) -> None:
         level = logging.DEBUG if self._has_complained else logging.WARNING
-        log.log(level, "memory of a device cannot be shared, and goes by way of the host: %s", error)
+        log.log(level, "device memory cannot be shared, and goes over the host: %s", error)
         self._has_complained = True
 
     def collect(self) -> None:
-        """Let go of what has been copied."""
+        """Free what has been copied."""
         with self._lock:
             self._collect()
 
@@ -108,7 +107,7 @@ class Exporter:
                 self._free.append(held.slot)
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Let go of what nobody will fetch: the message was not sent, or its receiver could not open it."""
+        """Free what will not be fetched: the message was not sent, or its receiver could not open it."""
         with self._lock:
             self._give_back(numbers)
 
@@ -119,9 +118,9 @@ class Exporter:
         self._collect()
 
     def fence(self, number: int) -> None:
-        """What is done on the current stream from now on does not show in the copy; it waits for that, if need be.
+        """Make the current stream wait for the copy, if need be, so that its later work does not show there.
 
-        Only for what the receiver has fetched: or else the copy may, by whatever road, be waiting for the stream.
+        Only for what the receiver has fetched: otherwise the copy itself may wait for this stream.
         """
         with self._lock:
             held, tally = self._held.get(number), self._tally
@@ -136,12 +135,13 @@ class Exporter:
 
     @property
     def outstanding(self) -> tuple[int, int]:
-        """How many exports are held, and how many bytes."""
+        """Return the number of exports that are held, and of their bytes."""
         with self._lock:
             return len(self._held), self._size
 
     def forget(self) -> None:
-        """The receiver is gone, or we leave: nothing more is exported. What it may still be copying is held until it has."""
+        """Stop exporting: the receiver or this worker is gone. What the receiver may still be copying is held until it
+        has."""
         with self._lock:
             self._free.clear()
             tally = self._tally

@@ -1,4 +1,4 @@
-"""The receiver's side: opens memory of another process's devices, and copies it. Receives no messages."""
+"""The receiver's side: opens device memory of another process, and copies it. Receives no messages."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class _Allocation:
 
 
 class Importer:
-    """What one worker has of the device memory of one other."""
+    """The device memory of one peer that this worker has opened."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, process: int = 0) -> None:
         self._lock = threading.RLock()
         self._clock = clock
-        self._process = process  # whose memory it is; 0: not known, then the first one that it names
+        self._process = process  # the owner of the memory; 0: not known, then the first process that it names
         self._tally: Tally | None = None
         self._tally_name: tuple[int, int, int] | None = None
         self._open: dict[tuple[bytes, int], _Allocation] = {}  # the one used last is the last
         self._copies: dict[int, int] = {}  # slot -> its use by the last copy
 
     def fetch(self, reference: bytes | memoryview, device: torch.device) -> list[torch.UntypedStorage]:
-        """Copies of what a reference names, on a device of ours, ready in the order of its current stream.
+        """Return copies of what a reference names, on a device of ours, ready in the order of its current stream.
 
         Unreachable if it cannot be had. If this fails, the exporter is told (in the tally) that it need not wait, where
         that can be said.
@@ -83,10 +83,10 @@ class Importer:
             try:
                 self._tally = Tally.open(*named.tally)
             except (OSError, ValueError) as error:
-                raise Unreachable(f"the tally of process {named.process} cannot be opened: {error}") from error
+                raise Unreachable(f"the flags of process {named.process} cannot be opened: {error}") from error
             self._tally_name, self._process = named.tally, named.process
         if named.tally != self._tally_name:
-            raise Unreachable("this is not from the exporter that the others are from")
+            raise Unreachable("the reference is from another exporter than the earlier ones")
         return self._tally
 
     def _source(self, driver: cuda.Driver, named: Reference, place: Place) -> int:
@@ -112,7 +112,7 @@ class Importer:
             self._close(driver, key)
 
     def _close(self, driver: cuda.Driver, key: tuple[bytes, int]) -> None:
-        """Unless it is being copied from."""
+        """Close an allocation, unless a copy from it is under way."""
         allocation = self._open[key]
         assert self._tally is not None, "something was fetched"
         if self._tally.has_reached(allocation.slot, Word.COPIED, allocation.use):
@@ -121,7 +121,7 @@ class Importer:
                 driver.close(allocation.pointer)
 
     def discard(self, reference: bytes | memoryview) -> None:
-        """This will not be fetched: the exporter need not hold it. Unreachable if that cannot be said."""
+        """Tell the exporter that this will not be fetched. Unreachable if the exporter cannot be told."""
         named = Reference.parse(reference)
         with self._lock:
             self._tally_of(named).mark(named.slot, Word.COPIED, named.use)
@@ -134,11 +134,11 @@ class Importer:
 
     @property
     def opened(self) -> int:
-        """How many allocations are open."""
+        """Return the number of open allocations."""
         return len(self._open)
 
     def close(self) -> None:
-        """Nothing more is fetched: the exporter is gone, or we leave. What we are still copying is closed afterwards."""
+        """Stop fetching: the exporter or this worker is gone. Allocations with copies under way are closed afterwards."""
         if self._tally is not None:
             leave(self._process, self._let_go)
 
@@ -147,7 +147,7 @@ class Importer:
             tally = self._tally
             if tally is None:
                 return True
-            if is_alone:  # nobody will ever say that it is ready
+            if is_alone:  # no process will ever write that it is ready
                 for slot, use in self._copies.items():
                     tally.mark(slot, Word.READY, use)
             if not all(tally.has_reached(slot, Word.COPIED, use) for slot, use in self._copies.items()):

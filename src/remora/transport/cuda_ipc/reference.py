@@ -1,4 +1,4 @@
-"""What is said of exported memory in a message: bytes to be read by the process that fetches it. Opens nothing."""
+"""The reference to exported memory in a message: bytes that the fetching process reads. Opens nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PLACE = struct.Struct(f"<{HANDLE_BYTES}sQQQ")
 
 
 class Unreachable(OSError):
-    """What a reference names cannot be had."""
+    """The memory that a reference names cannot be opened."""
 
 
 class Place(NamedTuple):
-    """A piece of an allocation: how to open that, its number, and where in it the piece is."""
+    """A piece of an allocation: the allocation's handle and number, and the place of the piece in it."""
 
     handle: bytes
     allocation: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """One export: its number, which use of which slot it is in which tally, the device, and the pieces of memory."""
+    """One export: its number, its page of flags, slot and use, the device, and the pieces of memory."""
 
     number: int
     slot: int
@@ -42,7 +42,7 @@ class Reference(NamedTuple):
 
     @property
     def process(self) -> int:
-        """Whose memory it is."""
+        """Return the process that owns the memory."""
         return self.tally[1]
 
     def pack(self) -> bytes:
@@ -51,7 +51,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Reference:
-        """The reverse; Unreachable if it is not one."""
+        """Read a reference; Unreachable if the bytes are not one."""
         try:
             number, slot, use, tally, process, descriptor, device, count = _HEAD.unpack_from(data)
             places = [Place(*_PLACE.unpack_from(data, _HEAD.size + i * _PLACE.size)) for i in range(count)]
@@ -63,6 +63,6 @@ class Reference(NamedTuple):
 
 
 def number_of(reference: bytes | memoryview) -> int:
-    """The number under which the exporter holds what a reference names."""
+    """Return the number under which the exporter holds what a reference names."""
     number: int = _HEAD.unpack_from(reference)[0]
     return number
