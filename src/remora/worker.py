@@ -24,7 +24,7 @@ from remora.agent.peers.greeting import greet_neighbours
 from remora.agent.peers.group_membership import Membership
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.manager import Peer
-from remora.agent.runtime.pool import reset_thread_state
+from remora.agent.runtime.current import reset_thread_state
 from remora.autograd.engine import Engine
 from remora.autograd.rref_backward import RRefBackward
 from remora.devices.maps import DeviceMap, Wishes

@@ -20,8 +20,9 @@ from remora.agent.memory.routing import Places
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
 from remora.agent.peers.manager import Peer, PeerManager
+from remora.agent.runtime.current import blocking_region, reacquire_slot, release_slot, thread_state
 from remora.agent.runtime.event_loop import Coroutines
-from remora.agent.runtime.pool import WorkerPool, blocking_region, reacquire_slot, release_slot, thread_state
+from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.agent.serving.execution import Execution

@@ -28,7 +28,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from remora.agent import fault_hooks
 from remora.agent.agent import Agent
 from remora.agent.calls.future import wait_until
-from remora.agent.runtime.pool import set_current_worker
+from remora.agent.runtime.current import set_current_worker
 from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
 from remora.faults.injector import Stage

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from remora.agent.runtime.pool import blocking_region
+from remora.agent.runtime.current import blocking_region
 from remora.clock import NEVER
 from remora.transport.shm.borrower import PATIENCE, Filling, Hole
 

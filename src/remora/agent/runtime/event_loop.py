@@ -12,7 +12,7 @@ from typing import Any
 
 from remora.agent.channel.flow_control import FlowControl
 from remora.agent.runtime.clean_state import InItsOwnState, begin_thread, new_task
-from remora.agent.runtime.pool import set_current_worker
+from remora.agent.runtime.current import set_current_worker
 from remora.clock import SYSTEM, Clock
 from remora.transport.clock_selector import ClockedSelector
 
