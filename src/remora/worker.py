@@ -18,7 +18,7 @@ from remora.agent.calls.call import current_deadline
 from remora.agent.calls.call_context import current_recording
 from remora.agent.calls.collect import teach_torch
 from remora.agent.calls.future import going_down
-from remora.agent.memory.routing import Places
+from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import credentials
 from remora.agent.peers.greeting import greet_neighbours
 from remora.agent.peers.group_membership import Membership
@@ -70,7 +70,7 @@ class Worker:
         settings = settings.with_environment()
         bringup = settings.time_to_meet(timeout)
         introduction = self.handshake_client = HandshakeClient(self._me, secrets.token_hex(8), settings)
-        self._places = Places(name, wishes, settings.auto_device_map)
+        self._places = DeviceRouting(name, wishes, settings.auto_device_map)
         self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places)
         self.clock = settings.clock
         self.agent.pool.worker = self.agent.coroutines.worker = self

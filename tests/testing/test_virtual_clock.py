@@ -46,10 +46,10 @@ def test_it_stands_still_until_it_is_moved() -> None:
     clock.advance(2.5)
     clock.advance(0.0)
     assert clock.now() == 2.5
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="not negative"):
         clock.advance(-1)
     for nowhere in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"not by {nowhere}"):
+        with pytest.raises(ValueError, match=f"finite number of seconds, got {nowhere}"):
             clock.advance(nowhere)
     assert clock.now() == 2.5
 

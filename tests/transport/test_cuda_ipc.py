@@ -327,7 +327,7 @@ def test_words_count_on_from_the_beginning(pair: Pair) -> None:
     storage = filled(pair.fake, 10, 3)
     pair.fetch(pair.export(storage))
     pair.run()
-    tally = pair.exporter._tally
+    tally = pair.exporter._flags
     assert tally is not None
     top = 2**32 - 2
     pair.exporter.collect()

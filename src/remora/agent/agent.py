@@ -16,7 +16,7 @@ from remora.agent.calls.unanswered import Unanswered
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.channel.waiter_owned import WaiterOwned
-from remora.agent.memory.routing import Places
+from remora.agent.memory.routing import DeviceRouting
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
 from remora.agent.peers.manager import Peer, PeerManager
@@ -68,7 +68,7 @@ class Agent:
         timeout: float,
         settings: Settings,
         introduction: HandshakeClient,
-        places: Places,
+        places: DeviceRouting,
     ) -> None:
         self.me = me
         self.timeout = timeout

@@ -90,27 +90,27 @@ class _Comer:
     kind: str
 
 
-class RollCall:
+class StaticJoin:
     """One worker's part in the forming of one group."""
 
     def __init__(
-        self, board: StoreTable, size: int, record: WorkerRecord, has_ended: Callable[[WorkerRecord], bool] | None = None
+        self, table: StoreTable, size: int, record: WorkerRecord, has_ended: Callable[[WorkerRecord], bool] | None = None
     ) -> None:
-        self._board = board
+        self._table = table
         self._size = size
         self._record = record
         self._has_ended = has_ended
         self._mine = record.to_json().decode()
         self._started = time.monotonic()
-        self._base = f"static/{board.seal.fingerprint}/{size}"
-        self.generation = int(board.swap(f"{self._base}/generation", "0"))
+        self._base = f"static/{table.seal.fingerprint}/{size}"
+        self.generation = int(table.swap(f"{self._base}/generation", "0"))
 
     def attend(self, deadline: float) -> Roster:
         """Sign in and wait for the roster. If it does not come in time, withdraw, and raise an error that names the
         missing."""
         self._sign_in()
         self._say_who_came()
-        if self._board.add(self._key("arrived"), 1) >= self._size:
+        if self._table.add(self._key("arrived"), 1) >= self._size:
             self._close()
         report = LongWait(self._still_waiting)
         look_again = self._started + _LOOK_AROUND
@@ -123,37 +123,37 @@ class RollCall:
                 report.look()
 
         try:
-            complete = self._board.wait(self._key("roster"), deadline, look)
+            complete = self._table.wait(self._key("roster"), deadline, look)
         except KeyboardInterrupt:
             self._withdraw()
             raise
         if not complete:
             self._give_up()
-        return Roster.from_json(self._board.take([self._key("roster")])[0])
+        return Roster.from_json(self._table.take([self._key("roster")])[0])
 
     def _sign_in(self) -> None:
         key = self._key(self._record.id)
-        held = self._board.swap(key, self._mine)
+        held = self._table.swap(key, self._mine)
         if held != self._mine and self._clear_place_of_the_dead(WorkerRecord.from_json(held)):
-            held = self._board.swap(key, self._mine)
+            held = self._table.swap(key, self._mine)
         if held != self._mine:
-            self._board.put(self._key("conflict"), self._mine)
+            self._table.put(self._key("conflict"), self._mine)
 
     def _clear_place_of_the_dead(self, record: WorkerRecord) -> bool:
         """Return True if a worker that has signed in is dead. Its place is free then, and it is in no roster."""
         if self._has_ended is None or not self._has_ended(record):
             return False
-        self._board.swap(self._key(record.id), "", old=record.to_json().decode())
+        self._table.swap(self._key(record.id), "", old=record.to_json().decode())
         self._reopen()
         return True
 
     # A worker that waits for long looks for what keeps the others from coming.
 
     def _look_around(self) -> None:
-        if self._board.has([self._key("roster")]):
+        if self._table.has([self._key("roster")]):
             return  # it was formed meanwhile: what is at the store now may be of another group
         last = self._last()
-        if last.fingerprint != self._board.seal.fingerprint:
+        if last.fingerprint != self._table.seal.fingerprint:
             self._fail_for_secrets(last)
         elif last.size != self._size:
             self._fail_both(
@@ -161,9 +161,9 @@ class RollCall:
                 f"Worker {last.worker} came with world_size={last.size}, worker {self._record} with "
                 f"world_size={self._size}. Start all workers of a group with the same world_size.",
             )
-        if self._board.has_foreign(_OF_TORCH.format(self._record.id)):
+        if self._table.has_foreign(_OF_TORCH.format(self._record.id)):
             return  # we used it ourselves before: what the others wrote is from then
-        foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._board.has_foreign(_OF_TORCH.format(number))]
+        foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._table.has_foreign(_OF_TORCH.format(number))]
         if foreign:
             self._close(
                 lambda: _failed(
@@ -173,12 +173,12 @@ class RollCall:
             )
 
     def _say_who_came(self) -> None:
-        seal = self._board.seal
-        self._board.put_hint(_LAST, json.dumps([str(self._record), self._size, seal.fingerprint, seal.kind]))
+        seal = self._table.seal
+        self._table.put_hint(_LAST, json.dumps([str(self._record), self._size, seal.fingerprint, seal.kind]))
 
     def _fail_for_secrets(self, last: _Comer) -> None:
         """Fail because a worker with another secret came to the same store. That worker gets the same error."""
-        mine = self._board.seal.kind
+        mine = self._table.seal.kind
         text = (
             f"The workers of this group do not have the same secret. {mine}: {self._record}; {last.kind}: {last.worker}. "
             "Give all of them the same one (REMORA_SECRET, REMORA_SECRET_FILE or the options), or none of them."
@@ -188,37 +188,37 @@ class RollCall:
 
     def _fail_both(self, other_size: int, reason: str) -> None:
         """Fail both groups: the workers that wait for either get the error."""
-        for each in (self, RollCall(self._board, other_size, self._record)):
+        for each in (self, StaticJoin(self._table, other_size, self._record)):
             each._close(lambda: _failed(reason))
 
     def _absent(self) -> list[int]:
         keys = [self._key(number) for number in range(self._size)]
-        return [number for number, key in enumerate(keys) if not (self._board.has([key]) and self._board.take([key])[0])]
+        return [number for number, key in enumerate(keys) if not (self._table.has([key]) and self._table.take([key])[0])]
 
     def _still_waiting(self) -> str:
         absent = self._absent()
         ranks = f"rank{'s' if len(absent) > 1 else ''} {_listed(list(map(str, absent)))}" if absent else "the last to come"
-        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._board.where}{self._silent_host(absent)}"
+        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._table.where}{self._silent_host(absent)}"
 
     # The last to come decides on the roster.
 
     def _close(self, decide: Callable[[], Roster | None] | None = None) -> None:
         mark = f"{_CLOSED} by {self._record.incarnation}"
-        state = self._board.swap(self._key("state"), "open")
+        state = self._table.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
             roster = (decide or self._gather)()
             if roster is None:
                 return  # a worker gave up: its replacement will be the last to come
-            if (now := self._board.swap(self._key("state"), mark, old=state)) == mark:
+            if (now := self._table.swap(self._key("state"), mark, old=state)) == mark:
                 self._move_on()
-                self._board.put(self._key("roster"), roster.to_json())
+                self._table.put(self._key("roster"), roster.to_json())
             state = now
 
     def _gather(self) -> Roster | None:
         keys = [self._key(number) for number in range(self._size)]
-        if not self._board.has(keys):
+        if not self._table.has(keys):
             return self._conflict()
-        texts = self._board.take(keys)
+        texts = self._table.take(keys)
         if not all(texts):
             return None
         workers = tuple(WorkerRecord.from_json(text) for text in texts)
@@ -236,16 +236,16 @@ class RollCall:
 
     def _conflict(self) -> Roster | None:
         """Return the error if two workers want the same id: as many came as there are ids, and one is free."""
-        if not self._board.has([self._key("conflict")]):
+        if not self._table.has([self._key("conflict")]):
             return None
-        second = WorkerRecord.from_json(self._board.take([self._key("conflict")])[0])
-        first = self._board.take([self._key(second.id)])[0]
+        second = WorkerRecord.from_json(self._table.take([self._key("conflict")])[0])
+        first = self._table.take([self._key(second.id)])[0]
         holder = str(WorkerRecord.from_json(first)) if first else "another"
         text = f"Worker id {second.id} is not unique: workers {holder} and {second} both have it."
         return Roster("", (), f"{text} (If it was restarted while the others were waiting, start all of them again.)")
 
     def _move_on(self) -> None:
-        self._board.swap(f"{self._base}/generation", str(self.generation + 1), old=str(self.generation))
+        self._table.swap(f"{self._base}/generation", str(self.generation + 1), old=str(self.generation))
 
     # A worker that waited in vain leaves the place to another.
 
@@ -253,34 +253,34 @@ class RollCall:
         reason = self._who_is_missing()
         if self._withdraw():
             raise RendezvousError(reason)
-        if not self._board.wait(self._key("roster"), time.monotonic() + _GRACE):
+        if not self._table.wait(self._key("roster"), time.monotonic() + _GRACE):
             self._move_on()  # the last to come died on the way: no worker should wait for this roster again
             raise RendezvousError(f"{reason} All workers came, but the last one ended before the group was formed.")
 
     def _withdraw(self) -> bool:
         """Withdraw; return False if the roster has been decided on, with this worker in it."""
-        self._board.put(self._key(f"gone/{self._record.id}"), str(self._record))
-        self._board.swap(self._key(self._record.id), "", old=self._mine)
+        self._table.put(self._key(f"gone/{self._record.id}"), str(self._record))
+        self._table.swap(self._key(self._record.id), "", old=self._mine)
         if not self._reopen():
             return False
-        self._board.add(self._key("arrived"), -1)
+        self._table.add(self._key("arrived"), -1)
         return True
 
     def _reopen(self) -> bool:
         """Prevent a roster of the records as they were, since a worker has gone. Return False if it has been decided on."""
-        state = self._board.swap(self._key("state"), "open")
+        state = self._table.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
             mark = f"open, without {secrets.token_hex(8)}"
-            if (state := self._board.swap(self._key("state"), mark, old=state)) == mark:
+            if (state := self._table.swap(self._key("state"), mark, old=state)) == mark:
                 return True
         return False
 
     def _who_is_missing(self) -> str:
         present = [WorkerRecord.from_json(text) for text in self._there(range(self._size)) if text]
         absent = sorted(set(range(self._size)) - {each.id for each in present})
-        gone = [number for number in absent if self._board.has([self._key(f"gone/{number}")])]
+        gone = [number for number in absent if self._table.has([self._key(f"gone/{number}")])]
         texts = [
-            f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._board.where} "
+            f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._table.where} "
             f"for a group of {self._size} workers.",
             f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'none'}.",
             f"Present: {_listed(list(map(str, present)))}.",
@@ -295,7 +295,7 @@ class RollCall:
         """Return a hint if rank 0 is missing and hosts the store, which then listens. A rank 0 that came with
         torch.distributed.rpc waits in torch's rendezvous before it writes anything; a rank 0 that forms a process group
         first may look the same."""
-        if 0 not in absent or not self._board.where.startswith("tcp://"):
+        if 0 not in absent or not self._table.where.startswith("tcp://"):
             return ""
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return ""
@@ -305,11 +305,11 @@ class RollCall:
         )
 
     def _there(self, names: Iterable[str | int]) -> list[str]:
-        return self._board.take([key for name in names if self._board.has([key := self._key(name)])])
+        return self._table.take([key for name in names if self._table.has([key := self._key(name)])])
 
     def _last(self) -> _Comer:
         """Return the worker that signed in last. It may have another secret, and any process may have written the hint."""
-        hint = self._board.hint(_LAST)
+        hint = self._table.hint(_LAST)
         try:
             worker, size, fingerprint, kind = json.loads(hint)
             if type(size) is int and 0 < size <= MAX_WORKER_ID + 1:
@@ -317,7 +317,7 @@ class RollCall:
         except (ValueError, TypeError, RecursionError):
             pass
         raise RendezvousError(
-            f"The value of {_LAST!r} in the store at {self._board.where} was not written by a worker of this version of "
+            f"The value of {_LAST!r} in the store at {self._table.where} was not written by a worker of this version of "
             f"remora: {hint[:80]!r}. Use a store that other programs cannot write to."
         )
 

@@ -21,7 +21,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from remora.errors import RendezvousError
 from remora.rendezvous.seal import RecordSeal
-from remora.transport.deadlines import Patience
+from remora.transport.deadlines import BoundedCalls
 from remora.transport.store_probe import StoreProbe
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _probes: WeakKeyDictionary[Store, StoreProbe] = WeakKeyDictionary()
 
 PREFIX = "remora"
 KIND = "kind"
-PATIENCE = 15.0  # seconds; a host that looks up names in vain is held up for 5 s, or twice that
+ANSWER_TIMEOUT = 15.0  # seconds; a host that looks up names in vain is held up for 5 s, or twice that
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _WHO_HOSTS_IT = "If another worker hosts it (rank 0 does for tcp:// and env://)"
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
@@ -43,14 +43,14 @@ def _no_matter() -> None:
 class StoreTable:
     """Keys and values that all workers of a group see. Values are texts; an empty one stands for none."""
 
-    def __init__(self, store: Store, seal: RecordSeal | None = None, patience: float = PATIENCE) -> None:
+    def __init__(self, store: Store, seal: RecordSeal | None = None, patience: float = ANSWER_TIMEOUT) -> None:
         self.where = describe(store)
         self.seal = seal or RecordSeal()
         self._place = _place(store)
         self._kept = store  # PrefixStore keeps only the native part, which is not enough of a store written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
-        self._patience = Patience(patience)
+        self._bounded = BoundedCalls(patience)
         self._broken = ""
         self._probe = _probes.pop(store, None)  # shows when the store's process ends, where that is another one
 
@@ -149,9 +149,9 @@ class StoreTable:
         if self._broken:
             raise RendezvousError(self._broken)
         try:
-            return self._patience.ask(operation)
+            return self._bounded.ask(operation)
         except TimeoutError:
-            reason = f"did not answer within {self._patience.seconds:g} s"
+            reason = f"did not answer within {self._bounded.seconds:g} s"
             raise RendezvousError(
                 f"{self._store_of_the_group()} {reason}. {_WHO_HOSTS_IT}, that worker may be frozen or cut off."
             ) from None

@@ -24,7 +24,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 _PR_SET_PDEATHSIG = 1
 
-LEFTOVERS = 1.0  # seconds; where no init process reaps orphans, they stay in the list of processes as zombies
+DESCENDANT_TIMEOUT = 1.0  # seconds; where no init process reaps orphans, they stay in the list of processes as zombies
 
 Target = Callable[..., Any] | Sequence[str]
 Streams = tuple[int, int]  # descriptors for what a process prints, and for its errors
@@ -68,19 +68,19 @@ class Child:
             except (ProcessLookupError, PermissionError):  # none left; or (macOS) only the dead
                 pass
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """End the process and its descendants, and reap it. Return its exit code; negative for a signal."""
         self.signal(signal.SIGKILL)
         code = self._process.wait()
-        self._outlive()
+        self._await_descendants()
         if self._watch is not None:
             os.close(self._watch)
             self._watch = None
         return code
 
-    def _outlive(self) -> None:
+    def _await_descendants(self) -> None:
         """Wait until its descendants are gone, too: they were killed, but a process can only wait for its own children."""
-        end = time.monotonic() + LEFTOVERS
+        end = time.monotonic() + DESCENDANT_TIMEOUT
         while time.monotonic() < end:
             try:
                 os.killpg(self.pid, 0)

@@ -22,14 +22,14 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from remora.options import check_timeout
-from remora.supervision.child import LEFTOVERS, Child, Streams, Target
+from remora.supervision.child import DESCENDANT_TIMEOUT, Child, Streams, Target
 from remora.supervision.policy import RestartPolicy, Restarts
 
 log = logging.getLogger("remora")
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_AGAIN = 0.05  # where the end of a process does not wake us
-BURIAL = LEFTOVERS + 1.0  # seconds that another thread may need to record the end of a process
+REAP_TIMEOUT = DESCENDANT_TIMEOUT + 1.0  # seconds that another thread may need to record the end of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,20 @@ class _Charge:
         finally:
             self.starter = None
 
-    def bury(self) -> Child | None:
+    def reap(self) -> Child | None:
         """End its process, if that still runs, and record it. Return None if there is none, or another thread does it."""
         try:
             child = self.running.popleft()
         except IndexError:
             return None
-        self.codes.append(child.bury())
+        self.codes.append(child.reap())
         return child
 
     def finish(self, ended: bool) -> None:
         self.due = None
         self.outcome = Outcome(self.codes[-1] if self.codes else 0, self.restarts.made, ended)
 
-    def revive(self, due: float | None) -> None:
+    def restart_at(self, due: float | None) -> None:
         """Restart it, whatever its outcome was."""
         self.outcome = None
         self.due = due
@@ -98,17 +98,17 @@ class _Charge:
             self.finish(ended=True)
 
 
-class _Bell:
+class _Waker:
     """Wakes the thread in `wait`. Its descriptors are closed when no thread uses it any more."""
 
     def __init__(self) -> None:
-        self.descriptor, self.rope = os.pipe()  # the one to watch, the one to write to
+        self.descriptor, self.write_end = os.pipe()  # the one to watch, the one to write to
         os.set_blocking(self.descriptor, False)
-        os.set_blocking(self.rope, False)
+        os.set_blocking(self.write_end, False)
 
     def ring(self) -> None:
         try:
-            os.write(self.rope, b"\0")
+            os.write(self.write_end, b"\0")
         except BlockingIOError:
             pass  # it rings
 
@@ -121,7 +121,7 @@ class _Bell:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # (there may be no globals any more)
         close(self.descriptor)
-        close(self.rope)
+        close(self.write_end)
 
 
 class Supervisor:
@@ -151,7 +151,7 @@ class Supervisor:
         self._charges: dict[str, _Charge] = {}
         # Names that are taken, but not to be seen by `wait` and `stop` before there is a process.
         self._starting: dict[str, _Charge] = {}
-        self._bells: list[_Bell] = []  # of the threads in `wait`
+        self._wakers: list[_Waker] = []  # of the threads in `wait`
         self._signal: int | None = None  # that asked us to end
 
     def start(
@@ -192,20 +192,20 @@ class Supervisor:
         `stop` meanwhile, which ends this, too.
         """
         end = None if timeout is None else time.monotonic() + check_timeout(timeout, "the timeout of Supervisor.wait")
-        bell = _Bell()
-        self._bells.append(bell)
+        waker = _Waker()
+        self._wakers.append(waker)
         try:
-            with self._signals_heard(bell):
+            with self._signals_heard(waker):
                 while self._signal is None and self._unfinished():
                     self._start_due()
-                    self._sleep(bell, end)
+                    self._sleep(waker, end)
                     self._reap()
                     if end is not None and time.monotonic() >= end and (names := self._unfinished()):
                         raise TimeoutError(f"still running after {timeout:g} s: {', '.join(names)}")
                 if self._signal is not None:
                     self.stop(self._signal)
         finally:
-            self._bells.remove(bell)
+            self._wakers.remove(waker)
         if self._signal is not None:
             number, self._signal = self._signal, None
             signal.raise_signal(number)
@@ -242,8 +242,8 @@ class Supervisor:
         return list(self._charges.values())  # (another thread may start one meanwhile)
 
     def _ring(self) -> None:
-        for bell in list(self._bells):
-            bell.ring()
+        for waker in list(self._wakers):
+            waker.ring()
 
     def _unfinished(self) -> list[str]:
         """Return the names of the processes that run, or wait for a restart."""
@@ -261,7 +261,7 @@ class Supervisor:
     def _reap(self) -> None:
         for charge in self._all():
             child = charge.child
-            if child is not None and child.ended and charge.bury() is child:
+            if child is not None and child.ended and charge.reap() is child:
                 self._decide(charge, time.monotonic() - child.started)
 
     def _decide(self, charge: _Charge, ran_for: float) -> None:
@@ -277,7 +277,7 @@ class Supervisor:
                 self.stop()
             return
         log.warning("%s ended with exit code %d: it is started again in %.1f s", charge.name, code, delay)
-        charge.revive(time.monotonic() + delay)
+        charge.restart_at(time.monotonic() + delay)
         if self._restart_all and code != 0:
             self._restart_others(charge)
 
@@ -286,7 +286,7 @@ class Supervisor:
         others = [charge for charge in self._all() if charge is not failed]
         self._end(others, signal.SIGTERM)
         for charge in others:
-            charge.revive(due)
+            charge.restart_at(due)
 
     def _end(self, charges: list[_Charge], number: int) -> None:
         """End these processes now."""
@@ -299,15 +299,15 @@ class Supervisor:
         while time.monotonic() < deadline and not all(child.ended for child in children):
             time.sleep(0.01)
         for charge in running:
-            if charge.bury() is not None:
+            if charge.reap() is not None:
                 charge.finish(ended=True)
-        deadline = time.monotonic() + BURIAL
+        deadline = time.monotonic() + REAP_TIMEOUT
         while time.monotonic() < deadline and any(charge.outcome is None for charge in running):
             time.sleep(0.002)  # the thread in `wait` records its end
 
     # Waiting.
 
-    def _sleep(self, bell: _Bell, end: float | None) -> None:
+    def _sleep(self, waker: _Waker, end: float | None) -> None:
         """Sleep until a process ends, one is due to be started, a signal comes, another thread starts or stops something, or
         the time is up."""
         charges = self._all()
@@ -317,21 +317,21 @@ class Supervisor:
         moments += [time.monotonic() + LOOK_AGAIN] if None in watched else []
         moments += [] if end is None else [end]
         poll = select.poll()
-        for descriptor in (*watched, bell.descriptor):
+        for descriptor in (*watched, waker.descriptor):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(max(min(moments) - time.monotonic(), 0.0) * 1000 + 1 if moments else None)
-        bell.hush()
+        waker.hush()
 
     @contextmanager
-    def _signals_heard(self, bell: _Bell) -> Iterator[None]:
+    def _signals_heard(self, waker: _Waker) -> Iterator[None]:
         """Record signals inside the block, and wake the thread in `wait`. Only the main thread can receive them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in FORWARDED}
         heard = [number for number in FORWARDED if before[number] is not signal.SIG_IGN]  # nohup means it
-        wakeup = signal.set_wakeup_fd(bell.rope, warn_on_full_buffer=False)
+        wakeup = signal.set_wakeup_fd(waker.write_end, warn_on_full_buffer=False)
         for number in heard:
             signal.signal(number, self._take_note)
         try:

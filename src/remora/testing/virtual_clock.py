@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 MOMENT = 0.001  # real seconds for which a thread waits before it looks at the clock again
 GRACE = 0.05  # real seconds after which a running function is assumed to wait for something unknown
-PATIENCE = 2.0  # real seconds for the world to become still; else time goes on without
+SETTLE_LIMIT = 2.0  # real seconds for the world to become still; else time goes on without
 
 
 class Still(Protocol):
@@ -152,14 +152,14 @@ class VirtualClock:
         for sleeper in woken:
             if sleeper.wake is not None:
                 sleeper.wake()
-        me, end = threading.current_thread(), time.monotonic() + PATIENCE
+        me, end = threading.current_thread(), time.monotonic() + SETTLE_LIMIT
         while any(sleeper in self._sleepers for sleeper in woken if sleeper.thread is not me) and time.monotonic() < end:
             time.sleep(0.0001)
 
     # Being still.
 
     def _settle(self) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + SETTLE_LIMIT
         while not self._is_still(tolerant=True) and time.monotonic() < end:
             time.sleep(0.0002)
 

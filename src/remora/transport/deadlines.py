@@ -75,7 +75,7 @@ def in_time(function: Callable[[], T], deadline: float) -> T:
     return value  # type: ignore[return-value]
 
 
-class Patience:
+class BoundedCalls:
     """Asks something that may not answer, such as a store whose host is frozen or cut off, and waits `seconds` at most.
 
     While a question is overdue no other is asked, as it would have to wait behind that one: TimeoutError at once.

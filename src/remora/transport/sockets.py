@@ -14,8 +14,8 @@ from remora.transport.addresses import Address
 
 BACKLOG = 1024  # a kernel that has no place for a caller does not answer it, which looks as if the host were cut off
 
-_rooms: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> function that takes the other end
-_rooms_lock = threading.RLock()
+_inproc: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> function that takes the other end
+_inproc_lock = threading.RLock()
 
 
 def _no_matter(sock: socket.socket) -> None:
@@ -47,8 +47,8 @@ def connect(address: Address, timeout: float, opened: Callable[[socket.socket], 
 
 
 def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socket.socket:
-    with _rooms_lock:
-        take = _rooms.get(name)
+    with _inproc_lock:
+        take = _inproc.get(name)
     if take is None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, f"no worker listens on inproc://{name} in this process")
     ours, theirs = socket.socketpair()
@@ -64,19 +64,19 @@ def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socke
 
 def listen_inproc(name: str, take: Callable[[socket.socket], None]) -> Address:
     """Call `take` with one end of a socket pair for every connection made to this name in this process."""
-    with _rooms_lock:
-        _rooms[name] = take
+    with _inproc_lock:
+        _inproc[name] = take
     return Address("inproc", path=name)
 
 
 def close_inproc(name: str) -> None:
-    with _rooms_lock:
-        _rooms.pop(name, None)
+    with _inproc_lock:
+        _inproc.pop(name, None)
 
 
 def forget_inproc() -> None:
     """Remove the inproc listeners of the parent, in a forked child."""
-    _rooms.clear()
+    _inproc.clear()
 
 
 def listen_unix(token: str) -> tuple[socket.socket, Address]:
@@ -131,7 +131,7 @@ def listen_tcp(host: str, ports: Iterable[int]) -> tuple[socket.socket, Address]
     ) from last
 
 
-def has_room(name: str) -> bool:
+def listens_inproc(name: str) -> bool:
     """Return True if a worker of this process listens on that name."""
-    with _rooms_lock:
-        return name in _rooms
+    with _inproc_lock:
+        return name in _inproc

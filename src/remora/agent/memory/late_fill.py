@@ -15,7 +15,7 @@ from typing import Protocol
 
 from remora.agent.runtime.current import blocking_region
 from remora.clock import NEVER
-from remora.transport.shm.borrower import PATIENCE, Filling, Hole
+from remora.transport.shm.borrower import SPIN_LIMIT, Filling, Hole
 
 LONGEST_PAUSE = 0.02  # seconds from one look at messages that wait to the next
 
@@ -94,7 +94,7 @@ class LateMessages:
         self._serve(self._look_after)
 
     def _look_after(self) -> None:
-        pause = PATIENCE
+        pause = SPIN_LIMIT
         while self._waiting and self._turn.acquire(False):
             try:
                 with blocking_region():

@@ -20,7 +20,7 @@ from remora.wire.device_buffers import Region
 DEVICES = "devices"  # what a worker says of its devices, in its record
 
 
-class Way:
+class PeerRoute:
     """The `Route` of messages of one kind to one peer."""
 
     __slots__ = ("_handover", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
@@ -68,16 +68,16 @@ class Way:
         self._handover.retract(reference)
 
 
-class Ways(NamedTuple):
+class PeerRoutes(NamedTuple):
     """All routes to one peer."""
 
-    awaited: Way  # of requests whose caller waits for the reply
-    requests: Way
-    replies: Way
-    gradients: Way
+    awaited: PeerRoute  # of requests whose caller waits for the reply
+    requests: PeerRoute
+    replies: PeerRoute
+    gradients: PeerRoute
 
 
-class Places:
+class DeviceRouting:
     """The devices of one worker and of the peers it knows."""
 
     def __init__(self, name: str, wishes: maps.Wishes, auto: bool) -> None:
@@ -109,7 +109,7 @@ class Places:
         if problem:
             raise ValueError(problem)
 
-    def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> Ways:
+    def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> PeerRoutes:
         """Return the routes to a peer, by its record."""
         name, there = record.name, _placement_of(record)
         self._known[name] = there
@@ -119,11 +119,11 @@ class Places:
         back = {} if wrong_back else maps.inverse(there.maps.get(self._name, {}))
         streams.watch(self.devices())
         refusal = "" if self._auto else _no_map(name, forth)
-        return Ways(
-            Way(forth, there, wrong_there, refusal, handover, in_place=True),
-            Way(forth, there, wrong_there, refusal, handover),
-            Way(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
-            Way({**back, **forth}, there, "", "", handover),
+        return PeerRoutes(
+            PeerRoute(forth, there, wrong_there, refusal, handover, in_place=True),
+            PeerRoute(forth, there, wrong_there, refusal, handover),
+            PeerRoute(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
+            PeerRoute({**back, **forth}, there, "", "", handover),
         )
 
     def map_for(self, name: str) -> DeviceMap:

@@ -21,7 +21,7 @@ from remora.agent.calls.call import NEVER, Call
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.function_table import LONGEST
 from remora.agent.memory.device import tidy
-from remora.agent.memory.routing import Places
+from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import SharedMemory
 from remora.agent.peers.failure_detector import FailureDetector, HostSilent
 from remora.agent.peers.handshake_client import HandshakeClient
@@ -79,7 +79,7 @@ class PeerManager(PeerTable):
         dispatch: Dispatch,
         settings: Settings,
         introduction: HandshakeClient,
-        places: Places,
+        places: DeviceRouting,
     ) -> None:
         super().__init__()
         self._pool = pool

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from remora.agent.channel.channel import Channel
-from remora.agent.memory.routing import Ways
+from remora.agent.memory.routing import PeerRoutes
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.serving.dispatch import Dispatch
 from remora.clock import Clock
@@ -67,7 +67,7 @@ class Peer:
         self.sharing: PeerSharedMemory | None = None  # memory that it and we share
         self.clock = keeper.clock
         self.now = keeper.clock.now
-        self.ways: Ways  # of tensors on devices; known when there is a channel
+        self.ways: PeerRoutes  # of tensors on devices; known when there is a channel
         self._keeper = keeper
         self._dispatch = keeper.dispatch
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)

@@ -11,7 +11,7 @@ import os
 import torch
 
 from remora.transport.cuda_ipc import driver as cuda
-from remora.transport.cuda_ipc.flags import Tally, Word
+from remora.transport.cuda_ipc.flags import FlagPage, Word
 from remora.transport.shm import lender as shm
 
 
@@ -39,16 +39,16 @@ def _try(sample: torch.Tensor) -> str:
 
 
 def _try_words(driver: cuda.Driver, device: torch.device, stream: torch.cuda.Stream) -> str:
-    tally = Tally.create()
+    flags = FlagPage.create()
     try:
         with driver.on(device):
-            tally.attach(driver, device)
-            driver.write(stream.cuda_stream, tally.place(0, Word.READY), 1)
-            driver.wait(stream.cuda_stream, tally.place(0, Word.READY), 1)
+            flags.attach(driver, device)
+            driver.write(stream.cuda_stream, flags.place(0, Word.READY), 1)
+            driver.wait(stream.cuda_stream, flags.place(0, Word.READY), 1)
         stream.synchronize()  # nothing else is on it
-        return "" if tally.has_reached(0, Word.READY, 1) else f"streams of {device} cannot write where the host can read"
+        return "" if flags.has_reached(0, Word.READY, 1) else f"streams of {device} cannot write where the host can read"
     finally:
-        tally.close()
+        flags.close()
 
 
 def identity() -> str:

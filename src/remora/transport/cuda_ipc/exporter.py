@@ -13,7 +13,7 @@ import torch
 
 from remora.transport.cuda_ipc import driver as cuda
 from remora.transport.cuda_ipc.deferred_free import leave
-from remora.transport.cuda_ipc.flags import EVERY, Tally, Word
+from remora.transport.cuda_ipc.flags import EVERY, FlagPage, Word
 from remora.transport.cuda_ipc.reference import SLOTS, Place, Reference, Region
 
 log = logging.getLogger("remora")
@@ -44,7 +44,7 @@ class Exporter:
         self._uses = [0] * SLOTS
         self._held: dict[int, _Held] = {}
         self._size = 0
-        self._tally: Tally | None = None
+        self._flags: FlagPage | None = None
         self._has_complained = False
 
     def export(self, regions: Sequence[Region]) -> bytes | None:
@@ -67,26 +67,26 @@ class Exporter:
         driver, device = cuda.load(), regions[0][0].device
         with driver.on(device):
             places = [_place(driver, region) for region in regions]
-            tally = self._tally = self._tally or Tally.create()
-            tally.attach(driver, device)
+            flags = self._flags = self._flags or FlagPage.create()
+            flags.attach(driver, device)
             slot = self._free[-1]
             use = (self._uses[slot] + 1) % EVERY
             name = driver.uuid(device)
-            self._promise(driver, driver.stream(device), tally, slot, use)
+            self._promise(driver, driver.stream(device), flags, slot, use)
         number = _numbers()
         self._free.pop()
         self._uses[slot] = use
         self._held[number] = _Held(slot, use, size, [storage for storage, _, _ in regions])
         self._size += size
-        return Reference(number, slot, use, tally.name, name, places).pack()
+        return Reference(number, slot, use, flags.name, name, places).pack()
 
-    def _promise(self, driver: cuda.Driver, stream: int, tally: Tally, slot: int, use: int) -> None:
+    def _promise(self, driver: cuda.Driver, stream: int, flags: FlagPage, slot: int, use: int) -> None:
         """Mark the slot as ready when the stream gets here; at once, if it is here already: a device that two processes use
         switches between them, and that takes longer than the work."""
         if driver.is_idle(stream):
-            tally.mark(slot, Word.READY, use)
+            flags.mark(slot, Word.READY, use)
         else:
-            driver.write(stream, tally.place(slot, Word.READY), use)
+            driver.write(stream, flags.place(slot, Word.READY), use)
 
     def _complain(self, error: OSError) -> None:
         level = logging.DEBUG if self._has_complained else logging.WARNING
@@ -100,8 +100,8 @@ class Exporter:
 
     def _collect(self) -> None:
         for number, held in list(self._held.items()):
-            assert self._tally is not None, "something was exported"
-            if all(self._tally.has_reached(held.slot, word, held.use) for word in held.awaits):
+            assert self._flags is not None, "something was exported"
+            if all(self._flags.has_reached(held.slot, word, held.use) for word in held.awaits):
                 del self._held[number]
                 self._size -= held.size
                 self._free.append(held.slot)
@@ -113,8 +113,8 @@ class Exporter:
 
     def _give_back(self, numbers: Iterable[int]) -> None:
         for held in [self._held[number] for number in numbers if number in self._held]:
-            assert self._tally is not None, "something was exported"
-            self._tally.mark(held.slot, Word.COPIED, held.use)
+            assert self._flags is not None, "something was exported"
+            self._flags.mark(held.slot, Word.COPIED, held.use)
         self._collect()
 
     def fence(self, number: int) -> None:
@@ -123,14 +123,14 @@ class Exporter:
         Only for what the receiver has fetched: otherwise the copy itself may wait for this stream.
         """
         with self._lock:
-            held, tally = self._held.get(number), self._tally
-            if held is None or tally is None or tally.has_reached(held.slot, Word.COPIED, held.use):
+            held, flags = self._held.get(number), self._flags
+            if held is None or flags is None or flags.has_reached(held.slot, Word.COPIED, held.use):
                 return
             driver, device = cuda.load(), held.storages[0].device
             with driver.on(device):
                 stream = driver.stream(device)
-                driver.wait(stream, tally.place(held.slot, Word.COPIED), held.use)
-                driver.write(stream, tally.place(held.slot, Word.PASSED), held.use)
+                driver.wait(stream, flags.place(held.slot, Word.COPIED), held.use)
+                driver.write(stream, flags.place(held.slot, Word.PASSED), held.use)
             held.awaits = tuple(Word)
 
     @property
@@ -144,13 +144,13 @@ class Exporter:
         has."""
         with self._lock:
             self._free.clear()
-            tally = self._tally
-        if tally is not None:
-            leave(tally.guest, self._let_go)
+            flags = self._flags
+        if flags is not None:
+            leave(flags.guest, self._let_go)
 
     def _let_go(self, is_alone: bool) -> bool:
         with self._lock:
-            if self._tally is None:
+            if self._flags is None:
                 return True
             if is_alone:
                 self._give_back(list(self._held))
@@ -158,8 +158,8 @@ class Exporter:
             self._free.clear()
             if self._held:
                 return False
-            self._tally.close()
-            self._tally = None
+            self._flags.close()
+            self._flags = None
         return True
 
 

@@ -37,7 +37,7 @@ class Word(IntEnum):
 _WORDS = len(Word)
 
 
-class Tally:
+class FlagPage:
     """The page. Devices can use it from `attach` on."""
 
     def __init__(self, page: mmap.mmap, made: tuple[int, int] | None = None) -> None:
@@ -48,8 +48,8 @@ class Tally:
         self._attached: tuple[Driver, torch.device, int] | None = None
 
     @classmethod
-    def create(cls) -> Tally:
-        descriptor = os.memfd_create("remora-tally", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def create(cls) -> FlagPage:
+        descriptor = os.memfd_create("remora-flags", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             seal(descriptor, _SIZE)
             os.posix_fallocate(descriptor, 0, _SIZE)  # or a write would end the process when memory is short
@@ -69,7 +69,7 @@ class Tally:
         return number, os.getpid(), descriptor
 
     @classmethod
-    def open(cls, number: int, process: int, descriptor: int) -> Tally:
+    def open(cls, number: int, process: int, descriptor: int) -> FlagPage:
         """Open a page that another process has made. OSError or ValueError if that fails."""
         opened = open_sealed(process, descriptor, _SIZE)
         try:

@@ -36,30 +36,30 @@ class Reference(NamedTuple):
     number: int
     slot: int
     use: int
-    tally: tuple[int, int, int]
+    flags: tuple[int, int, int]
     device: bytes
     places: list[Place]
 
     @property
     def process(self) -> int:
         """Return the process that owns the memory."""
-        return self.tally[1]
+        return self.flags[1]
 
     def pack(self) -> bytes:
-        head = _HEAD.pack(self.number, self.slot, self.use, *self.tally, self.device, len(self.places))
+        head = _HEAD.pack(self.number, self.slot, self.use, *self.flags, self.device, len(self.places))
         return head + b"".join(_PLACE.pack(at.handle, at.allocation, at.offset, at.size) for at in self.places)
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Reference:
         """Read a reference; Unreachable if the bytes are not one."""
         try:
-            number, slot, use, tally, process, descriptor, device, count = _HEAD.unpack_from(data)
+            number, slot, use, flags, process, descriptor, device, count = _HEAD.unpack_from(data)
             places = [Place(*_PLACE.unpack_from(data, _HEAD.size + i * _PLACE.size)) for i in range(count)]
         except struct.error as error:
             raise Unreachable(f"a reference to device memory is cut short: {error}") from None
         if slot >= SLOTS:
             raise Unreachable(f"a reference to device memory names slot {slot} of {SLOTS}")
-        return cls(number, slot, use, (tally, process, descriptor), device, places)
+        return cls(number, slot, use, (flags, process, descriptor), device, places)
 
 
 def number_of(reference: bytes | memoryview) -> int:

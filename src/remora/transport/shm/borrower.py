@@ -42,7 +42,7 @@ from remora.transport.shm import lender as shm
 from remora.transport.shm.lender import ALIGNED, HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise, places_in
 from remora.wire.buffer_pool import everywhere
 
-PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
+SPIN_LIMIT = 1e-3  # seconds to look for the end of a copy without sleeping
 FILL_LIMIT = 30.0  # seconds for a copy of a megabyte at most; a lender that was stopped may go on till then
 
 _PRIVATE: int = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0) | getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -169,7 +169,7 @@ class Filling(LateFill):
     def wait(self, worthwhile: Callable[[], bool]) -> bool:
         """Wait until all of it can be used: almost no time, unless the lender was stopped in the midst of it. Return False
         if it is overdue, or not worthwhile any more. `Hole` if there is no memory in it."""
-        patience = time.monotonic() + PATIENCE
+        patience = time.monotonic() + SPIN_LIMIT
         while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
             if self.told:
                 self._map()
@@ -179,14 +179,14 @@ class Filling(LateFill):
             if time.monotonic() < patience:
                 _make_way()
             else:
-                time.sleep(PATIENCE)
+                time.sleep(SPIN_LIMIT)
         return False
 
     def wait_briefly(self) -> bool:
         """Return True if all of it is filled now, or within a millisecond, as it is unless a thread was stopped."""
         if self.told:
             return True
-        patience = time.monotonic() + PATIENCE
+        patience = time.monotonic() + SPIN_LIMIT
         while time.monotonic() < patience:
             _make_way()
             if self.told:
