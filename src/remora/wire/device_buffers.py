@@ -34,7 +34,7 @@ Region = tuple[torch.UntypedStorage, int, int]  # storage, start, number of byte
 Manifest = list[tuple[str, bytes | tuple[int, int]]]  # of each lot: where it arrives; a reference, or which buffers
 Place = tuple[int, int]  # of a storage: its lot, and where in it
 
-_TRIAL = "?"
+_PROBE = "?"
 _LENGTH = struct.Struct("<I")
 
 
@@ -52,7 +52,7 @@ class Route(Protocol):
     def retract(self, reference: bytes) -> None:
         """Take back what was lent for a message that is never sent."""
 
-    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+    def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """Return a reference for the receiver to try, if it has not been tried yet."""
 
 
@@ -80,7 +80,7 @@ class DeviceBuffers:
     def _close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
         manifest: Manifest = []
         parts: list[torch.Tensor] = []
-        trial: tuple[str, bytes] | None = None
+        probe: tuple[str, bytes] | None = None
         for device, (_, regions) in self._lots.items():
             target = self._route.target(device)
             reference = self._route.lend(regions, target)
@@ -91,11 +91,11 @@ class DeviceBuffers:
                 continue
             manifest.append((str(target), (first_buffer + len(parts), len(regions))))
             parts += [copies.span(*region) for region in regions]
-            tried = None if trial else self._route.trial(regions, target)
+            tried = None if probe else self._route.probe(regions, target)
             if tried is not None:
                 undo.append(partial(self._route.retract, tried))
-                trial = f"{_TRIAL}{target}", tried
-        listed = pickle.dumps(manifest if trial is None else [*manifest, trial], 5)
+                probe = f"{_PROBE}{target}", tried
+        listed = pickle.dumps(manifest if probe is None else [*manifest, probe], 5)
         return listed + _LENGTH.pack(len(listed)), Download(parts, _warm) if parts else None
 
 
@@ -185,7 +185,7 @@ class Landing:
 
     def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] | None = None) -> None:
         self._uploads = uploads or {}  # what was copied to its device as it came, by the number of the buffer
-        self._trial = manifest.pop() if manifest[-1][0].startswith(_TRIAL) else None
+        self._trial = manifest.pop() if manifest[-1][0].startswith(_PROBE) else None
         self._lots = [reference for _, reference in manifest]
         self._lender = lender
         self._found: dict[int, list[torch.UntypedStorage]] = {}
@@ -220,7 +220,7 @@ class Landing:
         assert self._trial is not None
         (place, reference), self._trial = self._trial, None
         try:
-            self._lender.try_out(cast(bytes, reference), torch.device(place[len(_TRIAL) :]))
+            self._lender.try_out(cast(bytes, reference), torch.device(place[len(_PROBE) :]))
         except Exception:  # then nothing is lent to us
             pass
 

@@ -34,7 +34,7 @@ log = logging.getLogger("remora")
 HERE, THERE = b"h", b"t"  # what a reference begins with: memory of this process, or of another one
 DEVICE = 1 << 63  # marks a number of lent device memory
 REFUSED = 1 << 62  # … that cannot be opened, and neither can other memory
-OPENED = 1 << 61  # … that was a trial, and can be
+OPENED = 1 << 61  # … that was a probe, and can be
 
 _NUMBER = struct.Struct("<Q")
 _token = secrets.token_hex(8)
@@ -113,15 +113,15 @@ class DeviceExchange:
             self._exporter = cuda_ipc.Exporter(self._limit)
         return self._exporter
 
-    def trial(self, device: torch.device) -> bytes | None:
+    def probe(self, device: torch.device) -> bytes | None:
         """Return a reference for the peer to try, once; None if it has had one."""
         if self._state != "unknown" or not self._limit or self._peer.get("process") == _process():
             return None
         if self._why_not(device):
             return None
         try:
-            probe = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
-            reference = self._exporting().export([(probe, 0, 64)])
+            piece = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
+            reference = self._exporting().export([(piece, 0, 64)])
         except RuntimeError:  # no memory: the next message may have better luck
             return None
         if reference is None:

@@ -59,9 +59,9 @@ class PeerRoute:
         """See `Route`."""
         return self._handover.lend(regions, target, self._in_place)
 
-    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+    def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """See `Route`."""
-        return None if target.type == "cpu" else self._handover.trial(regions[0][0].device)
+        return None if target.type == "cpu" else self._handover.probe(regions[0][0].device)
 
     def retract(self, reference: bytes) -> None:
         """See `Route`."""
