@@ -143,7 +143,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
     if len(tensors) < len(found):
         try:
             return list(torch._jit_internal._extract_tensors(value))  # type: ignore[no-untyped-call]
-        except Exception:  # then those that can be seen have to do
+        except Exception:  # then the tensors found so far have to do
             pass
     return tensors
 

@@ -1,7 +1,7 @@
 """Remote modules inside TorchScript: a module that compiles, and that leaves the call itself to Python.
 
-TorchScript's own RPC operators know torch's agent and no other. But compiled code may call Python, if it knows the types;
-those a module interface tells. So a module is written here, in source, whose methods have the interface's signature.
+TorchScript's own RPC operators know torch's agent and no other. But compiled code may call Python, if it knows the types,
+and a module interface gives them. So this module writes the source of a module whose methods have the interface's signature.
 """
 
 from __future__ import annotations

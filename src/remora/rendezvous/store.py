@@ -133,7 +133,7 @@ def _with_query(meeting: _Meeting) -> str:
     parts = urlparse(meeting.url)
     query = dict(parse_qsl(parts.query))
     query["rank"] = str(meeting.rank)
-    # Over TCP the store would wait for all to connect. The group does that itself, and can tell who is missing.
+    # Over TCP the store would wait for all to connect. The group does that itself, and can name the missing ranks.
     size = None if meeting.scheme in ("tcp", "env") else meeting.world_size
     query["world_size"] = str(size or -1)
     return urlunparse(parts._replace(query=urlencode(query)))

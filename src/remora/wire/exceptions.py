@@ -21,7 +21,7 @@ from remora.wire.raw_memory import from_bytes
 
 _TEXT_LIMIT = 1 << 16
 _WORDS = "_remora_words"  # the text of an exception whose constructor was not run, if it is to be torch's
-speaks_like_torch = False  # programs written for torch's RPC look for its words in place of an exception's own text
+speaks_like_torch = False  # programs written for torch's RPC look for torch's text in place of an exception's own
 _OUR_ATTRIBUTES = {_WORDS, "worker", "remote_traceback"}
 
 _E = TypeVar("_E", bound=Exception)

@@ -20,7 +20,7 @@ class Undo(list[Callable[[], None]]):
 
     def run(self) -> None:
         """Run all of them, last first."""
-        self.armed = True  # a strike in the midst of this leaves the rest to the destructor
+        self.armed = True  # an exception in the midst of this leaves the rest to the destructor
         while self:
             self[-1]()
             self.pop()  # now: had it been interrupted, it would be run again

@@ -39,7 +39,7 @@ OPENED = 1 << 61  # … that was a probe, and can be
 _NUMBER = struct.Struct("<Q")
 _token = secrets.token_hex(8)
 _numbers = itertools.count().__next__
-# lent within this process, by whom
+# lent within this process, by lender
 _here: dict[int, tuple[list[torch.UntypedStorage], streams.StreamPoint | None, object]] = {}
 
 

@@ -43,7 +43,7 @@ class PeerRoute:
         self.moves_cpu = bool(problem) or device_map.get(registry.HOST, registry.HOST) != registry.HOST
 
     def target(self, device: torch.device) -> torch.device:
-        """See `Route`."""
+        """Return the device on which a tensor on `device` arrives. Raises if there is none."""
         if self._problem:
             raise ValueError(self._problem)
         found = self._map.get(device)
@@ -56,15 +56,15 @@ class PeerRoute:
         return device if self._there.has(device) else registry.HOST
 
     def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """See `Route`."""
+        """Return a reference to regions that are to arrive on `target`; None if they have to go in buffers."""
         return self._handover.lend(regions, target, self._in_place)
 
     def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """See `Route`."""
+        """Return a reference for the receiver to try, if it has not been tried yet."""
         return None if target.type == "cpu" else self._handover.probe(regions[0][0].device)
 
     def retract(self, reference: bytes) -> None:
-        """See `Route`."""
+        """Take back what was lent for a message that is never sent."""
         self._handover.retract(reference)
 
 
@@ -127,7 +127,7 @@ class DeviceRouting:
         )
 
     def map_for(self, name: str) -> DeviceMap:
-        """Our map for a peer."""
+        """Return the device map of this worker for a peer."""
         return dict(self.mine.maps.get(name, {}))
 
     def devices(self) -> list[torch.device]:

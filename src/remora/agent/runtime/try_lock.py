@@ -5,16 +5,16 @@ collector runs a destructor inside the critical section. A plain lock would then
 a thread *takes* a turn if it is free, and otherwise leaves what it wanted done with the holder (in a queue), or learns
 that the holder is a frame of its own (`mine`).
 
-An exception from a signal handler can strike the main thread after any call of a C function, at the start of a Python
+An exception from a signal handler can interrupt the main thread after any call of a C function, at the start of a Python
 function and at the end of a turn of a loop; nowhere else. Hence the form of a critical section:
 
     if turn.take():
         try:
             ...
         finally:
-            turn.free[0] = True     # no call, so nothing can strike before it
+            turn.free[0] = True     # no call, so nothing can interrupt before it
 
-`take` returns without an occasion for a strike, and `try` begins without one. (A method `release` would have one at its
+`take` returns without a point where it can be interrupted, and `try` begins without one. (A method `release` has one at its
 start.) """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from threading import TIMEOUT_MAX, Lock, get_ident, main_thread
 from time import monotonic
 from weakref import WeakSet
 
-# Longest sleep of a thread that waits for another one. The other one may be struck after it let go and before it wakes us.
+# Longest sleep of a thread that waits for another. An exception may stop the other after its release, before it wakes us.
 RECHECK = 0.02  # seconds
 
 
@@ -73,7 +73,7 @@ def explain_block(what: str) -> str:
 
 class TryLock:
     """A lock of one critical section. `free` has one entry while no thread has the turn. To take it is to delete that
-    entry: one instruction, so one thread gets it, and no call, so nothing strikes before the thread knows."""
+    entry: one instruction, so one thread gets it, and no call, so nothing interrupts before the thread knows."""
 
     __slots__ = ("__weakref__", "_thread", "free", "waiters")
 
@@ -92,7 +92,7 @@ class TryLock:
             del self.free[0]
         except KeyError:
             return False
-        self._thread = me  # (no call since: neither a strike nor another thread comes in between)
+        self._thread = me  # (no call since: neither an exception nor another thread comes in between)
         return True
 
     def mine(self) -> bool:

@@ -337,5 +337,5 @@ def _before_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # In a child nothing is on loan. (`shm` sees to the descriptors.)
+    # In a child nothing is on loan. (`lender` closes the descriptors.)
     os.register_at_fork(before=_before_fork, after_in_child=_arenas.clear)
