@@ -263,7 +263,7 @@ def test_nobody_at_the_master_port_is_an_error_within_the_timeout(pair: Workers)
 def test_the_master_port_is_watched_for_as_long_as_the_bring_up_may_take(bringup: float, call: float) -> None:
     """However long a call may take: rank 0 may start late, and a program may not want to wait for long."""
     begun = time.monotonic()
-    with pytest.raises(RendezvousError, match=f"nobody listened .* within {bringup:g} s"):
+    with pytest.raises(RendezvousError, match=f"nothing listened .* within {bringup:g} s"):
         start("worker1", 1, 2, f"tcp://127.0.0.1:{free_port()}", bringup_timeout=bringup, rpc_timeout=call)
     assert bringup / 2 <= time.monotonic() - begun < 10.0
 

@@ -25,7 +25,7 @@ import torch
 from remora import rpc
 from remora.agent.calls import call as calls
 from remora.agent.calls import future as futures
-from remora.agent.runtime.pool import current_worker
+from remora.agent.runtime.current import current_worker
 from remora.errors import CallOutcomeUnknown, CallTimeout
 from remora.rref.ref_table import Table
 from remora.testing.world import World

@@ -46,10 +46,10 @@ def test_it_stands_still_until_it_is_moved() -> None:
     clock.advance(2.5)
     clock.advance(0.0)
     assert clock.now() == 2.5
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="not negative"):
         clock.advance(-1)
     for nowhere in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"not by {nowhere}"):
+        with pytest.raises(ValueError, match=f"finite number of seconds, got {nowhere}"):
             clock.advance(nowhere)
     assert clock.now() == 2.5
 
@@ -429,7 +429,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
 def test_a_world_has_a_clock_if_it_was_asked_for(world: World) -> None:
     with World(1) as plain:
         assert plain[0].clock is SYSTEM
-        with pytest.raises(RuntimeError, match="time is real in this world"):
+        with pytest.raises(RuntimeError, match="this world uses the system clock"):
             _ = plain.clock
     with pytest.raises(ValueError, match="clock must be"):
         World(1, clock="broken")  # type: ignore[arg-type]

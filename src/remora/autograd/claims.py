@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from remora.agent.runtime.pool import blocking_region
+from remora.agent.runtime.current import blocking_region
 from remora.autograd.leaves import Gathered
 
 # Guards the three below. Reentrant: a local pass may end, and drop its token, in the midst of anything.

@@ -352,7 +352,7 @@ class Remote(Dataset[Any]):
 def take_one(data: Remote, parent: str) -> None:
     batches = iter(DataLoader(data, num_workers=1))
     try:
-        with pytest.raises(NotInitialized, match=rf"forked from the one of {parent}(?s:.*)DataLoader: set num_workers=0"):
+        with pytest.raises(NotInitialized, match=rf"forked from the process of {parent}(?s:.*)set num_workers=0"):
             next(batches)
     finally:
         batches._shutdown_workers()  # type: ignore[attr-defined]

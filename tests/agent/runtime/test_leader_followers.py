@@ -14,8 +14,8 @@ import pytest
 
 import remora.agent
 from remora.agent.runtime import leader_followers as runtime
+from remora.agent.runtime.current import blocking_region
 from remora.agent.runtime.leader_followers import LeaderFollowers
-from remora.agent.runtime.pool import blocking_region
 from remora.protocol.leader import (
     HELP,
     IDLE,

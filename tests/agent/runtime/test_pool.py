@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from remora.agent.runtime.pool import WorkerPool, blocking_region
+from remora.agent.runtime.current import blocking_region
+from remora.agent.runtime.pool import WorkerPool
 from remora.transport.poller import EpollPoller, Poller, SelectPoller
 from tests.agent.alone import wait_until
 

@@ -188,7 +188,7 @@ I = torch.tensor  # noqa: E741
     ],
 )
 def test_a_sparse_tensor_that_makes_no_sense_is_refused(indices: Any, values: Any, shape: Any, coalesced: bool) -> None:
-    with pytest.raises(SerializationError, match=r"no sense|cannot be"):
+    with pytest.raises(SerializationError, match=r"not valid|cannot have"):
         layouts._coo(indices, values, shape, coalesced, False)
 
 
@@ -208,7 +208,7 @@ def test_a_sparse_tensor_that_makes_no_sense_is_refused(indices: Any, values: An
 def test_and_a_compressed_one(layout: str, compressed: list[int], plain: list[int]) -> None:
     blocks = layout in ("sparse_bsr", "sparse_bsc")
     values, shape = (torch.ones(2, 2, 2), (4, 4)) if blocks else (torch.ones(2), (2, 2))
-    with pytest.raises(SerializationError, match="no sense"):
+    with pytest.raises(SerializationError, match="not valid"):
         layouts._compressed(layout, I(compressed), I(plain), values, shape, False)
     with pytest.raises(SerializationError, match="no compressed layout"):
         layouts._compressed("strided", I(compressed), I(plain), values, shape, False)
