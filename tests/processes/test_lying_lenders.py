@@ -335,7 +335,8 @@ def have_little_patience() -> None:
 
 @later
 def test_answers_that_are_never_filled_end_at_their_deadline_and_without_one_at_the_limit() -> None:
-    with Workers(2) as workers:
+    # Few threads of the pool: with 16 it grows by those that read, more of them the less each of them runs.
+    with Workers(2, options={"num_worker_threads": 2}) as workers:
         workers.run(1, meet, "worker0")
         workers.run(0, never_copy)
         told, took = workers.run(1, fetch_late, "worker0", 1.0)

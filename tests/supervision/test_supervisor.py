@@ -342,7 +342,7 @@ def test_a_name_is_taken_while_its_process_is_being_started(monkeypatch: pytest.
             super().__init__(*args)
 
     monkeypatch.setattr("remora.supervision.supervisor.Child", SlowChild)
-    with Supervisor(NEVER) as supervisor:
+    with Supervisor(NEVER, together=False) as supervisor:  # or the failure of "a" ends "b", if that is still running
         first = threading.Thread(target=supervisor.start, args=("a", python("import sys; sys.exit(5)")))
         first.start()
         try:
