@@ -17,6 +17,7 @@ from remora.errors import WorkerLost
 from remora.transport.shm import lender as shm
 from remora.wire import raw_memory as wire_memory
 from tests.processes import targets
+from tests.thorough import THOROUGH
 from tests.workers import WorkerGone, Workers
 
 MB = 1 << 20
@@ -195,7 +196,7 @@ def work_of_bytes_by_that_of_a_tensor(to: str) -> float:
 
 
 @used
-@pytest.mark.skipif(os.environ.get("REMORA_THOROUGH") != "1", reason="moves gigabytes; REMORA_THOROUGH=1 runs it")
+@pytest.mark.skipif(not THOROUGH, reason="moves gigabytes; make test-long runs it")
 @pytest.mark.skipif(not wire_memory._has_huge_pages(), reason="this system has no large pages")
 def test_bytes_take_the_time_of_the_copy_that_they_need_beside_that_of_a_tensor(pair: Workers) -> None:
     """A tensor is copied once, bytes twice, the second time to fresh memory. It was 7 times the work, and before that 70."""

@@ -25,9 +25,9 @@ from remora.protocol.handshake import Identity, Initiator
 from tests.machine import slowdown
 from tests.processes import targets
 from tests.processes.flooder import connect
+from tests.thorough import THOROUGH
 from tests.workers import Workers
 
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
 RATE, SECONDS, SILENT = (7000.0, 20.0, 2000) if THOROUGH else (1500.0, 2.0, 500)
 STEP = 0.1  # seconds that an honest newcomer takes for each step of its handshake
 SECRET = "the secret of this group of workers"

@@ -31,9 +31,9 @@ from remora.rref.ref_table import Table
 from remora.testing.world import World
 from remora.transport import link as stream
 from tests.systematic.tracing import MAKING, AtEachPlace, Place
+from tests.thorough import THOROUGH
 
 STUCK = 25.0  # seconds after which a process is
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
 LONGEST = 15.0 if THOROUGH else 1.2  # seconds for which places are looked for
 WAIT = 10.0  # seconds for a wait of a destructor, which ends at once or
 SOON = 0.05  # after so many seconds, if its own thread keeps the answer from coming
