@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from remora import rpc
+from tests.eventually import eventually
 from tests.machine import slowdown
 from tests.processes import targets
 
@@ -205,7 +206,7 @@ class Pair:
 
     def await_ready(self) -> None:
         out = self.folder / "out0"  # which the process itself makes
-        targets.wait_until(lambda: out.exists() and READY in out.read_text())
+        eventually(lambda: out.exists() and READY in out.read_text())
 
     def interrupt(self) -> None:
         os.kill(self.pids[0], signal.SIGINT)

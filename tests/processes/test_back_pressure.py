@@ -17,6 +17,7 @@ import torch
 
 from remora import rpc
 from remora.agent.channel.flow_control import OUTBOX_LIMIT
+from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -133,7 +134,7 @@ def ask_and_do_not_read(to: str, n: int, go_on: str, function: Any = torch.zeros
         else:
             futures = [rpc.rpc_async(to, function, args=(shape,), timeout=60) for _ in range(n)]
         print("asked")
-        targets.wait_until(lambda: os.path.exists(go_on))
+        eventually(lambda: os.path.exists(go_on))
     channel.watch()
     return sum(value.shape == shape for value in torch.futures.wait_all(futures))
 
@@ -176,7 +177,7 @@ def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(functi
     with Workers(2) as workers:
         before = workers.run(1, targets.resident_bytes)
         asking = workers.start(0, ask_and_do_not_read, "worker1", 1000, str(tmp_path / "go on"), function)
-        targets.wait_until(lambda: "asked" in workers.output(0))
+        eventually(lambda: "asked" in workers.output(0))
         assert until_it_stands_still(lambda: workers.run(1, targets.resident_bytes)) - before < BOUND
         (tmp_path / "go on").touch()
         assert asking.result(timeout=30.0) == 1000
@@ -190,7 +191,7 @@ def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(functi
 def test_other_callers_are_served_while_one_does_not_read(slow: Any, quick: Any, tmp_path: Path) -> None:
     with Workers(3, options={"num_worker_threads": 2}) as workers:
         asking = workers.start(0, ask_and_do_not_read, "worker1", 200, str(tmp_path / "go on"), slow)
-        targets.wait_until(lambda: "asked" in workers.output(0))
+        eventually(lambda: "asked" in workers.output(0))
         until_it_stands_still(lambda: workers.run(1, reply_bytes, "worker0"))
         for _ in range(5):
             seconds, kind, value = workers.run(2, targets.timed_call, "worker1", quick, 4)
@@ -218,7 +219,7 @@ def pull_without_reading(to: str, changed: str) -> list[float]:
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
     with channel._reading:
         future = rpc.rpc_async(to, pull, timeout=20)
-        targets.wait_until(lambda: os.path.exists(changed))
+        eventually(lambda: os.path.exists(changed))
     channel.watch()
     return list(future.wait().unique().tolist())
 
@@ -229,7 +230,7 @@ def test_a_reply_is_what_the_function_returned_and_not_what_became_of_it(threads
     with Workers(3, options={"num_worker_threads": threads}) as workers:
         changed = tmp_path / "changed"
         pulling = workers.start(0, pull_without_reading, "worker1", str(changed))
-        targets.wait_until(lambda: workers.run(1, reply_bytes, "worker0") > MIB)
+        eventually(lambda: workers.run(1, reply_bytes, "worker0") > MIB)
         assert workers.run(2, targets.call, "worker1", push) == 1.0
         changed.touch()
         assert pulling.result(timeout=20.0) == [0.0]
@@ -249,7 +250,7 @@ def block_the_way(to: str, pid: int) -> dict[str, tuple[float, str]]:
     huge.start()
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
     try:
-        targets.wait_until(lambda: channel.pending)
+        eventually(lambda: channel.pending)
         time.sleep(0.2)  # it has filled what the kernel takes by now
         found = {}
         for name, way in {

@@ -22,6 +22,7 @@ from remora import rpc
 from remora.agent.peers import listener
 from remora.protocol.conversation import Kind, header
 from remora.protocol.handshake import Identity, Initiator
+from tests.eventually import eventually
 from tests.machine import slowdown
 from tests.processes import targets
 from tests.processes.flooder import connect
@@ -131,7 +132,7 @@ def test_a_flood(transport: str, what: str) -> None:
             thread.join(60)
             assert process.stdout is not None
             made = int(process.stdout.readline())
-        targets.wait_until(lambda: workers.run(1, pending) == 0, 20.0)
+        eventually(lambda: workers.run(1, pending) == 0, 20.0)
         grown = workers.run(1, memory) - rss
         lines = workers.output(1).count("\n")
         report = f"{transport} {what}: {made / seconds:.0f}/s; calls {before}/s, then {during:.0f}/s"
@@ -166,4 +167,4 @@ def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(worker.handshake_client, "secret_is_of_user", False)  # with a given secret they may come
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(name)
-            targets.wait_until(lambda: len(said) == 1)
+            eventually(lambda: len(said) == 1)

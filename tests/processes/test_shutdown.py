@@ -10,6 +10,7 @@ import pytest
 
 from remora import rpc
 from remora.rpc import all_gather
+from tests.eventually import eventually
 from tests.machine import slowdown
 from tests.processes import targets, witness
 from tests.workers import Workers
@@ -121,7 +122,7 @@ def leave_while_waiting(to: str) -> tuple[str, str]:
 def test_a_worker_that_left_is_gone_for_its_callers_at_once() -> None:
     with Workers(2) as workers:
         waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
-        targets.wait_until(lambda: workers.run(0, serving) == 1)
+        eventually(lambda: workers.run(0, serving) == 1)
         workers.run(0, leave_and_unblock)
         seconds, kind, words = waiting.result()
         assert kind in ("WorkerLost", "")  # its answer may have been on the way
@@ -144,7 +145,7 @@ def leave_and_unblock() -> None:
 def test_a_worker_that_dies_while_others_leave_is_named() -> None:
     with Workers(3) as workers:
         leaving = [workers.start(rank, graceful) for rank in (0, 1)]
-        targets.wait_until(lambda: workers.run(2, targets.call, "worker0", targets.double, 1) == 2)
+        eventually(lambda: workers.run(2, targets.call, "worker0", targets.double, 1) == 2)
         killed = time.monotonic()
         workers.kill(2)
         for pending in leaving:
@@ -169,7 +170,7 @@ def test_a_worker_that_died_before_is_named_when_the_others_leave() -> None:
 def test_the_leader_may_die_too() -> None:
     with Workers(3) as workers:
         leaving = [workers.start(rank, graceful) for rank in (1, 2)]
-        targets.wait_until(lambda: workers.run(0, targets.call, "worker1", targets.double, 1) == 2)
+        eventually(lambda: workers.run(0, targets.call, "worker1", targets.double, 1) == 2)
         workers.kill(0)
         start = time.monotonic()
         for pending in leaving:
@@ -199,7 +200,7 @@ def test_shutdown_twice_says_that_there_is_no_worker() -> None:
 def test_a_function_that_does_not_end_holds_nobody_up_for_longer_than_the_timeout() -> None:
     with Workers(2) as workers:
         workers.run(0, start_and_forget, "worker1")
-        targets.wait_until(lambda: workers.run(1, serving) == 1)
+        eventually(lambda: workers.run(1, serving) == 1)
         leaving = [workers.start(rank, graceful, 1.0) for rank in (0, 1)]
         for pending in leaving:
             seconds, kind, words = pending.result()
@@ -263,7 +264,7 @@ def wait_in_vain_and_end() -> tuple[str, str]:
     """One thread waits for the others to come; another one ends the worker. What the first is told."""
     worker = rpc._get_current_rpc_agent()
     thread, outcomes = leave_in_a_thread()
-    targets.wait_until(lambda: all_gather._of(worker).states)
+    eventually(lambda: all_gather._of(worker).states)
     rpc.shutdown(graceful=False)
     thread.join(2.5)
     assert outcomes, "it waits for ever"
@@ -310,10 +311,10 @@ def leave_late(other: str) -> list[str]:
     peers, stop = worker.agent.peers, worker.stop
 
     def late(graceful: bool = False) -> None:
-        targets.wait_until(lambda: worker.handshake_client.is_gone(peers.find(other).record))
+        eventually(lambda: worker.handshake_client.is_gone(peers.find(other).record))
         peers.failure_detector._began = float("-inf")
         peers.tick(worker.clock.now())
-        targets.wait_until(lambda: not peers.find(other).dialling)
+        eventually(lambda: not peers.find(other).dialling)
         stop(graceful)
 
     worker.stop = late  # type: ignore[method-assign]

@@ -30,6 +30,7 @@ from remora.errors import CallOutcomeUnknown, CallTimeout
 from remora.rref.ref_table import Table
 from remora.testing.world import World
 from remora.transport import link as stream
+from tests.eventually import eventually
 from tests.systematic.tracing import MAKING, AtEachPlace, Place
 from tests.thorough import THOROUGH
 
@@ -196,13 +197,6 @@ def left(table: Table) -> object:
     return table.counts(), dict(list(table.holder.forks.items())[:3]), dict(list(table.owner.values.items())[:3])
 
 
-def wait_until(condition: Callable[[], object], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 8.0
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.005)
-
-
 def nothing_left(world: World) -> bool:
     gc.collect()
     tables = [world[i].references.table for i in range(3)]
@@ -235,7 +229,7 @@ def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:
         work()
         destructor.check()
         destructor.to_drop.clear()
-        wait_until(lambda: nothing_left(world), lambda: [left(world[i].references.table) for i in range(3)])
+        eventually(lambda: nothing_left(world), 15.0, what=lambda: [left(world[i].references.table) for i in range(3)])
     print(f"done at {destructor.count} places", file=report)
 
 
