@@ -4,6 +4,7 @@
 #   make test     lint, types, tests                       (ARGS="tests/wire -k tensor" narrows the tests; JOBS=1: one by one)
 #   make test-long the tests in full (REMORA_THOROUGH=1): more repetitions, more examples; before a release
 #   make coverage the tests, and which branches of the package they take; takes half as long again
+#   make docs     the lists in docs/ that are made from the source (layers, locks, errors, settings); a test says when they are stale
 #   make lint     ruff and mypy --strict
 #   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); thousands of fault plans; test-long
@@ -27,7 +28,7 @@ LINTED := src tests benchmarks examples
 PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/autograd
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long coverage lint paths chaos fuzz gpu-test bench clean distclean
+.PHONY: help demo test test-long coverage docs lint paths chaos fuzz gpu-test bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,6 +50,9 @@ coverage: $(INSTALLED)
 	@$(BIN)/coverage erase
 	@status=0; $(BIN)/coverage run -m pytest $(ARGS) || status=$$?; \
 	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m tests.docs_lists
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)

@@ -15,7 +15,7 @@ from remora.transport.addresses import Address
 BACKLOG = 1024  # a kernel that has no place for a caller does not answer it, which looks as if the host were cut off
 
 _rooms: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> who takes the other end
-_rooms_lock = threading.RLock()
+_rooms_lock = threading.RLock()  # guards: _rooms
 
 
 def _no_matter(sock: socket.socket) -> None:

@@ -52,7 +52,7 @@ class Retries:
     def __init__(self, agent: Agent) -> None:
         self.gaps = gaps()
         self._agent = agent
-        self._lock = threading.RLock()  # guards _waiting
+        self._lock = threading.RLock()  # guards: _waiting
         self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
 
     def send(

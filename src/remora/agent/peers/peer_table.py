@@ -19,7 +19,7 @@ class PeerTable:
     """Who is known. A name and an id belong to the worker that had them last."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # guards the three tables
+        self._lock = threading.RLock()  # guards: the three tables
         self.by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
         self._graves: dict[WorkerKey, Peer] = {}  # in the order in which they went

@@ -28,7 +28,7 @@ class Coroutines:
         self._name = name
         self._clock = clock
         self.worker: object = None  # for whom the coroutines act
-        self._starting = threading.RLock()
+        self._starting = threading.RLock()  # guards: _loop, _thread and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None

@@ -111,9 +111,9 @@ class WorkerPool:
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
         self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing left to do then
-        # Guards the count. Nothing is called or made while it is held: the collector could run a destructor there, which
-        # might wait for a job that needs a place.
-        self._lock = threading.RLock()
+        # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
+        # job that needs a place.
+        self._lock = threading.RLock()  # guards: the count of jobs that run
         self._active = 0
         self._threads: set[threading.Thread] = set()  # each change is one operation, which needs no lock
         self.backlog: deque[Task] = deque()  # jobs that wait for a place

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 LetGo = Callable[[bool], bool]  # told whether the other process is gone, lets go of what it can, and says if that was all
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # guards: _left
 _left: list[tuple[int, LetGo]] = []
 
 

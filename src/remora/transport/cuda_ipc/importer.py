@@ -34,7 +34,7 @@ class Importer:
     """What one worker has of the device memory of one other."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, process: int = 0) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards: the table of imports
         self._clock = clock
         self._process = process  # whose memory it is; 0: not known, then the first one that it names
         self._tally: Tally | None = None
