@@ -13,6 +13,8 @@ import torch
 from remora import rpc
 from tests.eventually import eventually
 
+wait_until = eventually
+
 counts: dict[int, int] = {}
 _lock = threading.Lock()
 _gate = threading.Event()
