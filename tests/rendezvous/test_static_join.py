@@ -271,8 +271,8 @@ def test_a_long_wait_says_for_whom(caplog: pytest.LogCaptureFixture, monkeypatch
     monkeypatch.setattr("remora.long_wait.FIRST", 0.6)
     failures(lambda: HashStore(), 3, record("a", 1), timeout=2.0)
     said = [each.getMessage() for each in caplog.records]
-    assert len(said) == 2  # after 0.6 s, and after 1.2
-    assert said[0].startswith("init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, ")
+    assert 1 <= len(said) <= 2  # after 0.6 s, and after 1.2; one line for both if this thread does not run meanwhile
+    assert all(each.startswith("init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, ") for each in said)
 
 
 def test_a_rank_0_that_hosts_the_store_and_does_not_come_is_pointed_out(

@@ -68,7 +68,7 @@ class Pass:
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
         self.desk: WorkQueue | None = None
         self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of the context
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards: the fields below, and the list of segments
         self._running = 0  # segments
         self._when_idle: list[Callable[[], None]] = []
         self._reach: Reach | None = None  # what was found so far

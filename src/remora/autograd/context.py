@@ -36,7 +36,7 @@ class Context:
         self.passes: dict[Key, Pass] = {}
         self.ended: dict[Key, set[Peer]] = {}  # passes that are over here, and whom we had given a part in them
         self.released = False
-        self.lock = threading.RLock()  # guards passes and ended
+        self.lock = threading.RLock()  # guards: passes and ended
         self._next_message = next_message
 
     @property

@@ -15,7 +15,7 @@ class Countdown(Generic[T]):
     def __init__(self, report: Callable[[T | None], None]) -> None:
         self._report: Callable[[T | None], None] | None = report
         self._under_way = 1  # whoever starts the errand; ends with `finish`
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards: _under_way and _report
 
     def begin(self) -> None:
         """One more thing is under way."""

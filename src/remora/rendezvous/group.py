@@ -139,7 +139,7 @@ class DynamicGroup:
         self.group_id = ""
         self._table = StoreTable(store, seal)
         self._strange_lines = False  # the log says that there are some
-        self._reading = threading.Lock()  # guards what follows, while it is brought up to date
+        self._reading = threading.Lock()  # guards: the roster and its version, while they are brought up to date
         self._read = 0
         self._unwritten: set[int] = set()  # lines that were drawn and not yet written: their workers are slow, or dead
         self._present: dict[str, WorkerRecord] = {}  # by incarnation: joined, and not left

@@ -161,7 +161,7 @@ class EpollPoller(Poller):
     lasts = FAST_PATHS.lasting_arm
 
     def __init__(self) -> None:
-        self._changing = threading.RLock()  # a descriptor's number means the same source throughout a change
+        self._changing = threading.RLock()  # guards: what a descriptor's number means, during a change
         self._epoll = select.epoll()
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()
@@ -242,8 +242,8 @@ class SelectPoller(Poller):
     lasts = False
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._changes = threading.RLock()  # guards _armed
+        self._turn = threading.Lock()  # guards: the wait in select; one thread at a time
+        self._changes = threading.RLock()  # guards: _armed
         self._armed: dict[int, tuple[Source, int]] = {}
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()

@@ -15,7 +15,7 @@ from remora.transport.addresses import Address
 BACKLOG = 1024  # a kernel that has no place for a caller does not answer it, which looks as if the host were cut off
 
 _inproc: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> function that takes the other end
-_inproc_lock = threading.RLock()
+_inproc_lock = threading.RLock()  # guards: _inproc
 
 
 def _no_matter(sock: socket.socket) -> None:

@@ -104,7 +104,7 @@ class HandshakeClient:
         self.own_time = OwnTime()  # for how long this worker has been running
         self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
         self._settings = settings
-        self._lock = threading.RLock()  # guards the two below
+        self._lock = threading.RLock()  # guards: _dialled and _stopped
         self._dialled: set[socket.socket] = set()  # not yet links
         self._stopped = False
 

@@ -27,8 +27,8 @@ class Coroutines:
     def __init__(self, name: str, clock: Clock = SYSTEM, worker: object = None) -> None:
         self._name = name
         self._clock = clock
-        self.worker = worker  # the current worker in its coroutines
-        self._starting = threading.RLock()
+        self.worker = worker  # the worker for which the coroutines act
+        self._starting = threading.RLock()  # guards: _loop, _thread and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None

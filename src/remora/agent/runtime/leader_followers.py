@@ -44,9 +44,8 @@ class LeaderFollowers:
         self._thresholds = thresholds
         self._long, self._long_answer, self._medium = thresholds.long, thresholds.long_answer, thresholds.medium
         self._stopped = False
-        # Guards `state.thread` and `state.followers`. Nothing is called or made while it is held, so no destructor can run
-        # there and wait.
-        self._lock = threading.RLock()
+        # Nothing is called or made while it is held, so no destructor can run there and wait.
+        self._lock = threading.RLock()  # guards: state.thread and state.followers
         self._at_gate: set[int] = set()  # threads that count as followers, and are in `wait`; each change is one operation
 
     @property

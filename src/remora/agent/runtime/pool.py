@@ -59,9 +59,9 @@ class WorkerPool:
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
         self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing else to do
-        # Guards `_active`. Nothing is called or made while it is held: the collector could run a destructor there, which
-        # might wait for a user task that needs a slot.
-        self._lock = threading.RLock()
+        # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
+        # user task that needs a slot.
+        self._lock = threading.RLock()  # guards: _active
         self._active = 0  # user tasks that run, without those that wait for something remote
         self._threads: set[threading.Thread] = set()  # each change is one operation, which needs no lock
         self.backlog: deque[Task] = deque()  # user tasks that wait for a slot

@@ -32,7 +32,7 @@ class SerialQueue:
         self._later = later
         self._then = then
         self._queue: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._turn = TryLock(needed=True)  # to take steps
+        self._turn = TryLock(needed=True)  # guards: the steps; the thread that has it takes them in order
 
     def __bool__(self) -> bool:
         """Return True if a step has yet to end."""

@@ -48,7 +48,7 @@ class Timers:
         self._posted: deque[tuple[float, int, Timer]] = deque()
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = count()
-        self._alarm = threading.Lock()  # released to wake the thread
+        self._alarm = threading.Lock()  # guards: nothing; it is released to wake the thread
         self._alarm.acquire()
         self._next = float("inf")  # when the thread will look again
         self._stopped = False

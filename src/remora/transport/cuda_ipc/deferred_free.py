@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 LetGo = Callable[[bool], bool]  # takes True if the other process is gone, frees what it can; True: all of it
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # guards: _left
 _left: list[tuple[int, LetGo]] = []
 
 

@@ -38,7 +38,7 @@ class Exporter:
     """The exports of one worker for one peer: at most `limit` bytes and `count` exports at a time."""
 
     def __init__(self, limit: int = LIMIT, count: int = SLOTS) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards: the table of exports
         self._limit = limit
         self._free = list(range(min(count, SLOTS)))
         self._uses = [0] * SLOTS

@@ -34,7 +34,7 @@ class Importer:
     """The device memory of one peer that this worker has opened."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, process: int = 0) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards: the table of imports
         self._clock = clock
         self._process = process  # the owner of the memory; 0: not known, then the first process that it names
         self._flags: FlagPage | None = None

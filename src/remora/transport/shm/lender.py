@@ -477,7 +477,7 @@ class Lender:
     def __init__(self, limit: int) -> None:
         self.limit = min(limit, HOST_MEMORY)  # bytes, lent and free together
         self._arenas: dict[Hashable, Arena] = {}  # by borrower
-        self._making = threading.Lock()  # guards the making and unmaking of arenas and segments; no thread waits for it
+        self._making = threading.Lock()  # guards: the making and unmaking of arenas and segments; no thread waits for it
         self._again_at = 0.0  # when to ask the system for memory again
 
     def lend(self, buffers: Sequence[memoryview], borrower: Hashable, now: float) -> Placement | None:
