@@ -19,6 +19,7 @@ from remora.agent.channel.bulk import LARGE, BulkOutbox
 from remora.agent.channel.delayed_flush import PATIENCE, DelayedFlush
 from remora.agent.channel.inbox import ACK, PING
 from remora.agent.runtime.timers import Timers
+from remora.options import FAST_PATHS
 from remora.testing.world import World
 from remora.transport.link import StreamLink
 from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
@@ -163,6 +164,7 @@ def timers() -> Iterator[Timers]:
     timers.stop()
 
 
+@pytest.mark.skipif(not FAST_PATHS.delayed_flush, reason="turned off")
 def test_what_waits_for_company_does_not_wait_for_long(alone: Alone, timers: Timers) -> None:
     company = DelayedFlush(timers)
     other = Alone()
