@@ -103,7 +103,7 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def world(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Two workers that have one connection, and know what time it is only by the test."""
     # However slow the machine: a second passes when both have read, and said, all that they could in the second before.
-    monkeypatch.setattr(virtual_clock, "PATIENCE", 60.0)
+    monkeypatch.setattr(virtual_clock, "SETTLE_LIMIT", 60.0)
     with World(2, clock="virtual", watch=0, shared_memory=0) as world:
         yield world
         for rank in range(2):

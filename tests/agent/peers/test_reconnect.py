@@ -74,7 +74,7 @@ def test_time_in_which_we_were_not_running_is_not_held_against_the_peer(
         with monkeypatch.context() as stopped:
             stopped.setattr(OwnTime, "since", lambda self, then, now: 0.0)
             future = world.run(0, rpc.rpc_async, "worker1", double, args=(4,))
-            world.eventually(lambda: tries[0] >= 6)  # after 0.3 s and more
+            world.wait_until(lambda: tries[0] >= 6)  # after 0.3 s and more
             assert not future.done()
         with pytest.raises(CallNotSent, match="worker1"):
             future.wait()
