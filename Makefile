@@ -2,10 +2,12 @@
 #
 #   make demo     four workers calling each other, with a table at the end; then three that learn something
 #   make test     lint, types, tests                       (ARGS="tests/wire -k tensor" narrows the tests; JOBS=1: one by one)
+#   make test-long the tests in full (REMORA_THOROUGH=1): more repetitions, more examples; before a release
 #   make coverage the tests, and which branches of the package they take; takes half as long again
+#   make docs     the lists in docs/ that are made from the source (layers, locks, errors, settings); a test says when they are stale
 #   make lint     ruff and mypy --strict
 #   make paths    the tests of calls once more for each fast path, with that one turned off
-#   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); then thousands of fault plans
+#   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); thousands of fault plans; test-long
 #   make fuzz     damaged bytes for half an hour (ARGS="--seconds 300 --seed 7"); what is found can be done again by its file
 #   make gpu-test tests on a CUDA device, PyTorch's own for it too; installs nothing, torch and pytest must be there
 #   make bench    side by side with torch.distributed.rpc  (ARGS="--quick --only noop"), or with another revision of
@@ -27,7 +29,7 @@ LINTED := src tests benchmarks examples
 PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/autograd tests/optim
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage lint paths chaos fuzz gpu-test bench clean distclean
+.PHONY: help demo test test-long coverage docs lint paths chaos fuzz gpu-test bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,11 +41,19 @@ demo: $(INSTALLED)
 test: lint
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# What is only long: the same promises with more repetitions, larger numbers and other random examples (tests/thorough.py).
+test-long: export REMORA_THOROUGH = 1
+test-long: $(INSTALLED)
+	@$(BIN)/python -m pytest --timeout 3600 -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
 # The exit code is pytest's, whatever the report says.
 coverage: $(INSTALLED)
 	@$(BIN)/coverage erase
 	@status=0; $(BIN)/coverage run -m pytest $(ARGS) || status=$$?; \
 	$(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$status
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m tests.docs_lists
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)
@@ -59,6 +69,7 @@ paths: $(INSTALLED)
 chaos: $(INSTALLED)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 	@$(BIN)/python -m tests.faults
+	@$(MAKE) --no-print-directory test-long ARGS=
 
 fuzz: $(INSTALLED)
 	@$(BIN)/python -m tests.damage $(ARGS)

@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.eventually import eventually
 from tests.workers import WorkerGone, Workers
 
 
@@ -31,13 +30,6 @@ def add_on(worker: str, a: int, b: int) -> int:
 def sleep_forever() -> None:
     print("asleep")
     threading.Event().wait()
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout:g} s"
-        time.sleep(0.005)
 
 
 def test_workers_join_a_group_and_call_each_other() -> None:
@@ -120,7 +112,7 @@ def test_after_an_error_nothing_survives_and_the_stacks_are_shown(capfd: pytest.
         pids = [workers.pid(0), workers.pid(1)]
         workers.run(1, print, "a word from worker 1")
         workers.start(0, sleep_forever)
-        wait_until(lambda: "asleep" in workers.output(0))
+        eventually(lambda: "asleep" in workers.output(0))
         raise ZeroDivisionError
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     printed = capfd.readouterr().out
@@ -164,4 +156,4 @@ def test_workers_end_when_the_test_run_dies(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 3, ended.stderr
     pid = int(ended.stdout)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    eventually(lambda: not Path(f"/proc/{pid}").exists())

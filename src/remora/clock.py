@@ -1,12 +1,11 @@
-"""The time a worker lives by, and how its threads wait for it. The system's clock is here; tests may bring another one.
+"""The clock of a worker, and how its threads wait by it. The system's clock is here; tests may use another one.
 
-A worker has one clock, from its settings. By it go deadlines, heartbeats and suspicion, back-off, retirement, and the
-delays of a fault plan. What measures the machine itself (bursts of microseconds, connecting, the kernel's patience with a
-large message) is real time whatever the clock.
+A worker has one clock, from its settings. Deadlines, heartbeats and suspicion, back-off, retirement and the delays of a
+fault plan follow it. Times that measure the machine itself (bursts of microseconds, connecting, waiting for the kernel to
+take a large message) are real time whatever the clock.
 
-A thread that waits says how (`wait`, which blocks for a number of seconds, or for ever) and until when. Under the system's
-clock that is all there is to it. Another clock (`remora.testing.virtual_clock`) must know who waits until when.
-"""
+A thread that waits passes a function (`wait`, which blocks for a number of seconds, or for ever) and a deadline. The
+system's clock needs no more. Another clock (`remora.testing.virtual_clock`) must know which thread waits until when. """
 
 from __future__ import annotations
 
@@ -20,27 +19,28 @@ NEVER = float("inf")
 
 
 class Clock(Protocol):
-    """What a worker needs of a clock."""
+    """The operations that a worker needs of a clock."""
 
     def now(self) -> float:
-        """Seconds since some moment. Never goes back."""
+        """Return the seconds since some moment. Never goes back."""
 
     def soon(self, seconds: float) -> float:
-        """The end of a moment that something of ours may wait for company. A clock that stands still has no moments."""
+        """Return the end of a short delay of Remora's own, such as a delayed flush. A clock that stands still has no
+        delay."""
 
     def block(
         self, wait: Callable[[float | None], T], deadline: float, wake: Callable[[], None] | None = None
     ) -> T:
-        """What `wait(seconds)` returns, which blocks until something is there, but not beyond the deadline.
+        """Call `wait(seconds)`, which blocks until something is there, but not beyond the deadline; return what it returned.
 
-        It is false if nothing is there. Then `wait` may be called again and again: it looks each time whether it is there
-        (to be notified is not enough), and no lock is held meanwhile. Threads of ours that do nothing but wait for the time
-        give `wake`, which makes `wait` return, and are not asked twice.
+        A false result means that nothing is there. Then `wait` may be called again and again: it checks each time (to be
+        notified is not enough), and no lock is held meanwhile. Threads of a worker that only wait for the time pass `wake`,
+        which makes `wait` return, and are not asked twice.
         """
 
 
 class SystemClock:
-    """Time as it passes."""
+    """The real time."""
 
     now = staticmethod(time.monotonic)
 

@@ -1,10 +1,10 @@
-"""Every exception Remora raises of its own accord, sorted by what the caller can know.
+"""Every exception class of Remora, sorted by what the caller can know.
 
 RemoraError (RuntimeError)            programs written for torch.distributed.rpc catch RuntimeError
 ├── NotInitialized                    there is no worker in this process (init_rpc was not called, or shutdown was)
 ├── WorkerNotFound                    no worker of that name or id in the group
 ├── RendezvousError                   the group could not be formed: names, ids, addresses, the store
-│   └── MeetingUnknown (ValueError)   rank, world size or meeting place were not given, or cannot be
+│   └── MeetingUnknown (ValueError)   rank, world size or address of the store were not given, or are not valid
 ├── AuthenticationError               a peer does not know the group's secret, or there is none to prove
 ├── ProtocolError                     a peer broke the rules of the wire; its link is closed
 ├── SerializationError                a value could not be turned into bytes, or bytes into a value
@@ -17,15 +17,14 @@ RemoraError (RuntimeError)            programs written for torch.distributed.rpc
     ├── OwnerDied                     the owner of a remote reference is gone, and its value with it
     └── RemoteError                   it ran on the callee and raised
 
-What a remote function raised arrives as an exception of the original type that is *also* a `RemoteError`; see
-`remora.wire.exceptions`.
+An exception of a remote function arrives with its original type and is *also* a `RemoteError`; see `remora.wire.exceptions`.
 """
 
 from __future__ import annotations
 
 FORKED = (
-    "This process was forked from the one of {name}, and the worker stayed there. Start a worker here, too (init_rpc, under "
-    "another name). In a worker process of a DataLoader: set num_workers=0, or make the calls where the batches arrive."
+    "This process was forked from the process of {name}, and a forked process has no worker. Call init_rpc here, with "
+    "another name. In a worker process of a DataLoader: set num_workers=0, or make the calls where the batches arrive."
 )
 
 
@@ -38,7 +37,7 @@ class NotInitialized(RemoraError):
 
 
 class WorkerNotFound(RemoraError):
-    """No worker of that name or id in the group."""
+    """The group has no worker of that name or id."""
 
 
 class RendezvousError(RemoraError):
@@ -46,7 +45,7 @@ class RendezvousError(RemoraError):
 
 
 class MeetingUnknown(RendezvousError, ValueError):
-    """Rank, world size or meeting place were not given, or cannot be. Nothing has been done."""
+    """Rank, world size or address of the store were not given, or are not valid. Nothing has been done."""
 
 
 class AuthenticationError(RemoraError):
@@ -54,7 +53,7 @@ class AuthenticationError(RemoraError):
 
 
 class ProtocolError(RemoraError):
-    """A peer sent what the protocol does not allow."""
+    """A peer broke the rules of the wire protocol."""
 
 
 class SerializationError(RemoraError):
@@ -62,7 +61,7 @@ class SerializationError(RemoraError):
 
 
 class InvalidTimeout(RemoraError, ValueError):
-    """A timeout that is negative, or not a number. Nothing has been done."""
+    """A timeout is negative, or not a number. Nothing has been done."""
 
 
 class CallError(RemoraError):

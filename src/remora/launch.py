@@ -1,11 +1,11 @@
-"""`python -m remora.launch`: start the worker processes of a program on this host, and see to them until they have ended.
+"""`python -m remora.launch`: start the worker processes of a program on this host, and supervise them until they end.
 
     python -m remora.launch -n 4 train.py --lr 0.1
     python -m remora.launch -n 4 --restart on-failure --restarts 10 -m package.module
 
-Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and REMORA_RESTARTS (which life
-this is). The store where they meet is hosted here and outlives them all, so that any of them may end and come again. What
-several processes print is passed on line by line, with the rank before each line.
+Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and REMORA_RESTARTS (how often it
+was restarted). The launcher hosts the store and outlives all processes, so that any of them may end and be restarted. It
+passes on what several processes print line by line, with the rank before each line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remora.supervision.output import Output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says. The exit code: 0, or that of the first process that failed by itself."""
+    """Run the command line. Return the exit code: 0, or that of the first process that failed by itself."""
     options = _parse(sys.argv[1:] if arguments is None else list(arguments))
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     store = TCPStore(options.host, options.port, None, True, timedelta(seconds=60), wait_for_workers=False)
@@ -50,15 +50,15 @@ def _output(rank: int) -> Output:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m remora.launch",
-        description="Start the worker processes of a program on this host, and see to them until they have ended.",
+        description="Start the worker processes of a program on this host, and supervise them until they end.",
     )
     add = parser.add_argument
     add("-n", type=int, default=1, help="how many processes (1)")
-    add("--restart", choices=("never", "on-failure", "always"), default="never", help="when one ends (never)")
-    add("--restarts", type=int, default=3, help="how often in a row (3)")
+    add("--restart", choices=("never", "on-failure", "always"), default="never", help="when to restart a process (never)")
+    add("--restarts", type=int, default=3, help="the most restarts in a row (3)")
     add("--delay", type=float, default=0.5, help="seconds before the first restart; doubled each time (0.5)")
-    add("--scope", choices=("one", "all"), default="one", help="restart that one, or all of them (one)")
-    add("--apart", action="store_true", help="when one has failed for good, let the others run on")
+    add("--scope", choices=("one", "all"), default="one", help="restart only the process that ended, or all of them (one)")
+    add("--apart", action="store_true", help="when a process has failed for good, let the others run on")
     add("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (10)")
     add("--host", default="127.0.0.1", help="where the store listens (127.0.0.1)")
     add("--port", type=int, default=0, help="its port (any that is free)")

@@ -1,8 +1,8 @@
-"""Says in the log what a thread still waits for: after 10 seconds, then after 20, 40, 80 and so on.
+"""Reports in the log what a thread still waits for: after 10 seconds, then after 20, 40, 80 and so on.
 
-A thread that waits makes one `LongWait` and calls `look` whenever it happens to be awake, or waits by `block`. Nothing is
-said, and nothing is described, before the first 10 seconds have passed. It has no thread and no lock: each wait is one
-thread's own.
+A thread that waits makes one `LongWait` and calls `look` whenever it is awake, or waits by `block`. Nothing is reported, and
+`describe` is not called, before the first 10 seconds have passed. There is no thread and no lock: each wait belongs to one
+thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FIRST = 10.0  # seconds before the first report; each later one comes after twic
 
 
 class LongWait:
-    """One wait. `describe` says what is waited for, and for whom; it is called when there is something to report.
-    An empty description: what was waited for has come meanwhile."""
+    """One wait. `describe` returns what the thread waits for, and for which worker; it is called when a report is due. An
+    empty description means that it has come meanwhile."""
 
     def __init__(self, describe: Callable[[], str], clock: Clock = SYSTEM) -> None:
         self._describe = describe
@@ -31,7 +31,7 @@ class LongWait:
         self._after = FIRST  # seconds from the beginning to the next report
 
     def look(self) -> None:
-        """Report, if it is time to."""
+        """Report, if a report is due."""
         waited = self._clock.now() - self._began
         if waited < self._after:
             return
@@ -42,7 +42,7 @@ class LongWait:
             log.warning("%s, %.0f s", text, waited)
 
     def block(self, wait: Callable[[float | None], T], deadline: float) -> T:
-        """`Clock.block`, with reports meanwhile."""
+        """Do what `Clock.block` does, with reports meanwhile."""
         while True:
             found = self._clock.block(wait, min(deadline, self._began + self._after))
             if found or self._clock.now() >= deadline:
@@ -51,6 +51,6 @@ class LongWait:
 
 
 def listed(names: list[str], shown: int = 8) -> str:
-    """The first few of a list, and how many more there are."""
+    """Return the first few names of a list, and how many more there are."""
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -19,13 +19,13 @@ from remora.agent.calls.call_context import current_recording
 from remora.agent.calls.collect import teach_torch
 from remora.agent.calls.future import going_down
 from remora.agent.hooks import Hooks
-from remora.agent.memory.routing import Places
+from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import credentials
 from remora.agent.peers.greeting import greet_neighbours
 from remora.agent.peers.group_membership import Membership
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.manager import Peer
-from remora.agent.runtime.pool import reset_thread_state
+from remora.agent.runtime.current import reset_thread_state
 from remora.autograd.engine import Engine
 from remora.autograd.rref_backward import RRefBackward
 from remora.devices.maps import DeviceMap, Wishes
@@ -76,7 +76,7 @@ class Worker:
         introduction = self.handshake_client = HandshakeClient(
             self._me, secrets.token_hex(8), settings, secret, kind == _OF_THIS_USER
         )
-        self._places = Places(name, wishes, settings.auto_device_map)
+        self._places = DeviceRouting(name, wishes, settings.auto_device_map)
         self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, self._hooks())
         self.clock = settings.clock
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from remora import rpc
+from tests.eventually import eventually
 
 NAME = "alone"
+wait_until = eventually  # its name in the tests of channels and references
 
 
 @contextmanager
@@ -27,11 +28,3 @@ def worker_alone(graceful: bool = True, **settings: Any) -> Iterator[str]:
         finally:
             if rpc._is_current_rpc_agent_set():
                 rpc.shutdown(graceful=graceful)
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 5.0) -> None:
-    """Look again and again; fail if it does not come true in time."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout:g} s"
-        time.sleep(0.002)

@@ -18,7 +18,7 @@ from remora.clock import NEVER
 from remora.errors import CallNotSent, CallTimeout
 from remora.long_wait import LongWait, listed
 from remora.testing.world import World
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ def test_shutdown_says_whom_it_waits_for_and_what_that_one_runs(
         future = world.run(0, rpc.rpc_async, "worker1", pass_gate, timeout=timeout)
         ending = pool.submit(world.shutdown)
         try:
-            wait_until(lambda: any("shutdown waits" in each for each in said(caplog)))
+            eventually(lambda: any("shutdown waits" in each for each in said(caplog)))
         finally:
             gate.set()
         ending.result(20)
@@ -261,7 +261,7 @@ def test_a_worker_reports_its_calls(
     with World(2) as world:
         future = world.run(0, rpc.rpc_async, "worker1", pass_gate, timeout=timeout)
         try:
-            wait_until(lambda: any("pass_gate on worker1 waits for its answer" in text for text in said(caplog)))
+            eventually(lambda: any("pass_gate on worker1 waits for its answer" in text for text in said(caplog)))
         finally:
             gate.set()
         future.wait()

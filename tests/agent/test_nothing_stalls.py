@@ -18,7 +18,7 @@ from remora.agent.channel.inbox import Inbox
 from remora.agent.peers.failure_detector import FailureDetector
 from remora.testing.world import World
 from remora.transport import link as stream
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 SOON = 2.0  # seconds: much longer than anything here takes
 LONG = 20.0  # the timeout of a call, for which nobody waits
@@ -115,7 +115,7 @@ def begin(world: World, pool: ThreadPoolExecutor) -> Callable[..., Future[Any]]:
 
     def begin(way: Callable[..., Any], name: str, **how: float) -> Future[Any]:
         pending = pool.submit(world.run, 0, way, pass_gate, name, **how)
-        wait_until(lambda: is_at_gate(name))
+        eventually(lambda: is_at_gate(name))
         return pending
 
     return begin
@@ -127,7 +127,7 @@ def begin_reading(world: World, begin: Callable[..., Future[Any]]) -> Callable[.
 
     def begin_reading(way: Callable[..., Any], name: str, **how: float) -> Future[Any]:
         pending = begin(way, name, **how)
-        wait_until(lambda: channel_of(world).reading.locked() or pending.done())
+        eventually(lambda: channel_of(world).reading.locked() or pending.done())
         return pending
 
     return begin_reading
@@ -136,7 +136,7 @@ def begin_reading(world: World, begin: Callable[..., Future[Any]]) -> Callable[.
 def wait_until_asleep(world: World) -> None:
     """Until a thread has found that another one reads, or has said that it does not want to read."""
     channel = channel_of(world)
-    wait_until(lambda: channel.parked or channel.notify_ids)
+    eventually(lambda: channel.parked or channel.notify_ids)
 
 
 Begin = Callable[..., Future[Any]]
@@ -237,7 +237,7 @@ def expecting_company(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "NO_TIME", 60.0)
     for _ in range(2):
         assert world.run(0, by_reference, echo, 1) == 1
-    wait_until(lambda: not owned(world) and nobody_expects_company(world))
+    eventually(lambda: not owned(world) and nobody_expects_company(world))
     assert channel_of(world).outbox._followed
 
 
@@ -255,10 +255,10 @@ def test_remote_calls_that_nothing_follows_are_sent_and_answered(world: World, e
     for name in ("first", "second", "third"):
         world[0].agent.peers.watch_all()  # (nobody is in a hurry to read the answer)
         references.append(world.run(0, rpc.remote, "worker1", pass_gate, (name,)))
-        wait_until(lambda name=name: is_at_gate(name), SOON)  # type: ignore[misc]
+        eventually(lambda name=name: is_at_gate(name), SOON)  # type: ignore[misc]
         open_gate(name)
-        wait_until(lambda: not channel_of(world).pending, SOON)
-        wait_until(lambda: nobody_expects_company(world), SOON)  # so that the next one is alone
+        eventually(lambda: not channel_of(world).pending, SOON)
+        eventually(lambda: nobody_expects_company(world), SOON)  # so that the next one is alone
     assert all(reference.confirmed_by_owner() for reference in references)
 
 
@@ -269,15 +269,15 @@ def test_the_release_of_a_context_that_nothing_follows_is_sent(world: World, exp
     with world.acting(0), autograd.context():
         assert rpc.rpc_sync("worker1", torch.add, (torch.ones(1, requires_grad=True), 1)).item() == 2.0
         assert contexts() == 1
-        wait_until(lambda: nobody_expects_company(world))
-    wait_until(lambda: not contexts(), SOON)
+        eventually(lambda: nobody_expects_company(world))
+    eventually(lambda: not contexts(), SOON)
 
 
 def test_calls_in_a_burst_are_sent_though_nobody_waits_for_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a write, which the pool is asked for."""
     monkeypatch.setattr(outbox, "BURST_GAP", 60.0)
     futures = [world.run(0, rpc.rpc_async, "worker1", pass_gate, (name,)) for name in "abc"]
-    wait_until(lambda: all(map(is_at_gate, "abc")), SOON)
+    eventually(lambda: all(map(is_at_gate, "abc")), SOON)
     for name in "abc":
         open_gate(name)
     assert [future.wait(SOON) for future in futures] == ["a", "b", "c"]
@@ -286,9 +286,9 @@ def test_calls_in_a_burst_are_sent_though_nobody_waits_for_them(world: World, mo
 def test_a_goodbye_that_nothing_follows_is_sent(world: World, expecting_company: None) -> None:
     reference = world.run(0, rpc.remote, "worker1", echo, (1,))
     assert world.run(0, reference.to_here) == 1
-    wait_until(lambda: owned(world) == 1, SOON)
+    eventually(lambda: owned(world) == 1, SOON)
     del reference
-    wait_until(lambda: not owned(world), SOON)
+    eventually(lambda: not owned(world), SOON)
 
 
 # All at once.

@@ -1,6 +1,6 @@
 """Random programs: whatever is computed, many workers find the gradients that one process finds.
 
-REMORA_LONG=1 draws many more, and other ones each time. REMORA_SHRINK=1 makes a failing one small, which takes minutes.
+REMORA_THOROUGH=1 draws many more, and other ones each time. REMORA_SHRINK=1 makes a failing one small, which takes minutes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tests.autograd.many_workers import Mode, conduct, conduct_once, settle_all
 from tests.autograd.one_process import run_in_one_process
 from tests.autograd.outcome import Outcome, differences, without_zeros
 from tests.autograd.strategies import programs
+from tests.thorough import THOROUGH
 from tests.workers import Workers
 
-LONG = bool(os.environ.get("REMORA_LONG"))
-SHRINK = LONG or bool(os.environ.get("REMORA_SHRINK"))
+SHRINK = THOROUGH or bool(os.environ.get("REMORA_SHRINK"))
 TIMEOUT = 10.0
 PATIENCE = 60.0  # of calls to processes of their own, which have more to do the first time
 
@@ -32,8 +32,8 @@ PATIENCE = 60.0  # of calls to processes of their own, which have more to do the
 def examples(number: int) -> settings:
     """The same ones every time, unless the long run was asked for."""
     return settings(
-        max_examples=20 * number if LONG else number,
-        derandomize=not LONG,
+        max_examples=30 * number if THOROUGH else number,
+        derandomize=not THOROUGH,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.shrink] if SHRINK else [Phase.generate],
@@ -66,22 +66,22 @@ def check(program: Program) -> None:
         assert_same(program, expected, run_in_a_world(program, "fast"))
 
 
-@pytest.mark.timeout(7200 if LONG else 600)
-@examples(60)
+@pytest.mark.timeout(7200 if THOROUGH else 600)
+@examples(40)
 @given(programs())
 def test_any_program_yields_the_gradients_of_one_process(program: Program) -> None:
     check(program)
 
 
-@pytest.mark.timeout(7200 if LONG else 600)
-@examples(30)
+@pytest.mark.timeout(7200 if THOROUGH else 600)
+@examples(20)
 @given(programs(tidy=True))
 def test_so_does_one_that_leaves_nothing_unused(program: Program) -> None:
     check(program)
 
 
-@pytest.mark.timeout(7200 if LONG else 600)
-@examples(30)
+@pytest.mark.timeout(7200 if THOROUGH else 600)
+@examples(20)
 @given(programs(tidy=True, mined=True))
 def test_a_function_that_raises_ends_the_program_everywhere(program: Program) -> None:
     try:
@@ -95,7 +95,7 @@ def test_a_function_that_raises_ends_the_program_everywhere(program: Program) ->
         assert_same(program, expected, run_in_a_world(program, "smart"))
 
 
-@pytest.mark.timeout(7200 if LONG else 600)
+@pytest.mark.timeout(7200 if THOROUGH else 600)
 @examples(10)
 @given(programs())
 def test_contexts_at_the_same_time_do_not_mix(program: Program) -> None:
@@ -115,7 +115,7 @@ def test_programs_that_found_bugs(name: str) -> None:
         check(CORPUS[name])
 
 
-@pytest.mark.timeout(7200 if LONG else 600)
+@pytest.mark.timeout(7200 if THOROUGH else 600)
 def test_so_do_workers_in_processes_of_their_own() -> None:
     with Workers(4, options={"rpc_timeout": PATIENCE}, timeout=STARTING) as workers:
         workers.run_all(run_a_first_pass)

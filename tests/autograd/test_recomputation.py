@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 
@@ -23,6 +22,7 @@ from tests.autograd.belongings import (
     wait_for_no_passes,
     weight_of,
 )
+from tests.thorough import THOROUGH
 
 
 def weigh(x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def apply_compiled(x: Tensor, backend: str) -> Tensor:
     return own("compiled", lambda: _compiled(backend))(x, my_weight())
 
 
-has_toolchain = shutil.which("g++") is not None and bool(os.environ.get("REMORA_LONG"))
+has_toolchain = shutil.which("g++") is not None and THOROUGH
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ has_toolchain = shutil.which("g++") is not None and bool(os.environ.get("REMORA_
     [
         "aot_eager",
         pytest.param(
-            "inductor", marks=pytest.mark.skipif(not has_toolchain, reason="needs a C++ compiler, and REMORA_LONG=1")
+            "inductor", marks=pytest.mark.skipif(not has_toolchain, reason="needs a C++ compiler, and make test-long")
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from remora import rpc
 from remora.errors import CallCancelled
 from remora.rpc import api
 from remora.rpc.internal import check_arguments
-from remora.rpc.profiler import callee_events
+from remora.rpc.profiler import callee_events, tracing
 from remora.rpc.profiler.tracing import Event, TracedCall, _skew
 from tests.workers import Workers
 
@@ -99,6 +100,31 @@ def test_a_call_and_what_its_callee_did(workers: Workers) -> None:
     outer = only(events, "outer")
     assert outer.start <= call.start <= remote.start < remote.end <= call.end <= outer.end
     assert [event.start for event in events] == sorted(event.start for event in events)
+
+
+def test_a_call_is_in_its_place_though_the_thread_was_descheduled_when_the_profile_began(workers: Workers) -> None:
+    """The times of calls were off by as long as it had not run between the profiler's first record and the next line."""
+
+    def work() -> Any:
+        with record_function("outer"):
+            return rpc.rpc_sync("worker1", double, (torch.ones(3),)).tolist()
+
+    def descheduled() -> Any:
+        real = tracing._start
+
+        def start(profile: Any) -> None:
+            real(profile)
+            time.sleep(0.05)
+
+        tracing._start = start
+        try:
+            return profiled_by(work)
+        finally:
+            tracing._start = real
+
+    _, events = workers.run(0, descheduled)
+    outer, call = only(events, "outer"), only(events, SYNC.format("double"))
+    assert outer.start <= call.start < call.end <= outer.end
 
 
 @pytest.mark.parametrize("wait", ["wait", "then", "await"])
@@ -238,13 +264,13 @@ def names_in(rref: rpc.RRef[Any]) -> list[str]:
 
 def test_without_a_profiler_nothing_is_added(workers: Workers) -> None:
     def ran_profiled() -> bool:
-        before = api.profiling.rpc_sync
+        before = api.spans.rpc_sync
         called = []
-        api.profiling.rpc_sync = lambda *args: called.append(args)
+        api.spans.rpc_sync = lambda *args: called.append(args)
         try:
             rpc.rpc_sync("worker1", double, (torch.ones(1),))
         finally:
-            api.profiling.rpc_sync = before
+            api.spans.rpc_sync = before
         return bool(called)
 
     assert not workers.run(0, ran_profiled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from tests.damage import hunt, receivers
 from tests.damage.mutations import PLAIN, Mutation
 from tests.damage.receivers import RECEIVERS, Sample
 from tests.damage.subject import Subject
+from tests.thorough import THOROUGH
 
-EXAMPLES = 2000 if os.environ.get("REMORA_THOROUGH") else 120
+EXAMPLES = 2000 if THOROUGH else 120
 OFTEN = {"body": 5, "stream": 3}  # how many more of those that parse more
 POSITIONS = st.integers(0, 2**24 - 1)
 

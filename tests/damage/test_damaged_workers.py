@@ -3,7 +3,6 @@ seconds; both workers live, later calls are right, and nothing is left behind. O
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from tests.damage.processes import Pair
 from tests.damage.sessions import PROGRAMS
 from tests.damage.subject import Subject
 from tests.damage.trials import ROADS, Trial
+from tests.thorough import THOROUGH
 
-THOROUGH = bool(os.environ.get("REMORA_THOROUGH"))
 HEADERS, ANY = (400, 200) if THOROUGH else (3, 1)  # trials of each program on each road
 IN_PROCESSES = 300 if THOROUGH else 25
 

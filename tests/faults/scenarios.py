@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from remora import autograd, rpc
-from remora.agent.runtime.pool import current_worker
+from remora.agent.runtime.current import current_worker
 from remora.errors import RemoraError
 from remora.testing.world import World
 

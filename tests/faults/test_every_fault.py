@@ -6,7 +6,6 @@ plans; `python -m tests.faults` does so too, with as many random plans as it is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
@@ -28,8 +27,8 @@ from tests.faults.trials import (
     survey,
     try_out,
 )
+from tests.thorough import THOROUGH
 
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
 # One single fault in so many. A message has eleven or twelve kinds: a share without a factor of these comes by all of them.
 SHARE = dict.fromkeys(SCENARIOS, 1) if THOROUGH else {"calls": 25, "references": 13, "gradients": 13, "shutdown": 41}
 RANDOM = dict.fromkeys(SCENARIOS, 100) if THOROUGH else {"calls": 10, "references": 25, "gradients": 25, "shutdown": 18}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import threading
 import time
@@ -18,8 +17,9 @@ from remora.testing.world import World
 from remora.transport import fault_link
 from remora.vocabulary.messages import MessageType
 from remora.wire.frames import HEADER, HEADER_SIZE
+from tests.thorough import THOROUGH
 
-BITS = range(0, HEADER_SIZE * 8, 1 if os.environ.get("REMORA_THOROUGH") else 13)
+BITS = range(0, HEADER_SIZE * 8, 1 if THOROUGH else 13)
 ran: Counter[int] = Counter()
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,22 +14,13 @@ import torch
 from remora.transport import cuda_ipc
 from remora.transport.cuda_ipc import deferred_free, importer
 from remora.transport.cuda_ipc.flags import SLOTS
+from tests.eventually import eventually
 from tests.gpu.neighbour import DEVICE, Neighbour, busy
 
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device here", allow_module_level=True)
 
 MB = 1 << 20
-PATIENCE = 20.0
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from remora.protocol.leader import Leadership, Thresholds
 from tests.model.leader_model import Scenario, beginning, copied, explore, key
 from tests.model.leader_mutants import LARGE, MUTANTS, SMALL, Mutant, two
+from tests.thorough import THOROUGH
 
-SCENARIOS = [*SMALL, *(LARGE if os.environ.get("REMORA_THOROUGH") else [])]
+SCENARIOS = [*SMALL, *(LARGE if THOROUGH else [])]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from remora import rpc
+from tests.eventually import eventually
+from tests.machine import slowdown
 from tests.processes import targets
 
-PATIENCE = 15.0  # for a program that should end by itself
+PATIENCE = 25.0  # for a program that should end by itself; less than the naps that it must not wait for
+BETWEEN_SAMPLES = 0.5  # seconds between two looks at how slow the machine is
 READY = "ready"
 RUNNING = 1000
 TOGETHER = 7
@@ -203,7 +206,7 @@ class Pair:
 
     def await_ready(self) -> None:
         out = self.folder / "out0"  # which the process itself makes
-        targets.wait_until(lambda: out.exists() and READY in out.read_text())
+        eventually(lambda: out.exists() and READY in out.read_text())
 
     def interrupt(self) -> None:
         os.kill(self.pids[0], signal.SIGINT)
@@ -252,9 +255,12 @@ def await_ends(pairs: list[Pair]) -> dict[str, Any]:
     time.sleep(0.3 if to_interrupt else 0.0)  # let them get where they wait; where exactly does not matter
     for pair in to_interrupt:
         pair.interrupt()
+    slow, sampled = slowdown(), time.monotonic()
     while sum(pair.look() for pair in pairs) < len(pairs):
         time.sleep(0.01)
-    return {pair.name: {"codes": pair.codes, "seconds": pair.seconds} for pair in pairs}
+        if time.monotonic() > sampled + BETWEEN_SAMPLES:
+            slow, sampled = max(slow, slowdown()), time.monotonic()
+    return {pair.name: {"codes": pair.codes, "seconds": pair.seconds, "slowdown": slow} for pair in pairs}
 
 
 def main(folder: Path) -> None:

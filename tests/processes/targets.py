@@ -11,18 +11,13 @@ from typing import Any
 import torch
 
 from remora import rpc
+from tests.eventually import eventually
+
+wait_until = eventually
 
 counts: dict[int, int] = {}
 _lock = threading.Lock()
 _gate = threading.Event()
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str = "") -> None:
-    """Look again and again; fail if it does not come true in time."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout:g} s {what}"
-        time.sleep(0.005)
 
 
 def double(x: int) -> int:
@@ -128,7 +123,7 @@ def leave(graceful: bool = True) -> None:
 def freeze(workers: Any, rank: int) -> None:
     """SIGSTOP, and wait until it has arrived: until then the process may still answer a call."""
     workers.stop(rank)
-    wait_until(lambda: _state(workers.pid(rank)) == "T")
+    eventually(lambda: _state(workers.pid(rank)) == "T")
 
 
 def _state(pid: int) -> str:

@@ -21,12 +21,13 @@ import torch.multiprocessing  # teaches pickling to share tensors
 
 from remora import rpc
 from tests.processes import targets
+from tests.thorough import THOROUGH
 from tests.workers import Workers
 
 Check = Callable[[], str]  # what is wrong; empty if nothing is
 
 SIZES = {"inline": 500, "beside": 40_000, "pooled or late": 225_000, "large": 600_000}  # floats
-AGAIN = 5  # later messages of each size
+AGAIN = 5 if THOROUGH else 2  # later messages of each size
 
 
 def same(array: Any, value: float) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from remora import rpc
+from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -40,7 +41,7 @@ def count_while_the_callee_cuts(to: str, n: int, cuts: int) -> tuple[list[int], 
 
 def wait_for_another_link(channel: Any, cutting: Any) -> None:
     link = channel.link
-    targets.wait_until(lambda: channel.link is not link or cutting.done())
+    eventually(lambda: channel.link is not link or cutting.done())
 
 
 def cut_often(peer: str, cuts: int) -> int:
@@ -81,7 +82,7 @@ def count_while_cutting(to: str, n: int, cuts: int) -> tuple[list[int], int]:
     with Cutter(to, "outgoing", 0.0002) as cutter:
         for i in range(n):
             futures.append(rpc.rpc_async(to, targets.count, args=(i,), timeout=30))
-            targets.wait_until(lambda i=i: cutter.cuts >= (i + 1) * cuts // n)  # type: ignore[misc]
+            eventually(lambda i=i: cutter.cuts >= (i + 1) * cuts // n)  # type: ignore[misc]
         return list(torch.futures.wait_all(futures)), cutter.cuts
 
 
@@ -167,7 +168,7 @@ def test_both_directions_cut_while_both_workers_call_each_other() -> None:
 def test_a_call_that_waits_when_its_link_breaks_gets_its_answer() -> None:
     with Workers(2) as workers:
         waiting = workers.start(0, targets.call, "worker1", targets.block)
-        targets.wait_until(lambda: workers.run(1, serving) == 1)
+        eventually(lambda: workers.run(1, serving) == 1)
         workers.run(1, cut, "worker0", "incoming")
         workers.run(1, targets.unblock)
         assert waiting.result(timeout=5.0) == "unblocked"
@@ -192,7 +193,7 @@ def test_no_descriptors_are_left_behind_by_broken_links() -> None:
         workers.run(0, targets.call, "worker1", targets.double, 1)
         before = workers.run_all(descriptors)
         workers.run(0, count_while_cutting, "worker1", 500, 50)
-        targets.wait_until(lambda: all(a <= b + 2 for a, b in zip(workers.run_all(descriptors), before, strict=True)))
+        eventually(lambda: all(a <= b + 2 for a, b in zip(workers.run_all(descriptors), before, strict=True)))
 
 
 def descriptors() -> int:
@@ -258,7 +259,7 @@ def stop_myself_until_the_reply_is_there(to: str, how: str) -> tuple[str, float]
     """Ask, and do not read the answer before it was changed and the link cut."""
     future = rpc.rpc_async(to, serve_and_change, args=(how,), timeout=10)
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
-    targets.wait_until(lambda: channel.link is not None)
+    eventually(lambda: channel.link is not None)
     with channel.reading:  # nobody reads meanwhile
         time.sleep(0.6)
         cut(to, "outgoing")

@@ -16,7 +16,9 @@ from remora import rpc
 from remora.errors import WorkerLost
 from remora.transport.shm import lender as shm
 from remora.wire import raw_memory as wire_memory
+from tests.eventually import eventually
 from tests.processes import targets
+from tests.thorough import THOROUGH
 from tests.workers import WorkerGone, Workers
 
 MB = 1 << 20
@@ -139,7 +141,7 @@ def test_a_large_tensor_goes_through_shared_memory_and_is_a_value(pair: Workers)
     assert total >= 4 * MB
     assert lent == 1, "the callee keeps the tensor, and the memory with it"
     pair.run(1, let_go)
-    targets.wait_until(lambda: pair.run(0, memory)[1] == 0, what="the memory is given back")
+    eventually(lambda: pair.run(0, memory)[1] == 0, what="the memory is given back")
 
 
 def counters() -> dict[str, int]:
@@ -159,7 +161,7 @@ def test_what_is_lent_borrowed_and_kept_for_later_is_in_the_counters(pair: Worke
     assert borrower["shared_memory_bytes"] == lender["shared_memory_borrowed_bytes"] == 0
     pair.run(1, let_go)
     assert pair.run(1, counters)["shared_memory_borrowed_bytes"] == 0
-    targets.wait_until(lambda: pair.run(0, counters)["shared_memory_lent_bytes"] == 0, what="the memory is given back")
+    eventually(lambda: pair.run(0, counters)["shared_memory_lent_bytes"] == 0, what="the memory is given back")
     assert pair.run(0, counters)["shared_memory_bytes"] >= 4 * MB, "it is kept for a while, which is to be seen"
     pair.run(0, tidy_up, 2 * shm.IDLE)
     assert pair.run(0, counters) == nothing
@@ -176,7 +178,7 @@ def test_large_bytes_go_the_same_way_both_as_arguments_and_as_results(pair: Work
     ours, theirs = pair.run(0, echo_bytes, "worker1")
     assert ours >= 4 * MB
     assert theirs >= 4 * MB
-    targets.wait_until(lambda: [pair.run(rank, memory)[1] for rank in (0, 1)] == [0, 0], what="it is given back")
+    eventually(lambda: [pair.run(rank, memory)[1] for rank in (0, 1)] == [0, 0], what="it is given back")
 
 
 def work_of_echoes(to: str, value: Any) -> float:
@@ -195,7 +197,7 @@ def work_of_bytes_by_that_of_a_tensor(to: str) -> float:
 
 
 @used
-@pytest.mark.skipif(os.environ.get("REMORA_THOROUGH") != "1", reason="moves gigabytes; REMORA_THOROUGH=1 runs it")
+@pytest.mark.skipif(not THOROUGH, reason="moves gigabytes; make test-long runs it")
 @pytest.mark.skipif(not wire_memory._has_huge_pages(), reason="this system has no large pages")
 def test_bytes_take_the_time_of_the_copy_that_they_need_beside_that_of_a_tensor(pair: Workers) -> None:
     """A tensor is copied once, bytes twice, the second time to fresh memory. It was 7 times the work, and before that 70."""
@@ -233,7 +235,7 @@ def be_quick_to_return_it() -> None:
 def test_it_is_returned_to_the_system_when_nobody_needs_it(pair: Workers) -> None:
     pair.run_all(be_quick_to_return_it)
     pair.run(0, echo_many, "worker1", 3)
-    targets.wait_until(lambda: pair.run(0, memory) == (0, 0), timeout=30.0, what="idle memory is returned")
+    eventually(lambda: pair.run(0, memory) == (0, 0), timeout=30.0, what="idle memory is returned")
 
 
 def test_a_receiver_keeps_what_a_worker_sent_that_was_killed() -> None:
@@ -250,7 +252,7 @@ def test_memory_of_a_receiver_that_was_killed_is_free_again() -> None:
         workers.run(0, send_many, "worker1", 4)
         assert workers.run(0, memory)[1] == 4
         workers.kill(1)
-        targets.wait_until(lambda: workers.run(0, memory)[1] == 0, what="the dead one's memory is free")
+        eventually(lambda: workers.run(0, memory)[1] == 0, what="the dead one's memory is free")
 
 
 @pytest.mark.parametrize("limit", [0, 3 * MB])
@@ -305,10 +307,10 @@ def test_a_function_does_not_run_with_arguments_that_their_sender_did_not_live_t
         with pytest.raises(WorkerGone):
             workers.run(0, send_one, "worker1")
         workers.kill(0)
-        targets.wait_until(lambda: workers.run(1, served) == 0, what="it is given up")
+        eventually(lambda: workers.run(1, served) == 0, what="it is given up")
         assert workers.run(1, number_held) == 0
         workers.run(2, send_one, "worker1")
-        targets.wait_until(lambda: workers.run(1, number_held) == 1, what="others are served")
+        eventually(lambda: workers.run(1, number_held) == 1, what="others are served")
         workers.run(1, let_go)
 
 
@@ -456,4 +458,4 @@ def test_without_descriptors_tensors_go_the_usual_way_until_there_are_some(pair:
         pair.run(0, send_many, "worker1", 1)
         return bool(pair.run(0, memory)[1])
 
-    targets.wait_until(shared_again, what="shared memory is used again")
+    eventually(shared_again, what="shared memory is used again")

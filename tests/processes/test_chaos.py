@@ -13,6 +13,7 @@ import torch
 from remora import rpc
 from remora.errors import CallCancelled, CallNotSent, CallTimeout
 from tests.chaos import fate
+from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -117,7 +118,7 @@ def test_every_call_ends_once_and_right(transport: str) -> None:
         assert not in_vain & {key for counted in ran for key in counted}, "what is said not to have run has not"
         # Quiet again: nothing is left of it.
         for rank in range(3):
-            targets.wait_until(lambda rank=rank: workers.run(rank, busy) == (0, 0))  # type: ignore[misc]
+            eventually(lambda rank=rank: workers.run(rank, busy) == (0, 0))  # type: ignore[misc]
 
 
 def test_workers_are_killed_frozen_cut_off_and_restarted() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from remora import rpc
+from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -108,7 +109,7 @@ def test_killed_while_a_thousand_calls_wait(transport: str) -> None:
     with Workers(3, options={"transports": [transport]}) as workers:
         many = workers.start(0, outcomes_of_many, "worker1", 1000)
         blocked = workers.start(2, block_in_sync, "worker1")
-        targets.wait_until(lambda: workers.run(1, serving) == 1001)
+        eventually(lambda: workers.run(1, serving) == 1001)
         assert not many.done()
         killed = time.monotonic()
         workers.kill(1)
@@ -127,7 +128,7 @@ def test_killed_while_a_thousand_calls_wait(transport: str) -> None:
 def test_every_way_of_waiting_ends_when_the_callee_dies() -> None:
     with Workers(2, options={"num_worker_threads": 32}) as workers:
         waiting = workers.start(0, block_in_many_ways, "worker1")
-        targets.wait_until(lambda: workers.run(1, serving) >= 9)
+        eventually(lambda: workers.run(1, serving) >= 9)
         assert not waiting.done()
         killed = time.monotonic()
         workers.kill(1)
@@ -152,7 +153,7 @@ def test_a_callee_that_dies_while_large_messages_are_under_way() -> None:
     with Workers(3) as workers:
         sending = workers.start(0, send_large_ones, "worker1")
         receiving = workers.start(2, receive_large_ones, "worker1")
-        targets.wait_until(lambda: "begun" in workers.output(0) and "begun" in workers.output(2))
+        eventually(lambda: "begun" in workers.output(0) and "begun" in workers.output(2))
         killed = time.monotonic()
         workers.kill(1)
         for pending in (sending, receiving):
@@ -184,10 +185,10 @@ def receive_large_ones(to: str) -> tuple[float, str]:
 def test_a_caller_that_dies_leaves_nothing_on_the_callee() -> None:
     with Workers(3) as workers:
         workers.start(1, block_in_sync, "worker0")
-        targets.wait_until(lambda: workers.run(0, serving) == 1)
+        eventually(lambda: workers.run(0, serving) == 1)
         workers.kill(1)
         workers.run(0, targets.unblock)
-        targets.wait_until(lambda: workers.run(0, serving) == 0)
+        eventually(lambda: workers.run(0, serving) == 0)
         assert workers.run(2, targets.call, "worker0", targets.double, 4) == 8
 
 
@@ -198,9 +199,9 @@ def serving() -> int:
 def test_the_coroutines_of_a_dead_caller_are_cancelled() -> None:
     with Workers(2) as workers:
         workers.start(1, call_coroutine, "worker0")
-        targets.wait_until(lambda: "coroutine started" in workers.output(0))
+        eventually(lambda: "coroutine started" in workers.output(0))
         workers.kill(1)
-        targets.wait_until(lambda: "coroutine cancelled" in workers.output(0), timeout=8.0)
+        eventually(lambda: "coroutine cancelled" in workers.output(0), timeout=8.0)
 
 
 def call_coroutine(to: str) -> None:
@@ -234,7 +235,7 @@ def test_a_stopped_worker_is_waited_for_and_nothing_is_lost_or_repeated() -> Non
         workers.run(0, targets.call, "worker1", targets.double, 1)
         targets.freeze(workers, 1)
         pending = workers.start(0, count_up, "worker1", 2000)
-        targets.wait_until(lambda: "all sent" in workers.output(0))
+        eventually(lambda: "all sent" in workers.output(0))
         time.sleep(2.0)
         assert not pending.done()
         workers.cont(1)
@@ -315,9 +316,9 @@ def call_again_before_reading(to: str, pid: int) -> tuple[Any, str]:
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
     with channel.reading:  # nobody reads
         first = rpc.rpc_async(to, targets.count, args=(7,), timeout=10)
-        targets.wait_until(lambda: os.path.exists(f"/proc/{pid}") and has_unread_bytes(channel.link))
+        eventually(lambda: os.path.exists(f"/proc/{pid}") and has_unread_bytes(channel.link))
         os.kill(pid, signal.SIGKILL)
-        targets.wait_until(lambda: is_dead(pid))
+        eventually(lambda: is_dead(pid))
         second = rpc.rpc_async(to, targets.count, args=(8,), timeout=10)
         time.sleep(0.05)
     channel.watch()

@@ -11,6 +11,7 @@ import torch
 
 from remora import rpc
 from tests import hosts
+from tests.eventually import eventually
 from tests.hosts import Hosts
 from tests.processes import targets, witness
 from tests.workers import Workers
@@ -32,7 +33,7 @@ def links() -> int:
 def test_a_killed_process_is_known_within_a_second_to_all_who_never_talked_to_it(transport: str) -> None:
     with Workers(4, options={"transports": [transport], "watch": 1}) as workers:
         workers.run_all(witness.listen)
-        targets.wait_until(lambda: all(workers.run_all(links)))
+        eventually(lambda: all(workers.run_all(links)))
         killed = time.monotonic()
         workers.kill(2)
         for rank in (0, 1, 3):
@@ -76,7 +77,7 @@ def three() -> Iterator[tuple[Workers, Hosts]]:
 def test_a_host_that_is_cut_off_is_known_within_five_seconds(three: tuple[Workers, Hosts]) -> None:
     workers, where = three
     waiting = workers.start(0, targets.timed_call, "worker1", targets.block, timeout=0)
-    targets.wait_until(lambda: workers.run(1, targets.serving) == 1)
+    eventually(lambda: workers.run(1, targets.serving) == 1)
     cut = time.monotonic()
     where.cut(1)
     _, kind, words = waiting.result(timeout=8.0)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.processes.endings import ENDINGS
 
-ENOUGH = 14.0  # seconds, beside a dozen other processes on a loaded machine; one that is stuck is killed after 15
+ENOUGH = 14.0  # seconds on a quiet machine, beside a dozen other processes; one that is stuck is killed after 25
 ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfd_open")
@@ -37,7 +37,7 @@ def test_a_program_that_holds_everything_ends(folder: Path, name: str) -> None:
     error = (folder / name / "err0").read_text()
     code, last = ENDINGS[name]
     assert outcome["codes"][0] == code, error
-    assert outcome["seconds"][0] < ENOUGH, error
+    assert outcome["seconds"][0] < ENOUGH * outcome["slowdown"], error
     lines = error.splitlines()
     assert (lines[-1] if lines else "") == last, error
     for noise in ("Exception ignored", "Fatal", "Timeout", "Warning", "nobody looked"):

@@ -22,11 +22,13 @@ from remora import rpc
 from remora.agent.peers import listener
 from remora.protocol.conversation import Kind, header
 from remora.protocol.handshake import Identity, Initiator
+from tests.eventually import eventually
+from tests.machine import slowdown
 from tests.processes import targets
 from tests.processes.flooder import connect
+from tests.thorough import THOROUGH
 from tests.workers import Workers
 
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
 RATE, SECONDS, SILENT = (7000.0, 20.0, 2000) if THOROUGH else (1500.0, 2.0, 500)
 STEP = 0.1  # seconds that an honest newcomer takes for each step of its handshake
 SECRET = "the secret of this group of workers"
@@ -54,13 +56,14 @@ def settings() -> tuple[str, str, str]:
     return address.rpartition(":")[2], worker.record.incarnation, worker.group.group_id
 
 
-def calls_in(seconds: float) -> int:
-    """How many calls of a member are answered in this time."""
-    end, made = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+def calls_in(seconds: float) -> tuple[int, float]:
+    """How many calls of a member are answered in this time, and how long the slowest took on a quiet machine."""
+    end, made, slowest = time.monotonic() + seconds, 0, 0.0
+    while (began := time.monotonic()) < end:
         assert rpc.rpc_sync("worker1", targets.double, args=(made,)) == 2 * made
         made += 1
-    return made
+        slowest = max(slowest, time.monotonic() - began)
+    return made, slowest / slowdown()
 
 
 def memory() -> int:
@@ -109,7 +112,7 @@ def test_a_flood(transport: str, what: str) -> None:
         address, incarnation, group = workers.run(1, settings)
         workers.run(1, without_collection)
         workers.run(0, calls_in, 0.3)
-        before = workers.run(0, calls_in, 1.0)
+        before, _ = workers.run(0, calls_in, 1.0)
         rss = workers.run(1, memory)
         lost: list[str] = []
 
@@ -124,11 +127,12 @@ def test_a_flood(transport: str, what: str) -> None:
         with flood(address, what, rate, seconds, kept) as process:
             thread = threading.Thread(target=newcomers)
             thread.start()
-            during = workers.start(0, calls_in, seconds).result(60 + seconds) / seconds
+            answered, slowest = workers.start(0, calls_in, seconds).result(60 + seconds)
+            during = answered / seconds
             thread.join(60)
             assert process.stdout is not None
             made = int(process.stdout.readline())
-        targets.wait_until(lambda: workers.run(1, pending) == 0, 5.0)
+        eventually(lambda: workers.run(1, pending) == 0, 20.0)
         grown = workers.run(1, memory) - rss
         lines = workers.output(1).count("\n")
         report = f"{transport} {what}: {made / seconds:.0f}/s; calls {before}/s, then {during:.0f}/s"
@@ -139,7 +143,9 @@ def test_a_flood(transport: str, what: str) -> None:
         assert grown < 32
         assert lines < 100
         # The flood itself needs a processor. Where it takes one from the calls, no more can be asked than that they go on.
-        assert during > before * (0.5 if THOROUGH and (os.cpu_count() or 1) >= 4 else 0.2)
+        assert slowest < 1.0
+        if THOROUGH and (os.cpu_count() or 1) >= 4:
+            assert during > before * 0.5
 
 
 def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +167,4 @@ def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(worker.handshake_client, "secret_is_of_user", False)  # with a given secret they may come
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(name)
-            targets.wait_until(lambda: len(said) == 1)
+            eventually(lambda: len(said) == 1)

@@ -14,6 +14,7 @@ import torch
 from remora import autograd, rpc
 from remora.agent.calls.call import current_deadline
 from remora.agent.calls.call_context import current_recording
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -104,7 +105,7 @@ def test_the_end_of_a_parent_is_noticed_though_a_child_lives_on() -> None:
         child = workers.run(0, fork_and_hold, 30.0)
         try:
             waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
-            targets.wait_until(lambda: workers.run(0, serving) == 1)
+            eventually(lambda: workers.run(0, serving) == 1)
             workers.kill(0)
             _, kind, words = waiting.result(timeout=5.0)
             assert kind == "WorkerLost", words
@@ -248,7 +249,7 @@ def return_twice(how: str) -> tuple[str, int]:
             os._exit(0)
         return "child", os.getpid()
     try:
-        targets.wait_until(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), what="(the child is still there)")
+        eventually(lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), what="(the child is still there)")
     except AssertionError:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
@@ -298,7 +299,7 @@ def test_the_end_of_a_parent_is_noticed_though_a_child_of_a_called_function_live
         child = workers.run(1, targets.call, "worker0", fork_and_hold, 30.0)
         try:
             waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
-            targets.wait_until(lambda: workers.run(0, targets.serving) == 1)
+            eventually(lambda: workers.run(0, targets.serving) == 1)
             workers.kill(0)
             _, kind, words = waiting.result(timeout=5.0)
             assert kind == "WorkerLost", words

@@ -19,6 +19,7 @@ from remora.errors import AuthenticationError, RemoraError, RendezvousError, Wor
 from remora.rendezvous.record import WorkerRecord
 from remora.worker import Worker
 from tests import hosts
+from tests.eventually import eventually
 from tests.hosts import Hosts
 from tests.processes import targets, witness
 from tests.workers import Pending, Workers
@@ -264,7 +265,7 @@ def test_the_end_of_the_store_brings_no_stack_traces_of_c_plus_plus() -> None:
         workers.run(0, host_a_store, 0, port)
         workers.run(1, host_a_store, 1, port)
         workers.kill(0)
-        targets.wait_until(lambda: workers.run(1, witness.states)["worker0"] == "dead")
+        eventually(lambda: workers.run(1, witness.states)["worker0"] == "dead")
         workers.run(1, targets.leave)
         assert "frame #" not in workers.output(1)
         assert "c10d" not in workers.output(1)

@@ -21,6 +21,7 @@ from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import loopback_secret
 from remora.rendezvous.store_table import StoreTable
 from remora.transport.addresses import host_identity
+from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -263,7 +264,7 @@ def test_nobody_at_the_master_port_is_an_error_within_the_timeout(pair: Workers)
 def test_the_master_port_is_watched_for_as_long_as_the_bring_up_may_take(bringup: float, call: float) -> None:
     """However long a call may take: rank 0 may start late, and a program may not want to wait for long."""
     begun = time.monotonic()
-    with pytest.raises(RendezvousError, match=f"nobody listened .* within {bringup:g} s"):
+    with pytest.raises(RendezvousError, match=f"nothing listened .* within {bringup:g} s"):
         start("worker1", 1, 2, f"tcp://127.0.0.1:{free_port()}", bringup_timeout=bringup, rpc_timeout=call)
     assert bringup / 2 <= time.monotonic() - begun < 10.0
 
@@ -327,8 +328,8 @@ def test_workers_join_and_leave_at_any_time(processes: Workers) -> None:
     assert processes.run(2, start, "c", 2, None, method) == ["a", "b", "c"]
     assert processes.run(1, call_all, ["a", "c"]) == [0, 2]
     processes.run(1, leave)
-    targets.wait_until(lambda: processes.run(0, names) == ["a", "c"])
-    targets.wait_until(lambda: processes.run(2, names) == ["a", "c"])
+    eventually(lambda: processes.run(0, names) == ["a", "c"])
+    eventually(lambda: processes.run(2, names) == ["a", "c"])
     seconds, kind, _ = processes.run(0, targets.timed_call, "b", targets.double, 1)
     assert kind in ("CallNotSent", "WorkerNotFound")
     assert seconds < 1.0
@@ -363,7 +364,7 @@ def test_a_worker_leaves_and_comes_again_many_times(pair: Workers) -> None:
         assert pair.run(0, targets.call, "b", targets.double, i) == 2 * i
         assert pair.run(1, targets.call, "a", targets.double, i) == 2 * i
         pair.run(1, leave)
-        targets.wait_until(lambda: pair.run(0, names) == ["a"])
+        eventually(lambda: pair.run(0, names) == ["a"])
     pair.run(0, leave)
 
 
@@ -419,7 +420,7 @@ def test_leaving_waits_for_calls_under_way(pair: Workers) -> None:
     pair.run(0, start, "a", 0, None, pair.init_method)
     pair.run(1, start, "b", 1, None, pair.init_method)
     waiting = pair.start(0, targets.timed_call, "b", targets.nap, 0.5)
-    targets.wait_until(lambda: pair.run(1, serving) == 1)
+    eventually(lambda: pair.run(1, serving) == 1)
     pair.run(1, leave)
     assert waiting.result()[1:] == ("", "0.5")
     pair.run(0, leave)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from remora import rpc
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -80,7 +81,7 @@ def test_one_that_ends_at_once_says_goodbye_behind_what_it_has_answered() -> Non
 
 def leave_when_answered() -> None:
     assert asked.wait(20.0)
-    targets.wait_until(lambda: not targets.serving())
+    eventually(lambda: not targets.serving())
     rpc.shutdown(graceful=False)
 
 

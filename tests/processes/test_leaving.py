@@ -10,6 +10,7 @@ import pytest
 
 from remora import rpc
 from remora.agent.agent import Agent
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -53,7 +54,7 @@ def leave_and_call(to: str) -> tuple[float, str, str]:
     peers, found = rpc._get_current_rpc_agent().agent.peers, []
 
     def call() -> None:
-        targets.wait_until(lambda: peers.connector.parting and peers.find(to).outgoing.link is None)
+        eventually(lambda: peers.connector.parting and peers.find(to).outgoing.link is None)
         found.append(targets.timed_call(to, targets.double, 1))
 
     thread = threading.Thread(target=call)
@@ -75,7 +76,7 @@ def test_a_call_to_one_that_has_heard_the_farewell_does_not_make_it_dead() -> No
         assert workers.run(1, targets.call, "worker2", targets.double, 2) == 4
         targets.freeze(workers, 2)
         leaving = workers.start(1, leave_and_call, "worker0")
-        targets.wait_until(lambda: "this session was given up" in workers.output(0))
+        eventually(lambda: "this session was given up" in workers.output(0))
         workers.cont(2)
         _, kind, words = leaving.result(10.0)
         assert kind == "CallOutcomeUnknown"
@@ -96,7 +97,7 @@ def join_slowly(name: str, rank: int, method: str, leaver: str) -> None:
         Agent.start = start  # type: ignore[method-assign]
         worker: Any = agent.pool.worker
         record, patience = agent.peers.find(leaver).record, time.monotonic() + A_WHILE
-        targets.wait_until(lambda: worker.group.find(leaver) is None)
+        eventually(lambda: worker.group.find(leaver) is None)
         while not worker.handshake_client.is_gone(record) and time.monotonic() < patience:
             time.sleep(0.005)
         witness.listen()
@@ -117,7 +118,7 @@ def test_who_joins_while_another_leaves_is_told_so() -> None:
         for rank in (0, 1):
             workers.run(rank, targets.join_dynamic, f"worker{rank}", rank, workers.init_method)
         joining = workers.start(2, join_slowly, "worker2", 2, workers.init_method, "worker1")
-        targets.wait_until(lambda: workers.run(0, is_listed, "worker2"))
+        eventually(lambda: workers.run(0, is_listed, "worker2"))
         workers.run(1, targets.leave)
         joining.result(10.0)
         witness.wait_for(workers, 2, "Left", "worker1")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -73,7 +74,7 @@ def test_who_cannot_accept_a_connection_lets_it_wait(transport: str) -> None:
         assert workers.run(1, targets.call, "worker2", targets.double, 2) == 4
         workers.run(1, use_up_descriptors)
         calling = workers.start(3, targets.timed_call, "worker1", targets.double, 2, timeout=20.0)
-        targets.wait_until(lambda: "cannot accept connections" in workers.output(1))
+        eventually(lambda: "cannot accept connections" in workers.output(1))
         before = workers.run(1, processor_seconds)
         time.sleep(1.0)
         assert workers.run(1, processor_seconds) - before < 0.3, "it does not try again and again"

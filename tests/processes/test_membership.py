@@ -13,6 +13,7 @@ import pytest
 from remora import rpc
 from remora.agent.peers.group_membership import Membership
 from remora.rpc import all_gather
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -44,7 +45,7 @@ def test_listeners_hear_who_joins_and_leaves_in_order(trio: Workers) -> None:
         trio.run(1, targets.leave)
         join(trio, 1)
     for rank in (0, 2):
-        targets.wait_until(lambda rank=rank: len(trio.run(rank, witness.kinds, "worker1")) == 4)  # type: ignore[misc]
+        eventually(lambda rank=rank: len(trio.run(rank, witness.kinds, "worker1")) == 4)  # type: ignore[misc]
         assert trio.run(rank, witness.kinds, "worker1") == ["Left", "Joined", "Left", "Joined"]
         assert trio.run(rank, witness.names) == NAMES
     leave_all(trio)
@@ -89,7 +90,7 @@ def test_a_listener_may_make_calls_and_stop_listening(trio: Workers) -> None:
     trio.run(0, listen_and_call)
     trio.run(0, listen_badly)
     join(trio, 2)
-    targets.wait_until(lambda: trio.run(0, heard_answers) == [42])
+    eventually(lambda: trio.run(0, heard_answers) == [42])
     assert trio.run(0, times_heard) == 1, "and one that fails disturbs nobody, nor is it called again once cancelled"
     leave_all(trio)
 
@@ -180,7 +181,7 @@ def who_has_come() -> list[str]:
 
 def test_a_gathering_ends_when_one_who_should_come_dies(trio: Workers) -> None:
     waiting = [trio.start(rank, targets.timed, gather, rank) for rank in (0, 2)]
-    targets.wait_until(lambda: trio.run(1, targets.call, "worker0", who_has_come) == ["worker0", "worker2"])
+    eventually(lambda: trio.run(1, targets.call, "worker0", who_has_come) == ["worker0", "worker2"])
     trio.kill(1)
     for each in waiting:
         seconds, outcome = each.result(timeout=10.0)
@@ -248,7 +249,7 @@ def churn(n: int, method: str) -> list[tuple[int, int]]:
             guest.stop()
         else:
             guest.agent.kill()
-        targets.wait_until(lambda: len(stays.get_worker_infos()) == 1)
+        eventually(lambda: len(stays.get_worker_infos()) == 1)
     peers = stays.agent.peers
     found = [(len(peers.all()), len(peers.table._graves))]
     found.append((len(stays.group.members()), len(stays.group._early)))  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import torch
 from remora import rpc
 from remora.agent.peers import listener
 from tests import hosts
+from tests.eventually import eventually
 from tests.hosts import Hosts
 from tests.processes import targets, witness
 from tests.workers import Workers
@@ -49,7 +50,7 @@ def test_who_was_stopped_gives_up_nobody() -> None:
         assert workers.run(0, targets.call, "worker2", targets.double, 2) == 4
         targets.freeze(workers, 3)  # it takes the connection, and does not answer
         waiting = workers.start(0, call_both, "worker1", "worker3")
-        targets.wait_until(lambda: workers.run(1, targets.serving) == 1)
+        eventually(lambda: workers.run(1, targets.serving) == 1)
         time.sleep(0.2)
         targets.freeze(workers, 0)
         workers.run(1, targets.unblock)
@@ -84,9 +85,9 @@ def test_a_host_that_is_cut_off_is_known_in_time_to_all_whose_links_rest_and_to_
         for rank in (0, 1):
             workers.run(rank, call_everybody, n)
         workers.run_all(witness.listen)
-        targets.wait_until(lambda: workers.run(2, asks, f"worker{lost}"), what="(its watcher has begun)")
-        targets.wait_until(lambda: workers.run(5, resting, f"worker{lost}") is None, what="(no link)")
-        targets.wait_until(lambda: workers.run(0, resting, f"worker{lost}") is True, what="(a link at rest)")
+        eventually(lambda: workers.run(2, asks, f"worker{lost}"), what="(its watcher has begun)")
+        eventually(lambda: workers.run(5, resting, f"worker{lost}") is None, what="(no link)")
+        eventually(lambda: workers.run(0, resting, f"worker{lost}") is True, what="(a link at rest)")
         cut = time.monotonic()
         where.cut(lost)
         for rank in range(n):
@@ -115,7 +116,7 @@ def test_a_short_cut_of_a_link_at_rest_is_not_noticed() -> None:
     with Hosts(2) as where, Workers(2, join=False) as workers:
         witness.join_all_on_hosts(workers, where, 2, watch=0)
         assert workers.run(0, targets.call, "worker1", targets.double, 2) == 4
-        targets.wait_until(lambda: workers.run(0, resting, "worker1") is True)
+        eventually(lambda: workers.run(0, resting, "worker1") is True)
         workers.run_all(witness.listen)
         where.cut(1)
         time.sleep(2.4)

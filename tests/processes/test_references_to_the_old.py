@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -88,7 +89,7 @@ def values_of_others() -> int:
 def assert_one_value_is_held(workers: Workers) -> None:
     """The new one; and nothing is kept for references to old ones."""
     workers.run_all(gc.collect)  # errors keep what was used where they were raised
-    targets.wait_until(lambda: workers.run(1, values_of_others) == 1)
+    eventually(lambda: workers.run(1, values_of_others) == 1)
 
 
 # Every use of a reference, and what becomes of it.
@@ -219,7 +220,7 @@ def unaware(trio: Workers) -> Workers:
     """Worker1 came back, and worker0 does not know that its references are worthless."""
     trio.run(0, mourn_slowly)
     trio.kill(1)
-    targets.wait_until(lambda: trio.run(0, has_given_up, "worker1"))
+    eventually(lambda: trio.run(0, has_given_up, "worker1"))
     witness.wait_for(trio, 2, "Died", "worker1")
     trio.add(1)
     join(trio, 1)

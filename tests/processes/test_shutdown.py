@@ -10,6 +10,8 @@ import pytest
 
 from remora import rpc
 from remora.rpc import all_gather
+from tests.eventually import eventually
+from tests.machine import slowdown
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -43,7 +45,7 @@ def test_a_passive_worker_serves_inside_shutdown_until_all_arrive() -> None:
         assert not any(pending.done() for pending in passive)
         passive.append(workers.start(1, graceful))
         for pending in passive:
-            _, kind, words = pending.result(timeout=10.0)
+            _, kind, words = pending.result()
             assert kind == "", words
 
 
@@ -69,7 +71,7 @@ def test_calls_that_make_further_calls_are_finished_first() -> None:
         others = [workers.start(rank, graceful) for rank in (1, 2)]
         assert first.result(timeout=15.0) == "worker0 worker1 worker2 worker0"
         for pending in others:
-            assert pending.result(timeout=10.0)[1] == ""
+            assert pending.result()[1] == ""
 
 
 def start_chain_and_leave() -> str:
@@ -120,14 +122,14 @@ def leave_while_waiting(to: str) -> tuple[str, str]:
 def test_a_worker_that_left_is_gone_for_its_callers_at_once() -> None:
     with Workers(2) as workers:
         waiting = workers.start(1, targets.timed_call, "worker0", targets.block, timeout=20.0)
-        targets.wait_until(lambda: workers.run(0, serving) == 1)
+        eventually(lambda: workers.run(0, serving) == 1)
         workers.run(0, leave_and_unblock)
-        seconds, kind, words = waiting.result(timeout=5.0)
+        seconds, kind, words = waiting.result()
         assert kind in ("WorkerLost", "")  # its answer may have been on the way
         seconds, kind, words = workers.run(1, targets.timed_call, "worker0", targets.double, 1)
         assert kind == "CallNotSent"
         assert "left" in words
-        assert seconds < 0.5
+        assert seconds < 0.5 * slowdown()
         workers.stop(1)
 
 
@@ -143,14 +145,14 @@ def leave_and_unblock() -> None:
 def test_a_worker_that_dies_while_others_leave_is_named() -> None:
     with Workers(3) as workers:
         leaving = [workers.start(rank, graceful) for rank in (0, 1)]
-        targets.wait_until(lambda: workers.run(2, targets.call, "worker0", targets.double, 1) == 2)
+        eventually(lambda: workers.run(2, targets.call, "worker0", targets.double, 1) == 2)
         killed = time.monotonic()
         workers.kill(2)
         for pending in leaving:
-            _, kind, words = pending.result(timeout=8.0)
+            _, kind, words = pending.result(timeout=30.0)
             assert kind == "WorkerLost", words
             assert "worker2" in words
-        assert time.monotonic() - killed < 4.0
+        assert time.monotonic() - killed < 4.0 * slowdown()
 
 
 def test_a_worker_that_died_before_is_named_when_the_others_leave() -> None:
@@ -159,31 +161,31 @@ def test_a_worker_that_died_before_is_named_when_the_others_leave() -> None:
         leaving = [workers.start(rank, graceful) for rank in (0, 1)]
         start = time.monotonic()
         for pending in leaving:
-            _, kind, words = pending.result(timeout=8.0)
+            _, kind, words = pending.result(timeout=30.0)
             assert kind in ("WorkerLost", "CallNotSent"), words
             assert "worker2" in words
-        assert time.monotonic() - start < 4.0
+        assert time.monotonic() - start < 4.0 * slowdown()
 
 
 def test_the_leader_may_die_too() -> None:
     with Workers(3) as workers:
         leaving = [workers.start(rank, graceful) for rank in (1, 2)]
-        targets.wait_until(lambda: workers.run(0, targets.call, "worker1", targets.double, 1) == 2)
+        eventually(lambda: workers.run(0, targets.call, "worker1", targets.double, 1) == 2)
         workers.kill(0)
         start = time.monotonic()
         for pending in leaving:
-            _, kind, words = pending.result(timeout=8.0)
+            _, kind, words = pending.result(timeout=30.0)
             assert kind in ("WorkerLost", "CallNotSent"), words
             assert "worker0" in words
-        assert time.monotonic() - start < 4.0
+        assert time.monotonic() - start < 4.0 * slowdown()
 
 
 def test_shutdown_gives_up_after_its_timeout_and_names_who_is_missing() -> None:
     with Workers(3) as workers:
         leaving = [workers.start(rank, graceful, 0.5) for rank in (0, 1)]
         for pending in leaving:
-            seconds, kind, words = pending.result(timeout=8.0)
-            assert 0.4 < seconds < 4.0
+            seconds, kind, words = pending.result(timeout=30.0)
+            assert 0.4 < seconds < 4.0 * slowdown()
             assert kind in ("CallTimeout", "WorkerLost", "RemoraError"), words
         assert "worker2" in leaving[0].result()[2], "the leader knows who did not come"
         workers.stop(2)
@@ -198,13 +200,13 @@ def test_shutdown_twice_says_that_there_is_no_worker() -> None:
 def test_a_function_that_does_not_end_holds_nobody_up_for_longer_than_the_timeout() -> None:
     with Workers(2) as workers:
         workers.run(0, start_and_forget, "worker1")
-        targets.wait_until(lambda: workers.run(1, serving) == 1)
+        eventually(lambda: workers.run(1, serving) == 1)
         leaving = [workers.start(rank, graceful, 1.0) for rank in (0, 1)]
         for pending in leaving:
-            seconds, kind, words = pending.result(timeout=15.0)
+            seconds, kind, words = pending.result()
             assert kind in ("CallTimeout", "WorkerLost"), words
             assert "worker" in words
-            assert 0.5 < seconds < 8.0
+            assert 0.5 < seconds < 8.0 * slowdown()
         workers.run(1, targets.unblock)
 
 
@@ -218,7 +220,7 @@ def test_the_others_go_on_when_the_host_of_the_store_has_left() -> None:
         assert workers.run(2, targets.call, "worker1", targets.double, 2) == 4
         leaving = [workers.start(rank, graceful) for rank in (1, 2)]
         for pending in leaving:
-            _, kind, words = pending.result(timeout=8.0)
+            _, kind, words = pending.result(timeout=30.0)
             assert kind in ("WorkerLost", "CallNotSent")
             assert "worker0" in words
 
@@ -231,7 +233,7 @@ def test_a_dynamic_group_can_be_left_when_its_store_is_gone() -> None:
         assert workers.run(1, targets.call, "worker0", targets.double, 2) == 4
         workers.kill(0)
         seconds, kind, words = workers.run(1, graceful)
-        assert seconds < 8.0
+        assert seconds < 8.0 * slowdown()
         assert kind in ("", "RendezvousError"), words
         assert workers.run(1, graceful)[1] == "NotInitialized", "it has ended all the same"
 
@@ -262,7 +264,7 @@ def wait_in_vain_and_end() -> tuple[str, str]:
     """One thread waits for the others to come; another one ends the worker. What the first is told."""
     worker = rpc._get_current_rpc_agent()
     thread, outcomes = leave_in_a_thread()
-    targets.wait_until(lambda: all_gather._of(worker).states)
+    eventually(lambda: all_gather._of(worker).states)
     rpc.shutdown(graceful=False)
     thread.join(2.5)
     assert outcomes, "it waits for ever"
@@ -309,10 +311,10 @@ def leave_late(other: str) -> list[str]:
     peers, stop = worker.agent.peers, worker.stop
 
     def late(graceful: bool = False) -> None:
-        targets.wait_until(lambda: worker.handshake_client.is_gone(peers.find(other).record))
+        eventually(lambda: worker.handshake_client.is_gone(peers.find(other).record))
         peers.failure_detector._began = float("-inf")
         peers.tick(worker.clock.now())
-        targets.wait_until(lambda: not peers.find(other).dialling)
+        eventually(lambda: not peers.find(other).dialling)
         stop(graceful)
 
     worker.stop = late  # type: ignore[method-assign]
@@ -326,9 +328,9 @@ def test_one_that_has_ended_before_us_is_not_taken_for_dead() -> None:
     with Workers(3) as workers:
         late = workers.start(2, leave_late, "worker1")
         for pending in [workers.start(rank, graceful) for rank in (0, 1)]:
-            _, kind, words = pending.result(timeout=10.0)
+            _, kind, words = pending.result()
             assert kind == "", words
-        assert "Died" not in late.result(timeout=10.0)
+        assert "Died" not in late.result()
         assert workers.output(2) == ""
 
 

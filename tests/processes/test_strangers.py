@@ -13,6 +13,7 @@ import pytest
 from remora.errors import AuthenticationError
 from remora.protocol.conversation import Kind, header
 from remora.protocol.handshake import Identity, Initiator
+from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
 
@@ -91,7 +92,7 @@ def test_a_wrong_secret_is_refused_and_reported(group: Workers, port: int) -> No
         connection.sendall(hello("another secret, as long as the right one"))
         answer = everything_said(connection)
     assert b"SECRET" in answer, "the stranger is told why"
-    targets.wait_until(lambda: "do not have the same secret" in group.output(1))
+    eventually(lambda: "do not have the same secret" in group.output(1))
     assert SECRET not in group.output(1)
     answers(group)
 
@@ -101,7 +102,7 @@ def test_another_version_of_the_protocol_is_refused_by_its_number(group: Workers
         connection.sendall(hello(SECRET, version=77))
         answer = everything_said(connection)
     assert b"VERSION" in answer
-    targets.wait_until(lambda: "the peer 77" in group.output(1))
+    eventually(lambda: "the peer 77" in group.output(1))
     answers(group)
 
 
@@ -138,7 +139,7 @@ def test_what_strangers_did_is_forgotten(group: Workers, port: int) -> None:
     for _ in range(50):
         with knock(port) as connection:
             connection.sendall(b"x")
-    targets.wait_until(lambda: group.run(1, descriptors) <= before)
+    eventually(lambda: group.run(1, descriptors) <= before)
     assert group.run(1, threads) < 20
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.thorough import THOROUGH
+
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 60.0 if os.environ.get("REMORA_THOROUGH") == "1" else 4.0
+SECONDS = 60.0 if THOROUGH else 4.0
 
 
 @pytest.mark.parametrize("kind", ["base", "time"])

@@ -10,6 +10,7 @@ import torch
 
 from remora import rpc
 from remora.rendezvous.record import WorkerRecord
+from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
 
@@ -31,7 +32,7 @@ def is_free(name: str, rank: int) -> bool:
 
 def make_room(workers: Workers, process: int, name: str, rank: int) -> None:
     workers.run(process, give_up, name)
-    targets.wait_until(lambda: workers.run(process, is_free, name, rank), 2.0, f"({name} is struck off)")
+    eventually(lambda: workers.run(process, is_free, name, rank), 2.0, f"({name} is struck off)")
 
 
 def shares_memory_with(name: str) -> bool:

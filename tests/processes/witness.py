@@ -8,7 +8,7 @@ from typing import Any
 from remora import rpc
 from remora.rpc.membership import MembershipEvent
 from tests import hosts
-from tests.processes import targets
+from tests.eventually import eventually
 from tests.workers import Workers
 
 _heard: list[tuple[float, MembershipEvent]] = []
@@ -45,7 +45,7 @@ def wait_for(workers: Workers, rank: int, what: str, about: str, timeout: float 
         found[:] = [when for when, kind, name in workers.run(rank, heard) if (kind, name) == (what, about)]
         return bool(found)
 
-    targets.wait_until(look, timeout, f"({what} {about})")
+    eventually(look, timeout, f"({what} {about})")
     return found[0]
 
 

@@ -50,7 +50,7 @@ def test_a_forged_roster_is_not_used() -> None:
     error = refused(store, me, 2)
     assert f"{base(2)[7:]}/0/roster" in error
     assert "no seal made with this group's secret" in error
-    assert "fresh one" in error
+    assert "use a new one" in error
 
 
 @pytest.mark.parametrize("what", ["generation", "0/1", "0/state"])
@@ -76,26 +76,26 @@ def test_values_are_of_no_use_in_another_store() -> None:
 def test_values_are_of_no_use_under_another_key() -> None:
     """A record that was sealed for rank 1 does not stand for rank 0."""
     store = HashStore()
-    board = StoreTable(store, seal())
-    board.put("static/x/1", record("one", 1).to_json().decode())
+    table = StoreTable(store, seal())
+    table.put("static/x/1", record("one", 1).to_json().decode())
     store.set("remora/static/x/0", store.get("remora/static/x/1"))
     with pytest.raises(RendezvousError, match="written for 'static/x/1'"):
-        board.take(["static/x/0"])
+        table.take(["static/x/0"])
 
 
 def test_a_changed_byte_anywhere_is_noticed() -> None:
     store = HashStore()
-    board = StoreTable(store, seal())
-    board.put("key", "value")
+    table = StoreTable(store, seal())
+    table.put("key", "value")
     whole = store.get("remora/key")
     for changed in [whole[:n] for n in range(1, len(whole))] + [whole + b"x"] + [
         whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in range(len(whole))
     ]:
         store.set("remora/key", changed)
         with pytest.raises(RendezvousError):
-            board.take(["key"])
+            table.take(["key"])
     store.set("remora/key", whole)
-    assert board.take(["key"]) == ["value"]
+    assert table.take(["key"]) == ["value"]
 
 
 def test_the_roster_of_an_earlier_group_is_of_no_use() -> None:
@@ -131,7 +131,7 @@ def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
     group = DynamicGroup(store, 20.0, seal())
     group.join(record("a", 0))
     StoreTable(store, seal()).add(group._key("lines"), 10**12)
-    with pytest.raises(RendezvousError, match="a stranger changed it"):
+    with pytest.raises(RendezvousError, match="a process outside the group changed it"):
         group.members()
 
 
@@ -172,9 +172,9 @@ def test_a_dynamic_group_has_one_secret() -> None:
 def test_in_an_insecure_group_a_stranger_can_seal_but_not_reach_the_terminal() -> None:
     """The key of the empty secret is known to all: so texts are looked at once more before people see them."""
     store = HashStore()
-    board = StoreTable(store)
-    base = f"static/{board.seal.fingerprint}/3/0"
-    board.put(f"{base}/gone/1", "\x1b[2J\n" + "x" * 100_000)
+    table = StoreTable(store)
+    base = f"static/{table.seal.fingerprint}/3/0"
+    table.put(f"{base}/gone/1", "\x1b[2J\n" + "x" * 100_000)
     with pytest.raises(RendezvousError) as error:
         StaticGroup(store, 3, 0.5).join(record("worker0", 0))
     text = str(error.value)

@@ -101,7 +101,7 @@ def test_the_store_is_shared_with_a_process_group(shift: int) -> None:
 
 
 def test_a_worker_killed_while_it_waits_is_missed_by_nobody_for_ever() -> None:
-    """It cannot take its name off the board. The others and its successor are told, and can start again."""
+    """It cannot take its name off the table. The others and its successor are told, and can start again."""
     with Workers(3, join=False) as workers:
         url = workers.init_method
         first = workers.start(1, join_static, url, "w1", 1, 3, 20.0)

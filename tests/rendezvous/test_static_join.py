@@ -18,7 +18,7 @@ from remora.rendezvous import static_join, store_table
 from remora.rendezvous.group import DynamicGroup, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
-from remora.rendezvous.static_join import RollCall, Roster
+from remora.rendezvous.static_join import Roster, StaticJoin
 from tests.rendezvous.meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, record
 
 
@@ -98,11 +98,11 @@ def test_a_fast_worker_may_come_back_before_the_others_have_left() -> None:
 
 
 def test_who_saw_the_generation_and_came_too_late_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, late, attend = HashStore(), record("late", 0), RollCall.attend
+    store, late, attend = HashStore(), record("late", 0), StaticJoin.attend
     first: list[StaticGroup] = []
     complete = threading.Event()
 
-    def attend_late(self: RollCall, deadline: float) -> Roster:
+    def attend_late(self: StaticJoin, deadline: float) -> Roster:
         if self._record is late and not first:
             first.extend(meet(lambda: store, 2, record("a", 0), record("b", 1)))
             complete.set()
@@ -112,7 +112,7 @@ def test_who_saw_the_generation_and_came_too_late_waits_for_the_next(monkeypatch
         assert complete.wait(20)
         return StaticGroup(store, 2, 20).join(record("c", 1))
 
-    monkeypatch.setattr(RollCall, "attend", attend_late)
+    monkeypatch.setattr(StaticJoin, "attend", attend_late)
     mine = StaticGroup(store, 2, 20)
     joined = at_once(lambda: mine.join(late), partner)
     assert [each.name for each in joined[0].result()] == ["late", "c"]
@@ -237,9 +237,9 @@ def test_what_torchs_own_rpc_left_in_the_store_is_no_obstacle_to_its_users(monke
     store, looked = HashStore(), threading.Event()
     for rank in (0, 1):  # our own one, too
         store.set(f"rpc_prefix_0/0/{rank}", "what torch's rank wrote")
-    look_around = RollCall._look_around
+    look_around = StaticJoin._look_around
 
-    def look(self: RollCall) -> None:
+    def look(self: StaticJoin) -> None:
         try:
             look_around(self)
         finally:
@@ -249,7 +249,7 @@ def test_what_torchs_own_rpc_left_in_the_store_is_no_obstacle_to_its_users(monke
         assert looked.wait(20)
         return StaticGroup(store, 2, 20).join(record("b", 1))
 
-    monkeypatch.setattr(RollCall, "_look_around", look)
+    monkeypatch.setattr(StaticJoin, "_look_around", look)
     joined = at_once(lambda: StaticGroup(store, 2, 20).join(record("a", 0)), come_late)
     assert [each.name for each in joined[0].result()] == ["a", "b"]
     assert joined[1].result() == joined[0].result()
@@ -258,21 +258,21 @@ def test_what_torchs_own_rpc_left_in_the_store_is_no_obstacle_to_its_users(monke
 def test_who_looks_around_when_the_group_is_formed_sees_nothing_of_the_next() -> None:
     """A group of another size may sign in meanwhile: those who are in the roster fail neither."""
     store = HashStore()
-    call = RollCall(StaticGroup(store, 1, 20)._board, 1, record("a", 0))
+    call = StaticJoin(StaticGroup(store, 1, 20)._table, 1, record("a", 0))
     assert len(call.attend(time.monotonic() + 20).workers) == 1
-    next_one = RollCall(call._board, 2, record("b", 1))
+    next_one = StaticJoin(call._table, 2, record("b", 1))
     next_one._sign_in()
-    next_one._board.put(static_join._LAST, '["b", 2]')
+    next_one._table.put(static_join._LAST, '["b", 2]')
     call._look_around()
-    assert not next_one._board.has([next_one._key("roster")])
+    assert not next_one._table.has([next_one._key("roster")])
 
 
 def test_a_long_wait_says_for_whom(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.long_wait.FIRST", 0.6)
     failures(lambda: HashStore(), 3, record("a", 1), timeout=2.0)
     said = [each.getMessage() for each in caplog.records]
-    assert len(said) == 2  # after 0.6 s, and after 1.2
-    assert said[0].startswith("init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, ")
+    assert 1 <= len(said) <= 2  # after 0.6 s, and after 1.2; one line for both if this thread does not run meanwhile
+    assert all(each.startswith("init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, ") for each in said)
 
 
 def test_a_rank_0_that_hosts_the_store_and_does_not_come_is_pointed_out(
@@ -330,7 +330,7 @@ def test_ctrl_c_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(key: str, deadline: float, look: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(group._board, "wait", interrupted)
+    monkeypatch.setattr(group._table, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         group.join(record("a", 0))
     groups = meet(lambda: store, 2, record("b", 1), record("a", 0))
@@ -346,19 +346,19 @@ def test_waiting_for_ever_is_possible() -> None:
 def test_who_gives_up_while_the_last_gathers_is_not_in_the_roster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last worker has read all records when the first takes its own back: the roster must not stand."""
     store = HashStore()
-    quitter, last = RollCall(StaticGroup(store, 2, 20)._board, 2, record("a", 0)), record("b", 1)
-    assert quitter._board.swap(quitter._key(0), quitter._mine) == quitter._mine
-    quitter._board.add(quitter._key("arrived"), 1)
-    gather = RollCall._gather
+    quitter, last = StaticJoin(StaticGroup(store, 2, 20)._table, 2, record("a", 0)), record("b", 1)
+    assert quitter._table.swap(quitter._key(0), quitter._mine) == quitter._mine
+    quitter._table.add(quitter._key("arrived"), 1)
+    gather = StaticJoin._gather
     gathered: list[Roster | None] = []
 
-    def gather_slowly(self: RollCall) -> Roster | None:
+    def gather_slowly(self: StaticJoin) -> Roster | None:
         gathered.append(gather(self))
         if len(gathered) == 1:
             assert quitter._withdraw()
         return gathered[-1]
 
-    monkeypatch.setattr(RollCall, "_gather", gather_slowly)
+    monkeypatch.setattr(StaticJoin, "_gather", gather_slowly)
     with pytest.raises(RendezvousError, match=r"Given up: 'a' \(rank 0\)"):
         StaticGroup(store, 2, 0.1).join(last)
     assert gathered[0] is not None
@@ -367,8 +367,8 @@ def test_who_gives_up_while_the_last_gathers_is_not_in_the_roster(monkeypatch: p
 
 def test_too_late_to_give_up_means_to_take_part() -> None:
     store = HashStore()
-    shown = StaticGroup(store, 2, 20)._board
-    slow, last = RollCall(shown, 2, record("a", 0)), RollCall(shown, 2, record("b", 1))
+    shown = StaticGroup(store, 2, 20)._table
+    slow, last = StaticJoin(shown, 2, record("a", 0)), StaticJoin(shown, 2, record("b", 1))
     shown.swap(slow._key(0), slow._mine)
     shown.add(slow._key("arrived"), 1)
     roster = last.attend(time.monotonic() + 20)
@@ -379,8 +379,8 @@ def test_too_late_to_give_up_means_to_take_part() -> None:
 def test_a_last_worker_that_dies_on_the_way_blocks_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_join, "_GRACE", 0.05)
     store = HashStore()
-    call = RollCall(StaticGroup(store, 2, 20)._board, 2, record("a", 0))
-    call._board.swap(call._key("state"), "closed by one that died before it could publish the roster")
+    call = StaticJoin(StaticGroup(store, 2, 20)._table, 2, record("a", 0))
+    call._table.swap(call._key("state"), "closed by one that died before it could publish the roster")
     with pytest.raises(RendezvousError, match="ended before the group was formed"):
         call.attend(time.monotonic() + 0.05)
     assert len(meet(lambda: store, 2, record("a", 0), record("b", 1))) == 2
@@ -432,16 +432,16 @@ def test_impatient_workers_end_up_in_one_group(seed: int, monkeypatch: pytest.Mo
 def test_who_died_while_it_waited_is_replaced(first: str, counted: bool, place: Open) -> None:
     """All were started again, since one of them had failed before it came: the dead are not waited for, nor in the way."""
     dead = record("a", 0)
-    call = RollCall(StaticGroup(place(), 2, 20)._board, 2, dead)
-    assert call._board.swap(call._key(0), call._mine) == call._mine
-    call._board.add(call._key("arrived"), int(counted))
+    call = StaticJoin(StaticGroup(place(), 2, 20)._table, 2, dead)
+    assert call._table.swap(call._key(0), call._mine) == call._mine
+    call._table.add(call._key("arrived"), int(counted))
     members = [record("a", 0), record("b", 1)]
 
     def join(each: WorkerRecord) -> list[WorkerRecord]:
         return StaticGroup(place(), 2, 5.0, lambda other: other == dead).join(each)
 
     def join_later(each: WorkerRecord) -> list[WorkerRecord]:
-        while call._board.add(call._key("arrived"), 0) == int(counted):
+        while call._table.add(call._key("arrived"), 0) == int(counted):
             time.sleep(0.001)
         return join(each)
 
@@ -451,12 +451,12 @@ def test_who_died_while_it_waited_is_replaced(first: str, counted: bool, place: 
 
 def test_the_last_to_come_is_not_overlooked_though_the_place_was_left_in_the_same_moment() -> None:
     """Who gives up says so first, and is taken off the count then: meanwhile another may have come in its place."""
-    shown = StaticGroup(HashStore(), 2, 20)._board
-    quitter, members = RollCall(shown, 2, record("a", 0)), [record("a", 0), record("b", 1)]
+    shown = StaticGroup(HashStore(), 2, 20)._table
+    quitter, members = StaticJoin(shown, 2, record("a", 0)), [record("a", 0), record("b", 1)]
     assert shown.swap(quitter._key(0), quitter._mine) == quitter._mine
     shown.add(quitter._key("arrived"), 1)
     shown.swap(quitter._key(0), "", old=quitter._mine)
-    waiting, last = (RollCall(shown, 2, each) for each in members[::-1])
+    waiting, last = (StaticJoin(shown, 2, each) for each in members[::-1])
     joined = at_once(
         lambda: waiting.attend(time.monotonic() + 5.0),
         lambda: shown.wait(waiting._key(1), time.monotonic() + 5.0) and last.attend(time.monotonic() + 5.0),

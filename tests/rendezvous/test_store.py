@@ -213,7 +213,7 @@ def test_a_disk_that_fills_up_while_the_group_forms(full_disk: Path) -> None:
 def test_nobody_listens(port: int) -> None:
     start = time.monotonic()
     text = refusal(f"tcp://127.0.0.1:{port}", rank=1)
-    assert f"nobody listened at 127.0.0.1:{port} within 0.3 s" in text
+    assert f"nothing listened at 127.0.0.1:{port} within 0.3 s" in text
     assert "Rank 0 hosts the store" in text
     assert time.monotonic() - start < 5
 
@@ -221,7 +221,7 @@ def test_nobody_listens(port: int) -> None:
 def test_a_stranger_listens_where_the_store_should_be(taken: int) -> None:
     start = time.monotonic()
     text = refusal(f"tcp://127.0.0.1:{taken}", rank=1)
-    assert "is no c10d store: it says nothing (for 0.3 s). Another program uses that port" in text
+    assert "is not a c10d store: it sent nothing for 0.3 s. Choose another port" in text
     assert not waiting_threads()
     assert time.monotonic() - start < 5
 
@@ -229,7 +229,7 @@ def test_a_stranger_listens_where_the_store_should_be(taken: int) -> None:
 def test_a_stranger_is_found_out_long_before_a_long_timeout(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.rendezvous.store._ANSWER_TIMEOUT", 0.5)
     start = time.monotonic()
-    with pytest.raises(RendezvousError, match=r"no c10d store: it says nothing \(for 0\.5 s\)"):
+    with pytest.raises(RendezvousError, match=r"not a c10d store: it sent nothing for 0\.5 s"):
         open_store(f"tcp://127.0.0.1:{taken}", 1, 2, timeout=300.0)
     assert time.monotonic() - start < 10
 
@@ -356,7 +356,7 @@ def test_rank_and_size_from_the_environment_serve_any_meeting_place(
     environment.setenv("RANK", "1")
     assert open_store(f"file://{tmp_path}/store", -1, 2, 20) is not None
     environment.setenv("RANK", "one")
-    with pytest.raises(ValueError, match="RANK is no number: 'one'"):
+    with pytest.raises(ValueError, match="RANK is not a number: 'one'"):
         open_store(f"file://{tmp_path}/store", -1, 2, 20)
 
 

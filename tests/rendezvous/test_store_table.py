@@ -1,4 +1,4 @@
-"""The notice board: what it promises over any store, and what it makes of a store that fails."""
+"""The notice table: what it promises over any store, and what it makes of a store that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.rendezvous.meeting_places import KINDS, CountingStore, FrozenStore, m
 
 
 @pytest.fixture(params=KINDS)
-def board(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreTable]:
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreTable]:
     with meeting_place(request.param, tmp_path) as store:
         boards = [StoreTable(store())]
         yield boards[0]
@@ -24,35 +24,35 @@ def board(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreTable
         boards[0]._store = boards[0]._kept = None
 
 
-def test_what_is_free_can_be_taken_once(board: StoreTable) -> None:
-    assert board.swap("key", "mine") == "mine"
-    assert board.swap("key", "yours") == "mine"
-    assert board.swap("key", "", old="not what is there") == "mine"
-    assert board.swap("key", "", old="mine") == ""
-    assert board.swap("key", "yours") == "yours"
+def test_what_is_free_can_be_taken_once(table: StoreTable) -> None:
+    assert table.swap("key", "mine") == "mine"
+    assert table.swap("key", "yours") == "mine"
+    assert table.swap("key", "", old="not what is there") == "mine"
+    assert table.swap("key", "", old="mine") == ""
+    assert table.swap("key", "yours") == "yours"
 
 
-def test_values_come_back_as_they_were_put(board: StoreTable) -> None:
-    board.put("a", "1 é")
-    board.put("b", "")
-    assert board.take(["a", "b", "a"]) == ["1 é", "", "1 é"]
-    assert board.take([]) == []
-    assert board.has(["a", "b"])
-    assert not board.has(["a", "c"])
+def test_values_come_back_as_they_were_put(table: StoreTable) -> None:
+    table.put("a", "1 é")
+    table.put("b", "")
+    assert table.take(["a", "b", "a"]) == ["1 é", "", "1 é"]
+    assert table.take([]) == []
+    assert table.has(["a", "b"])
+    assert not table.has(["a", "c"])
 
 
-def test_numbers_count_from_nothing(board: StoreTable) -> None:
-    assert [board.add("n", amount) for amount in (0, 2, -1)] == [0, 2, 1]
+def test_numbers_count_from_nothing(table: StoreTable) -> None:
+    assert [table.add("n", amount) for amount in (0, 2, -1)] == [0, 2, 1]
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.0001, 0.2, -5.0])
-def test_waiting_ends_at_the_deadline(board: StoreTable, timeout: float) -> None:
+def test_waiting_ends_at_the_deadline(table: StoreTable, timeout: float) -> None:
     """Also when less than a millisecond is left, which stores take for no limit at all."""
     start = time.monotonic()
-    assert not board.wait("never", start + timeout)
+    assert not table.wait("never", start + timeout)
     assert time.monotonic() - start < 5
-    board.put("there", "x")
-    assert board.wait("there", start + timeout)
+    table.put("there", "x")
+    assert table.wait("there", start + timeout)
 
 
 def test_a_wait_looks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,49 +79,49 @@ class _Broken(CountingStore):
 
 def test_a_store_that_failed_is_not_touched_again() -> None:
     store = _Broken(HashStore())
-    board = StoreTable(store)
+    table = StoreTable(store)
     for _ in range(2):
         for attempt in (
-            lambda: board.put("a", "b"),
-            lambda: board.swap("a", "b"),
-            lambda: board.add("a", 1),
-            lambda: board.has(["a"]),
-            lambda: board.take(["a"]),
-            lambda: board.wait("a", time.monotonic() + 10),
+            lambda: table.put("a", "b"),
+            lambda: table.swap("a", "b"),
+            lambda: table.add("a", 1),
+            lambda: table.has(["a"]),
+            lambda: table.take(["a"]),
+            lambda: table.wait("a", time.monotonic() + 10),
         ):
             with pytest.raises(RendezvousError, match=r"_Broken.*failed: No space left on device\. If") as caught:
                 attempt()
             assert "frame" not in str(caught.value)
     assert sum(store.counts.values()) == 1
-    assert "broken" in repr(board)
+    assert "broken" in repr(table)
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for_for_long() -> None:
     """Its host may be frozen, or cut off; then it may be there again."""
     store = FrozenStore(HashStore())
-    board = StoreTable(store, patience=0.05)
+    table = StoreTable(store, patience=0.05)
     for _ in range(3):
-        with pytest.raises(RendezvousError, match=r"does not answer: 0\.05 s were not enough\. If .* frozen or cut off"):
-            board.put("a", "b")
+        with pytest.raises(RendezvousError, match=r"did not answer within 0\.05 s\. If .* frozen or cut off"):
+            table.put("a", "b")
     store.thawed.set()
     deadline = time.monotonic() + 10.0
-    while not _answers(board):
+    while not _answers(table):
         assert time.monotonic() < deadline
-    assert board.take(["a"]) == ["b"]
+    assert table.take(["a"]) == ["b"]
     assert store.counts["set"] == 1, "it was asked once"
 
 
-def _answers(board: StoreTable) -> bool:
+def _answers(table: StoreTable) -> bool:
     try:
-        return board.has(["a"])
+        return table.has(["a"])
     except RendezvousError:
         return False
 
 
 def test_a_store_written_in_python_lives_as_long_as_the_board() -> None:
-    board = StoreTable(CountingStore(HashStore()))  # nobody else holds it
-    board.put("a", "b")
-    assert board.take(["a"]) == ["b"]
+    table = StoreTable(CountingStore(HashStore()))  # nobody else holds it
+    table.put("a", "b")
+    assert table.take(["a"]) == ["b"]
 
 
 def test_where_a_store_is(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_where_a_server_is(kind: str, tmp_path: Path) -> None:
         assert describe(store()).startswith("tcp://127.0.0.1:")
 
 
-def test_the_first_decides_on_the_kind_of_group(board: StoreTable) -> None:
-    board.agree_on_kind("static")
-    board.agree_on_kind("static")
+def test_the_first_decides_on_the_kind_of_group(table: StoreTable) -> None:
+    table.agree_on_kind("static")
+    table.agree_on_kind("static")
     with pytest.raises(RendezvousError, match="RPC group mixes statically and dynamically initialized members"):
-        board.agree_on_kind("dynamic")
+        table.agree_on_kind("dynamic")
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import remora
 from remora.supervision import Outcome, RestartPolicy, Supervisor
 from remora.supervision.child import Child
+from tests.eventually import eventually
 
 QUICK = RestartPolicy(limit=3, delay=0.02)
 NEVER = RestartPolicy("never")
@@ -25,13 +25,6 @@ NEVER = RestartPolicy("never")
 
 def python(text: str) -> list[str]:
     return [sys.executable, "-S", "-c", text]
-
-
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not true in time"
-        time.sleep(0.005)
 
 
 def is_running(pid: int) -> bool:
@@ -106,7 +99,7 @@ def test_the_time_to_wait_is_up_between_two_lives_as_well() -> None:
                 supervisor.wait(timeout=0.02)
             return not supervisor.pids()
 
-        until(has_ended)
+        eventually(has_ended)
 
 
 SLEEPER = "import time; time.sleep(60)"
@@ -125,7 +118,7 @@ def test_all_are_restarted_when_one_fails(tmp_path: Path) -> None:
     path = str(tmp_path / "lives")
     with Supervisor(QUICK, restart="all") as supervisor:
         supervisor.start("note", python(f"import os; open({path!r}, 'a').write(os.environ['REMORA_RESTARTS']); {SLEEPER}"))
-        until(lambda: Path(path).exists() and Path(path).read_text() == "0")
+        eventually(lambda: Path(path).exists() and Path(path).read_text() == "0")
         supervisor.start("fails", python("import os, sys; sys.exit(9 if os.environ['REMORA_RESTARTS'] == '0' else 0)"))
         with pytest.raises(TimeoutError, match="note"):
             supervisor.wait(timeout=1.5)
@@ -142,7 +135,7 @@ def test_leaving_the_block_ends_everything_that_was_started(tmp_path: Path) -> N
     )
     with Supervisor(NEVER, grace=0.3) as supervisor:
         supervisor.start("stubborn", python(stubborn))
-        until(lambda: path.exists() and path.read_text().endswith("\n"))
+        eventually(lambda: path.exists() and path.read_text().endswith("\n"))
         pids = [int(text) for text in path.read_text().split()]
         assert all(map(is_running, pids))
         assert supervisor.pids() == {"stubborn": pids[0]}
@@ -156,7 +149,7 @@ def test_what_a_dead_process_left_behind_ends_with_it(tmp_path: Path) -> None:
     with Supervisor(NEVER) as supervisor:
         supervisor.start("parent", python(text))
         supervisor.wait(timeout=10.0)
-        until(lambda: not is_running(int(path.read_text())))
+        eventually(lambda: not is_running(int(path.read_text())))
 
 
 SUPERVISE = """
@@ -187,7 +180,7 @@ def test_a_signal_to_the_supervisor_reaches_its_processes_and_ends_it(number: si
     process, pids = supervise(child)
     with process:
         try:
-            until(lambda: all((tmp_path / f"ready{pid}").exists() for pid in pids))
+            eventually(lambda: all((tmp_path / f"ready{pid}").exists() for pid in pids))
             process.send_signal(number)
             assert process.wait(10.0) == -number
         finally:
@@ -202,7 +195,7 @@ def test_a_supervisor_that_is_killed_leaves_no_process_behind() -> None:
     with process:
         assert all(map(is_running, pids))
         process.kill()
-    until(lambda: not any(map(is_running, pids)))
+    eventually(lambda: not any(map(is_running, pids)))
 
 
 def test_it_works_on_any_thread() -> None:
@@ -248,7 +241,7 @@ def test_what_is_stopped_is_not_restarted_by_a_thread_that_waits(tmp_path: Path)
     with Supervisor(RestartPolicy("always", delay=0.0)) as supervisor:
         supervisor.start("a", python(text))
         waiting = Waiting(supervisor)
-        until(lambda: lives.exists() and lives.read_text())
+        eventually(lambda: lives.exists() and lives.read_text())
         supervisor.stop()
         assert not supervisor.pids()
         assert waiting.result() == {"a": Outcome(-signal.SIGTERM, 0, ended=True)}
@@ -280,7 +273,7 @@ def test_stop_ends_a_wait_for_the_next_life() -> None:
     with Supervisor(RestartPolicy(limit=1, delay=25.0)) as supervisor:
         supervisor.start("a", python("import sys; sys.exit(3)"))
         waiting = Waiting(supervisor)
-        until(lambda: not supervisor.pids())
+        eventually(lambda: not supervisor.pids())
         supervisor.stop()
         outcome = waiting.result()["a"]  # (stopped before it was decided on its next life, or after)
         assert (outcome.code, outcome.ended) == (3, True)
@@ -291,7 +284,7 @@ def test_a_group_that_is_about_to_be_restarted_can_be_stopped() -> None:
         supervisor.start("a", python("import sys; sys.exit(3)"))
         supervisor.start("b", python(SLEEPER))
         waiting = Waiting(supervisor)
-        until(lambda: not supervisor.pids())
+        eventually(lambda: not supervisor.pids())
         supervisor.stop()
         assert {name: outcome.ended for name, outcome in waiting.result().items()} == {"a": True, "b": True}
 
@@ -342,7 +335,7 @@ def test_a_name_is_taken_while_its_process_is_being_started(monkeypatch: pytest.
             super().__init__(*args)
 
     monkeypatch.setattr("remora.supervision.supervisor.Child", SlowChild)
-    with Supervisor(NEVER) as supervisor:
+    with Supervisor(NEVER, together=False) as supervisor:  # or the failure of "a" ends "b", if that is still running
         first = threading.Thread(target=supervisor.start, args=("a", python("import sys; sys.exit(5)")))
         first.start()
         try:

@@ -25,15 +25,16 @@ import torch
 from remora import rpc
 from remora.agent.calls import call as calls
 from remora.agent.calls import future as futures
-from remora.agent.runtime.pool import current_worker
+from remora.agent.runtime.current import current_worker
 from remora.errors import CallOutcomeUnknown, CallTimeout
 from remora.rref.ref_table import Table
 from remora.testing.world import World
 from remora.transport import link as stream
+from tests.eventually import eventually
 from tests.systematic.tracing import MAKING, AtEachPlace, Place
+from tests.thorough import THOROUGH
 
 STUCK = 25.0  # seconds after which a process is
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"
 LONGEST = 15.0 if THOROUGH else 1.2  # seconds for which places are looked for
 WAIT = 10.0  # seconds for a wait of a destructor, which ends at once or
 SOON = 0.05  # after so many seconds, if its own thread keeps the answer from coming
@@ -196,13 +197,6 @@ def left(table: Table) -> object:
     return table.counts(), dict(list(table.state.holder.forks.items())[:3]), dict(list(table.state.owner.values.items())[:3])
 
 
-def wait_until(condition: Callable[[], object], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 8.0
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.005)
-
-
 def nothing_left(world: World) -> bool:
     gc.collect()
     tables = [world[i].references.table for i in range(3)]
@@ -235,7 +229,7 @@ def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:
         work()
         destructor.check()
         destructor.to_drop.clear()
-        wait_until(lambda: nothing_left(world), lambda: [left(world[i].references.table) for i in range(3)])
+        eventually(lambda: nothing_left(world), 15.0, what=lambda: [left(world[i].references.table) for i in range(3)])
     print(f"done at {destructor.count} places", file=report)
 
 

@@ -6,7 +6,6 @@ waits for may need that frame. """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,9 +20,9 @@ from tests.agent.alone import worker_alone
 from tests.systematic import test_interrupted_anywhere as interrupted
 from tests.systematic.test_interrupted_anywhere import SOON, check_health, double, twice
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
+from tests.thorough import THOROUGH
 
 PROMPT = 5.0  # seconds in which everything here is over, many times; deadlines are longer
-THOROUGH = os.environ.get("REMORA_THOROUGH") == "1"  # else what takes long is tried at some of the points
 SCENARIOS = [
     interrupted.call, interrupted.call_with_shared_memory, interrupted.call_with_large_tensors, interrupted.wait_for_one,
     interrupted.wait_for_all, interrupted.make_and_fetch,
@@ -131,7 +130,7 @@ def test_a_handler_may_end_the_worker(scenario: Callable[[str], None]) -> None:
     with worker_alone() as me:
         places = places_in(me, scenario)
     errors: list[str] = []
-    for place in places if THOROUGH else places[::10]:
+    for place in places if THOROUGH else places[::10]:  # what takes long is tried at some of the points
         with worker_alone() as me:
             scenario(me)
             began = time.monotonic()

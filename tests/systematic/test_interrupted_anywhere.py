@@ -20,7 +20,8 @@ import torch
 from remora import rpc
 from remora.agent.calls.call import Call
 from remora.agent.channel import bulk
-from tests.agent.alone import wait_until, worker_alone
+from tests.agent.alone import worker_alone
+from tests.eventually import eventually
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
 
 TRIES = 20  # times that a scenario is done to come to a place: which thread reads what is a matter of chance
@@ -129,15 +130,15 @@ def check_health(me: str, other: torch.futures.Future[Any], place: Place) -> Non
     assert torch.futures.wait_all([rpc.rpc_async(me, double, args=(n,), timeout=SOON) for n in range(3)]) == [0, 2, 4]
     assert rpc.rpc_sync(me, double, args=(torch.ones(1 << 15),), timeout=SOON).sum() == 1 << 16
     channels = peer.channels()
-    wait_until(lambda: not any(channel.pending for channel in channels), SOON)
-    wait_until(lambda: not worker.agent.dispatch.counts(), SOON)
+    eventually(lambda: not any(channel.pending for channel in channels), SOON)
+    eventually(lambda: not worker.agent.dispatch.counts(), SOON)
     for channel in channels:
         assert channel.link is not None
         for left in (channel.inbox.frames, channel.inbox.answered, channel.outbox.batched):
-            wait_until(lambda left=left: not left, SOON)  # type: ignore[misc]
-        wait_until(lambda channel=channel: not channel.parked, SOON)  # type: ignore[misc]
+            eventually(lambda left=left: not left, SOON)  # type: ignore[misc]
+        eventually(lambda channel=channel: not channel.parked, SOON)  # type: ignore[misc]
         for turn in (channel.reading, channel.writing, channel.arming):
-            wait_until(lambda turn=turn: not turn.locked(), SOON)  # type: ignore[misc]
+            eventually(lambda turn=turn: not turn.locked(), SOON)  # type: ignore[misc]
         with channel.sorting, channel.writing:
             channel.session.check()
 
@@ -174,7 +175,7 @@ def test_a_strike_leaves_nothing_behind(
             raise AssertionError(f"after a strike at {place}: {error!r}") from error
     assert struck > 0.8 * len(places), "the places were not found again"
     gc.collect()
-    wait_until(lambda: not rpc.references().owned and not rpc.references().held, SOON)
+    eventually(lambda: not rpc.references().owned and not rpc.references().held, SOON)
 
 
 def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +195,7 @@ def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatc
     with ThreadPoolExecutor(1) as pool:
 
         def call_meanwhile() -> int:
-            wait_until(lambda: channel.reading.locked())
+            eventually(lambda: channel.reading.locked())
             return rpc.rpc_sync(me, double, args=(4,), timeout=SOON)
 
         other = pool.submit(call_meanwhile)

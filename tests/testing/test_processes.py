@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from remora.errors import RemoraError
 from remora.testing import faults, processes
 from remora.testing.processes import ProcessEnded, Processes
 from tests import leaks
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -117,7 +117,7 @@ def test_they_can_be_killed_and_frozen() -> None:
 def test_a_plan_may_freeze_and_kill_them_at_once() -> None:
     with Processes(2, timeout=3.0) as workers:
         workers.set_faults("freeze worker1")
-        wait_until(lambda: processes._stands_still(workers.pid(1)))
+        eventually(lambda: processes._stands_still(workers.pid(1)))
         workers.thaw(1)
         assert workers.run(0, call, "worker1", 1, 2) == 3
         workers.set_faults("kill worker0; kill worker1")
@@ -168,13 +168,6 @@ def runs(pid: int) -> bool:
         return False
 
 
-def wait_until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="processes are looked for in /proc")
 def test_whoever_is_frozen_by_a_plan_can_be_thawed_and_ended_before_its_time() -> None:
     with Processes(2) as workers:
@@ -182,12 +175,12 @@ def test_whoever_is_frozen_by_a_plan_can_be_thawed_and_ended_before_its_time() -
         before = set(children(pids[0]) + children(pids[1]))
         for rank in range(2):
             workers.start(rank, faults.set, f"freeze worker{rank} for 60s")
-            wait_until(lambda pid=pids[rank]: processes._stands_still(pid))
+            eventually(lambda pid=pids[rank]: processes._stands_still(pid))
         wakers = set(children(pids[0]) + children(pids[1])) - before
         assert wakers
         workers.thaw(0)
         assert workers.run(0, call, "worker0", 1, 2) == 3
-    wait_until(lambda: not any(map(runs, wakers)))
+    eventually(lambda: not any(map(runs, wakers)))
 
 
 def test_what_they_are_still_doing_ends_with_the_block() -> None:

@@ -20,6 +20,7 @@ from remora.testing.virtual_clock import VirtualClock
 from remora.testing.world import World
 from remora.transport.shm.lender import IDLE
 from remora.vocabulary.messages import MessageType
+from tests.eventually import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +47,10 @@ def test_it_stands_still_until_it_is_moved() -> None:
     clock.advance(2.5)
     clock.advance(0.0)
     assert clock.now() == 2.5
-    with pytest.raises(ValueError, match="does not go back"):
+    with pytest.raises(ValueError, match="not negative"):
         clock.advance(-1)
     for nowhere in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"not by {nowhere}"):
+        with pytest.raises(ValueError, match=f"finite number of seconds, got {nowhere}"):
             clock.advance(nowhere)
     assert clock.now() == 2.5
 
@@ -113,7 +114,7 @@ def waiting(clock: VirtualClock, event: threading.Event, deadline: float) -> tup
 def test_who_waits_wakes_when_its_deadline_has_passed_and_not_before() -> None:
     clock = VirtualClock()
     thread, found = waiting(clock, threading.Event(), 10.0)
-    until(lambda: "1 threads wait" in repr(clock))
+    eventually(lambda: "1 threads wait" in repr(clock))
     clock.advance(9.9)
     assert not found
     clock.advance(5.0)
@@ -127,13 +128,6 @@ def test_who_waits_for_something_gets_it_though_no_time_passes() -> None:
     event.set()
     thread.join(5.0)
     assert found == [(True, 0.0)]
-
-
-def until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5.0
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 # A world whose time stands still.
@@ -201,7 +195,7 @@ def test_so_does_one_that_a_thread_waits_for(world: World, gate: threading.Event
 
     thread = threading.Thread(target=world.run, args=(0, program))
     thread.start()
-    until(lambda: world[1].agent.dispatch.counts() == 1)
+    eventually(lambda: world[1].agent.dispatch.counts() == 1)
     world.clock.advance(100)
     thread.join(5.0)
     assert ended == [(CallTimeout, 60.0)]
@@ -218,7 +212,7 @@ def test_a_program_that_tries_again_does_so_at_its_own_times(world: World, gate:
 
     thread = threading.Thread(target=world.run, args=(0, program))
     thread.start()
-    until(lambda: world[1].agent.dispatch.counts() == 1)
+    eventually(lambda: world[1].agent.dispatch.counts() == 1)
     world.clock.advance(20)
     thread.join(5.0)
     assert tries == [0.0, 2.5, 5.0, 7.5]
@@ -235,7 +229,7 @@ def test_to_wait_for_a_future_goes_by_the_clock_of_its_call(world: World, gate: 
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: "4 threads wait" in repr(world.clock))
+    eventually(lambda: "4 threads wait" in repr(world.clock))
     world.clock.advance(31)
     thread.join(5.0)
     assert found == ["30 s"]
@@ -328,7 +322,7 @@ def test_a_gathering_ends_at_its_deadline(world: World) -> None:
 
     thread = threading.Thread(target=world.run, args=(0, gather))
     thread.start()
-    until(lambda: "4 threads wait" in repr(world.clock))
+    eventually(lambda: "4 threads wait" in repr(world.clock))
     world.clock.advance(10)
     thread.join(5.0)
     assert ended == [7.0]
@@ -429,7 +423,7 @@ def test_the_same_seed_tells_the_same_story() -> None:
 def test_a_world_has_a_clock_if_it_was_asked_for(world: World) -> None:
     with World(1) as plain:
         assert plain[0].clock is SYSTEM
-        with pytest.raises(RuntimeError, match="time is real in this world"):
+        with pytest.raises(RuntimeError, match="this world uses the system clock"):
             _ = plain.clock
     with pytest.raises(ValueError, match="clock must be"):
         World(1, clock="broken")  # type: ignore[arg-type]

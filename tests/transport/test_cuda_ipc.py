@@ -302,10 +302,10 @@ def test_a_tally_that_is_gone_or_another_is_an_error(fake: FakeDriver) -> None:
     number, size = os.memfd_create("not-a-tally", os.MFD_ALLOW_SEALING), 4096
     try:
         for tally in ((1, 2**31 - 1, 5), (1, os.getpid(), number)):
-            with pytest.raises(cuda_ipc.Unreachable, match="tally"):
+            with pytest.raises(cuda_ipc.Unreachable, match="the flags of process"):
                 cuda_ipc.Importer().fetch(reference(tally), DEVICE)
         shm.seal(number, size)
-        with pytest.raises(cuda_ipc.Unreachable, match="not the one"):
+        with pytest.raises(cuda_ipc.Unreachable, match="does not have the number"):
             cuda_ipc.Importer().fetch(reference((1, os.getpid(), number)), DEVICE)
     finally:
         os.close(number)
@@ -327,7 +327,7 @@ def test_words_count_on_from_the_beginning(pair: Pair) -> None:
     storage = filled(pair.fake, 10, 3)
     pair.fetch(pair.export(storage))
     pair.run()
-    tally = pair.exporter._tally
+    tally = pair.exporter._flags
     assert tally is not None
     top = 2**32 - 2
     pair.exporter.collect()

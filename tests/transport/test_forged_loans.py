@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from remora.transport.cuda_ipc.flags import Tally
+from remora.transport.cuda_ipc.flags import FlagPage
 from remora.transport.link import process_at
 from remora.transport.shm import borrower as loans
 from remora.transport.shm import lender as shm
@@ -387,11 +387,11 @@ def test_threads_that_lend_to_a_new_peer_at_once_make_one_arena(monkeypatch: pyt
 
 
 def test_a_page_of_words_for_devices_is_sealed_and_nothing_else_is_opened_for_one(other_file: int) -> None:
-    tally = Tally.create()
+    tally = FlagPage.create()
     _, process, descriptor = tally.name
     try:
         assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & shm.SEALS == shm.SEALS
         with pytest.raises(ValueError, match="not memory"):
-            Tally.open(NUMBER, process, other_file)
+            FlagPage.open(NUMBER, process, other_file)
     finally:
         tally.close()

@@ -19,7 +19,7 @@ from remora import rpc
 from remora.testing.world import World
 from remora.transport.link import ENOUGH, LinkClosed, StreamLink, waiter
 from remora.wire.frames import Frame, encode
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 
 def frame(call: int, body: bytes = b"") -> bytes:
@@ -144,7 +144,7 @@ def gathering() -> Iterator[tuple[socket.socket, StreamLink]]:
     head = frame(1, b"." * SIZE)
     begun = threading.Thread(target=sender.sendall, args=(head[: -SIZE // 2],))
     begun.start()
-    wait_until(lambda: waiting(link) > ENOUGH // 8)
+    eventually(lambda: waiting(link) > ENOUGH // 8)
     while link.read() == [] and link._reader.missing > SIZE // 2:
         pass
     begun.join()
@@ -169,17 +169,17 @@ linux_only = pytest.mark.skipif(not ENOUGH, reason="turned off, or this is not L
 def test_who_reads_something_large_is_not_woken_for_little(gathering: tuple[socket.socket, StreamLink]) -> None:
     sender, link = gathering
     sender.sendall(bytes(1000))
-    wait_until(lambda: waiting(link) == 1000)
+    eventually(lambda: waiting(link) == 1000)
     assert not wakes(link)
     sender.sendall(bytes(ENOUGH))
-    wait_until(lambda: wakes(link))
+    eventually(lambda: wakes(link))
 
 
 @linux_only
 def test_unless_nothing_more_comes(gathering: tuple[socket.socket, StreamLink]) -> None:
     sender, link = gathering
     sender.sendall(bytes(1000))
-    wait_until(lambda: waiting(link) == 1000)
+    eventually(lambda: waiting(link) == 1000)
     link.notify()
     assert wakes(link)
     assert link.read() == []
@@ -206,7 +206,7 @@ def test_and_for_the_end_of_it_and_what_follows(gathering: tuple[socket.socket, 
 def test_when_the_other_end_is_gone_that_is_seen(gathering: tuple[socket.socket, StreamLink]) -> None:
     sender, link = gathering
     sender.close()
-    wait_until(lambda: wakes(link))
+    eventually(lambda: wakes(link))
     with pytest.raises(LinkClosed):
         link.read()
 

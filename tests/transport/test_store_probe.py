@@ -49,7 +49,7 @@ def test_nothing_listens(listener: socket.socket) -> None:
 
 
 def test_a_silent_program(listener: socket.socket) -> None:
-    with pytest.raises(NoStore, match="it says nothing"):
+    with pytest.raises(NoStore, match="it sent nothing"):
         StoreProbe("127.0.0.1", listener.getsockname()[1], 0.1)
 
 

@@ -48,7 +48,7 @@ class Road:
     def retract(self, reference: bytes) -> None:
         self.retracted.append(reference)
 
-    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+    def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         return self.offers
 
     def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:

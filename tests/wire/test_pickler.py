@@ -537,6 +537,8 @@ def test_a_garbage_collection_in_a_destructor_does_no_harm_to_the_pickler() -> N
 import gc
 from remora.wire.pickler import pack
 
+gc.freeze()  # or each collection looks at all of torch once more
+
 class Temporary:
     def __reduce__(self):
         return list, ()

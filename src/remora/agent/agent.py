@@ -13,14 +13,15 @@ from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.future import forgotten, wait_until
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.hooks import Hooks
-from remora.agent.memory.routing import Places
+from remora.agent.memory.routing import DeviceRouting
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
 from remora.agent.peers.manager import Peer, PeerManager
 from remora.agent.peers.unanswered import Unanswered
 from remora.agent.retries import Retries
+from remora.agent.runtime.current import thread_state
 from remora.agent.runtime.event_loop import Coroutines
-from remora.agent.runtime.pool import WorkerPool, thread_state
+from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.agent.serving.execution import Execution
@@ -55,7 +56,7 @@ class Agent:
         timeout: float,
         settings: Settings,
         introduction: HandshakeClient,
-        places: Places,
+        places: DeviceRouting,
         hooks: Hooks,
     ) -> None:
         self.me = me

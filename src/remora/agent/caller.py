@@ -11,7 +11,8 @@ from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.channel.waiter_owned import WaiterOwned
 from remora.agent.peers.peer import Peer
-from remora.agent.runtime.pool import WorkerPool, blocking_region, reacquire_slot, release_slot
+from remora.agent.runtime.current import blocking_region, reacquire_slot, release_slot
+from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
 from remora.faults.injector import Injector

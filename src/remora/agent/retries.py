@@ -55,7 +55,7 @@ class Retries:
         self._pool = pool
         self._timers = timers
         self._clock = clock
-        self._lock = threading.RLock()  # guards _waiting
+        self._lock = threading.RLock()  # guards: _waiting
         self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
 
     def send(

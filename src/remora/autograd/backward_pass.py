@@ -68,9 +68,8 @@ class Pass:
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
         self.work_queue: WorkQueue | None = None
         self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of its table (`pass_table`)
-        # Guards `failure` and the fields below. Reentrant: a destructor that the collector runs may abort the pass.
-        # No segment runs under it.
-        self._lock = threading.RLock()
+        # Reentrant: a destructor that the collector runs may abort the pass. No segment runs under it.
+        self._lock = threading.RLock()  # guards: failure, the fields below, and the list of segments
         self._running = 0  # segments
         self._when_idle: list[Callable[[], None]] = []  # called when none runs any more
         self._reach: Reach | None = None  # what was found so far

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from remora.agent.runtime.pool import blocking_region
+from remora.agent.runtime.current import blocking_region
 from remora.autograd.leaves import Gathered
 
-# Guards the three below. Its lock is reentrant: a local pass may end, and drop its token, in the midst of anything.
-_changed = threading.Condition(threading.RLock())
+# Reentrant: a local pass may end, and drop its token, in the midst of anything.
+_changed = threading.Condition(threading.RLock())  # guards: _claims, _inside and _sleepers
 _claims: dict[int, int] = {}  # by the id of a node or leaf: the thread that works on it
 _inside: dict[int, dict[int, int]] = {}  # leaves that local passes add to, by id: by the pass's token, its thread
 _sleepers = 0

@@ -39,7 +39,7 @@ class Contexts:
         self._next_message = itertools.count(self._first + first_id).__next__
         self._table: dict[int, Context] = {}
         self._released: OrderedDict[int, None] = OrderedDict()
-        self._lock = threading.RLock()  # guards the two above
+        self._lock = threading.RLock()  # guards: _table and _released
         self.known: Callable[[int], Context | None] = self._table.get  # a context, if it is there (one look needs no lock)
         agent.dispatch.on(CleanupAutogradContextReq.type, self._clean_up, service=True)
         agent.dispatch.on(AutogradContextHeldReq.type, self._held, service=True)

@@ -15,8 +15,8 @@ class Countdown(Generic[T]):
     def __init__(self, report: Callable[[T | None], None]) -> None:
         self._report: Callable[[T | None], None] | None = report
         self._under_way = 1  # the caller that starts the tasks; it ends with `finish`
-        # Guards the two above. Reentrant: a destructor that the collector runs meanwhile may finish a task.
-        self._lock = threading.RLock()
+        # Reentrant: a destructor that the collector runs meanwhile may finish a task.
+        self._lock = threading.RLock()  # guards: _under_way and _report
 
     def begin(self) -> None:
         """One more task is under way."""

@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 from remora.agent.agent import Agent
 from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
-from remora.agent.runtime.pool import blocking_region
+from remora.agent.runtime.current import blocking_region
 from remora.autograd.backward_pass import GradientBatch, Pass, WorkQueue
 from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown

@@ -64,7 +64,7 @@ def grouped() -> bool:
 Ends = list[Start]  # where a run of the engine captures gradients
 _all_ends: dict[int, Ends] = {}  # those of the runs that are under way; by the id of the list
 # Reentrant: the collector may run a destructor of the program meanwhile. Nothing else of the program's runs under it.
-looking = threading.RLock()
+looking = threading.RLock()  # guards: the moments in which a thread has accumulators of the program
 
 
 class Capturing:

@@ -35,7 +35,7 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         # and other threads add to other leaves meanwhile. They are reentrant: the collector may run a destructor of the
         # program while one is held, and a thread must not wait for itself. A thread holds one of them at a time.
         self._locks: dict[int, threading.RLock] = {}  # by the id of the leaf, like the sums
-        self._order = threading.RLock()  # of the streams of threads that add, on devices; taken before that of a leaf
+        self._order = threading.RLock()  # guards: the order of streams that add; taken before the lock of a leaf
         self._touched: dict[object, streams.StreamPoint] = {}  # when the sums are there, on devices: by the streams that add
 
     def add(self, leaves: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:

@@ -19,7 +19,7 @@ class _ContextPasses:
     __slots__ = ("ended", "lock", "running")
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # guards the two below, and `serving` of each pass
+        self.lock = threading.RLock()  # guards: running, ended, and `serving` of each pass
         self.running: dict[Key, Pass] = {}
         self.ended: dict[Key, set[Peer]] = {}  # passes that are over here, and the workers that we had told of them
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 
 def install(*, children: bool = True) -> None:
-    """From now on torch.distributed.rpc, .autograd, .optim.DistributedOptimizer and .nn.RemoteModule are Remora's.
+    """Make torch.distributed.rpc, .autograd, .optim.DistributedOptimizer and .nn.RemoteModule Remora's from now on.
 
-    Whatever was imported before gets Remora's, too, where it is a name in a module. `children`: so it is in the processes
-    that this one starts from now on. An error if RPC is running; does nothing the second time.
+    Names that modules imported before are replaced, too. With `children` the same holds in the processes that this one
+    starts from now on. An error if RPC is running; does nothing the second time.
     """
     from remora.compat import children as ours
     from remora.compat import redirection
@@ -26,7 +26,7 @@ def install(*, children: bool = True) -> None:
 
 
 def uninstall() -> None:
-    """Put everything back. Modules that took names of Remora's meanwhile keep them, unless they are torch's own."""
+    """Restore torch's names. Modules that took names of Remora's meanwhile keep them, unless they are torch's own."""
     from remora.compat import children as ours
     from remora.compat import redirection
 
@@ -35,7 +35,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether torch's names are Remora's now."""
+    """Return True if torch's names are Remora's now."""
     import sys
 
     redirection = sys.modules.get("remora.compat.redirection")

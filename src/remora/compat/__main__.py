@@ -4,9 +4,9 @@
     python -m remora.compat -m module args…
     python -m remora.compat --check script.py…
 
-The program gets an interpreter of its own, so that it is __main__ and finds everything as if it had been started without
-us. With --check it is read and not run: what it uses of torch's RPC is listed, and whether Remora has it (exit code 1 if
-it does not).
+The program gets an interpreter of its own, so that it is __main__ and finds everything as if Python had started it
+directly. With --check it is read and not run: the report lists the names of torch's RPC that it uses, and those that Remora
+lacks (exit code 1 if there are any).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remora.compat import children
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the command line asks for. Does not return if that is a program."""
+    """Run the command line. Does not return if that is a program."""
     if arguments[:1] == ["--check"] and len(arguments) > 1:
         from remora.compat import check
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     if sys.flags.ignore_environment or sys.flags.no_site:
-        print("remora.compat works by the environment: start it without -E, -I and -S", file=sys.stderr)
+        print("remora.compat sets environment variables for the program: start it without -E, -I and -S", file=sys.stderr)
         return 2
     return _run([sys.executable, *_interpreter_options(), *arguments])
 
@@ -43,7 +43,7 @@ def _run(command: list[str]) -> int:
 
 
 def _interpreter_options() -> list[str]:
-    """What stood between `python` and `-m remora.compat`."""
+    """Return the options between `python` and `-m remora.compat`."""
     before = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
     return before[1:-2] if before[-2:] == ["-m", "remora.compat"] else []
 

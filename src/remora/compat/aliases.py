@@ -14,7 +14,7 @@ from remora.compat import names
 
 
 class Aliases(MetaPathFinder, Loader):
-    """For the modules that are replaced; all others are left to the finders after it."""
+    """Finds the modules that are replaced; leaves all others to the finders after it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -23,11 +23,11 @@ class Aliases(MetaPathFinder, Loader):
         if ours is None:
             return None
         if not _exists(ours):
-            raise ModuleNotFoundError(f"{name} is PyTorch's, and Remora, which stands in for it, has no {ours}", name=name)
+            raise ModuleNotFoundError(f"{name} is PyTorch's, and Remora, which replaces it, has no {ours}", name=name)
         return ModuleSpec(name, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put ours in the place of the empty one that was made for it; importlib takes what it finds there."""
+        """Replace the empty module that importlib made by ours; importlib takes what it finds in sys.modules."""
         ours = names.counterpart(module.__name__)
         assert ours is not None
         sys.modules[module.__name__] = importlib.import_module(ours)

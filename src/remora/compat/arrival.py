@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 def watch() -> None:
-    """Redirect torch when it has been imported; at once, if it has been."""
+    """Redirect torch when its import ends; at once, if torch has been imported."""
     if "torch" in sys.modules:
         _redirect()
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
@@ -37,12 +37,12 @@ class _Watch(MetaPathFinder):
     def _found_by_others(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
-        """What would be found without us. We stay: whoever asks may only want to know whether torch is installed."""
+        """Return the spec that the other finders find. This finder stays: the program may only ask if torch is installed."""
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         return next((spec for finder in finders if (spec := finder.find_spec(name, path, target)) is not None), None)
 
     def _redirecting(self, spec: ModuleSpec | None) -> ModuleSpec | None:
-        """The spec of torch, such that loading it ends with the redirection."""
+        """Return the spec of torch, such that loading it ends with the redirection."""
         if spec is None or spec.loader is None:
             return spec
         loader, load = spec.loader, spec.loader.exec_module
@@ -59,8 +59,8 @@ class _Watch(MetaPathFinder):
 
 
 def _imported_meanwhile(name: str) -> ModuleSpec | None:
-    """The spec of a module that the redirection has imported while it was looked for, such that loading it yields that
-    module: importlib would make a second one, whose classes are not those that everybody else has."""
+    """Return the spec of a module that the redirection has imported while it was looked for, such that loading it yields
+    that module. importlib would make a second one, whose classes differ from those that other modules have."""
     module = sys.modules.get(name)
     if module is None or module.__spec__ is None or module.__spec__.loader is None:
         return None

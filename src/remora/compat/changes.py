@@ -1,4 +1,4 @@
-"""A log of changes to modules, to sys.modules and to the import system, so that they can be taken back. Decides nothing."""
+"""Logs changes to modules, to sys.modules and to the import system, so that they can be undone. Decides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Changes:
-    """Changes in the order in which they were made; `undo` takes them back, the last one first."""
+    """Changes in the order in which they were made; `undo` reverts them, the last one first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], Any]] = []
@@ -30,7 +30,7 @@ class Changes:
         sys.modules[name] = module
 
     def remove_module(self, name: str) -> None:
-        """Make a module unknown by its name; the next import looks for it."""
+        """Remove a module from sys.modules; the next import looks for it."""
         before = sys.modules.pop(name, None)
         if before is None:
             self._undo.append(partial(sys.modules.pop, name, None))
@@ -38,7 +38,7 @@ class Changes:
             self._undo.append(partial(sys.modules.__setitem__, name, before))
 
     def insert_finder(self, finder: MetaPathFinder) -> None:
-        """Have `finder` asked first, for every import."""
+        """Make `finder` the first that every import asks."""
         sys.meta_path.insert(0, finder)
         self._undo.append(partial(sys.meta_path.remove, finder))
 

@@ -1,4 +1,4 @@
-"""Says of a program, without running it, whether Remora has what it uses of torch's RPC. For people, and for scripts."""
+"""Checks, without running a program, that Remora has what the program uses of torch's RPC. For people, and for scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from remora.compat.usage import uses
 
 
 def main(arguments: list[str]) -> int:
-    """Check files, and all files below folders. 0: all is there; 1: something is not; 2: something cannot be read."""
+    """Check files, and all files below folders. Return 0 if all is there, 1 if something is not, 2 if a file is
+    unreadable."""
     status = 0
     for path in _files(arguments):
         try:
@@ -30,7 +31,7 @@ def _files(arguments: list[str]) -> Iterator[Path]:
 
 
 def report(path: Path) -> int:
-    """Print what one file uses. 1 if Remora lacks any of it."""
+    """Print what one file uses. Return 1 if Remora lacks any of it."""
     lines: dict[tuple[str, bool], list[int]] = defaultdict(list)
     for use in uses(path.read_text(), str(path)):
         lines[use.name, use.in_script].append(use.line)
@@ -51,7 +52,7 @@ def _summary(verdicts: list[str]) -> str:
 
 
 def what_is_wrong(name: str, in_script: bool) -> str:
-    """Why a name of torch cannot be used on Remora; empty if it can."""
+    """Return why a name of torch cannot be used on Remora; empty if it can."""
     if in_script:
         return "inside TorchScript, which is compiled to calls of torch's own C++ agent"
     try:

@@ -1,4 +1,4 @@
-"""How the processes that this one starts come to run on Remora, too: two environment variables. Starts none.
+"""Makes the processes that this one starts run on Remora, too, by two environment variables. Starts no process.
 
 `REMORA_COMPAT=1` says that they should (0, no, off, false or nothing: they should not; an interpreter that is to ignore its
 environment, `python -E` or `-I`, ignores it). It is read when an interpreter starts, by a line that the wheel of Remora puts
@@ -20,7 +20,7 @@ _before: dict[str, str | None] | None = None
 
 
 def include() -> None:
-    """From now on, children run on Remora."""
+    """Make children run on Remora from now on."""
     global _before
     if _before is None:
         _before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}

@@ -1,4 +1,4 @@
-"""What stands in for the names of torch's compiled RPC modules, and for what torch's Python takes from them."""
+"""Replaces the names of torch's compiled RPC modules, and the names that torch's Python takes from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replace(changes: Changes) -> Iterator[tuple[Any, Any]]:
 
 
 def provide(changes: Changes) -> None:
-    """Make those modules that this torch was built without, with all the names that we have."""
+    """Make the modules that this torch was built without, with all the names that Remora has."""
     for sign, name in names.SIGNS_OF_RPC.items():
         if not hasattr(torch._C, sign):
             module = ModuleType(name, "Remora's names in the place of a module that this torch was built without.")
@@ -63,14 +63,14 @@ def _find(dotted: str, theirs: object) -> Any:
 
 def _stub(dotted: str) -> Callable[..., NoReturn]:
     def absent(*_: object, **__: object) -> NoReturn:
-        raise NotImplementedError(f"{dotted} belongs to torch's own RPC; Remora, which stands in for it, has none")
+        raise NotImplementedError(f"{dotted} belongs to torch's own RPC; Remora, which replaces it, has no such name")
 
     absent.__name__ = dotted.rpartition(".")[2]
     return absent
 
 
 def names_torch_takes() -> dict[str, dict[str, object]]:
-    """What modules of torch define only if torch was built with RPC: module -> name -> ours."""
+    """Return the names that modules of torch define only if torch was built with RPC: module -> name -> ours."""
     rref = remora.rpc.RRef
     is_rref = {"RRef": rref, "is_rref": _is_rref}
     return {
@@ -81,7 +81,7 @@ def names_torch_takes() -> dict[str, dict[str, object]]:
 
 
 def _is_rref(annotation: object) -> bool:
-    """Whether a type is RRef[...]."""
+    """Return True if a type is RRef[...]."""
     if annotation is remora.rpc.RRef:
-        raise RuntimeError("an annotation RRef wants to know of what, as in RRef[int]")
+        raise RuntimeError("the annotation RRef needs the type of its value, as in RRef[int]")
     return get_origin(annotation) is remora.rpc.RRef

@@ -1,4 +1,4 @@
-"""Which modules of torch are replaced by which of ours. A table, and questions to it; replaces nothing."""
+"""The table of torch's modules and the modules of ours that replace them, and lookups in it. Replaces nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIGNS_OF_RPC = {
 
 
 def counterpart(module: str) -> str | None:
-    """The name of our module in the place of torch's (it may not exist); None if that module stays torch's."""
+    """Return the name of our module in the place of torch's (it may not exist); None if that module stays torch's."""
     for theirs, ours in PACKAGES.items():
         if module == theirs or module.startswith(f"{theirs}."):
             return ours + module[len(theirs) :]
@@ -44,7 +44,7 @@ def counterpart(module: str) -> str | None:
 
 
 def is_replaced(dotted: str) -> bool:
-    """Whether a dotted name of torch, of a module or of something in one, is ours after the redirection."""
+    """Return True if a dotted name of torch, of a module or of something in one, is ours after the redirection."""
     parts = dotted.split(".")
     prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
     offered = {f"{package}.{name}" for package, (name, _) in OFFERED.items()}
@@ -52,7 +52,7 @@ def is_replaced(dotted: str) -> bool:
 
 
 def find(dotted: str) -> object:
-    """Our object for a dotted name of torch that `is_replaced`. LookupError if there is none."""
+    """Return our object for a dotted name of torch that `is_replaced`. LookupError if there is none."""
     for candidate in _candidates(dotted):
         try:
             return pkgutil.resolve_name(candidate)

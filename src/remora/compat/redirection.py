@@ -1,8 +1,8 @@
-"""Puts Remora where programs look for torch's RPC, and torch's back. Everything it touches is in the log of changes.
+"""Puts Remora where programs look for torch's RPC, and restores torch's. The log of changes has everything it touches.
 
-Modules are aliases, never copies: `torch.distributed.rpc.api` is the module `remora.rpc.api`. Those not imported yet are
-found when they are asked for (`aliases.py`); one that Remora does not have is an error that says so. Names that others
-took from torch's modules before are exchanged where they are names in a module.
+Modules are aliases, never copies: `torch.distributed.rpc.api` is the module `remora.rpc.api`. Modules that are not imported
+yet are found when a program imports them (`aliases.py`); a module that Remora does not have is an error that says so. Names
+that other modules took from torch's modules before are replaced there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remora.wire import exceptions
 
 
 class Pair(NamedTuple):
-    """The same thing: torch's and ours."""
+    """One object of torch, and its counterpart of ours."""
 
     theirs: Any
     ours: Any
@@ -37,7 +37,7 @@ _current: _Redirection | None = None
 
 
 def installed() -> bool:
-    """Whether torch's names are ours."""
+    """Return True if torch's names are ours."""
     return _current is not None
 
 
@@ -46,7 +46,7 @@ def install() -> None:
     global _current
     if _current is not None:
         return
-    _refuse_while_running("Remora cannot take the place of torch.distributed.rpc")
+    _refuse_while_running("Remora cannot replace torch.distributed.rpc")
     changes = Changes()
     try:
         pairs = _redirect(changes)
@@ -61,7 +61,7 @@ def uninstall() -> None:
     global _current
     if _current is None:
         return
-    _refuse_while_running("torch.distributed.rpc cannot be put back")
+    _refuse_while_running("torch.distributed.rpc cannot be restored")
     for name in [name for name in sys.modules if names.counterpart(name)]:
         del sys.modules[name]  # an alias; those of torch that were there come back now
     _current.changes.undo()
@@ -94,19 +94,19 @@ def _redirect(changes: Changes) -> list[Pair]:
 
 
 def _generated_modules() -> list[str]:
-    """Made by torch.distributed.nn, bound to torch's RPC, and looked up by name by whoever makes the next."""
+    """Return the modules that torch.distributed.nn generated, which are bound to torch's RPC and reused by name."""
     return [name for name in sys.modules if name.startswith("_remote_module_")]
 
 
 def _put(changes: Changes, name: str) -> None:
-    """Both ways: `from a.b import c` asks sys.modules, `import a.b as m` the attribute of `a`."""
+    """Put a module in both places: `from a.b import c` asks sys.modules, `import a.b as m` the attribute of `a`."""
     parent, _, leaf = name.rpartition(".")
     ours = importlib.import_module(name)  # through Aliases
     changes.put(sys.modules[parent], leaf, ours)
 
 
 def _pairs(originals: dict[str, ModuleType]) -> Iterator[Pair]:
-    """torch's modules and what is defined in them, with our counterparts, as far as there are any."""
+    """Yield torch's modules and what is defined in them, with our counterparts, as far as there are any."""
     for name, theirs in originals.items():
         try:
             ours = importlib.import_module(name)
@@ -141,7 +141,7 @@ def _exchange(
 
 
 def _complete_torch(changes: Changes) -> None:
-    """What torch's modules define only if torch was built with RPC, and use if RPC is there, which is so from now on."""
+    """Add the names that torch's modules define only if torch was built with RPC, and use if RPC is there."""
     compiled.provide(changes)
     for module, attributes in compiled.names_torch_takes().items():
         for name, value in attributes.items():
@@ -153,7 +153,7 @@ def _complete_torch(changes: Changes) -> None:
 
 
 def _loaded_meanwhile() -> Iterator[Pair]:
-    """Classes of ours that packages of torch took when they were imported after the redirection, and torch's."""
+    """Yield classes of ours that packages of torch took when they were imported after the redirection, and torch's."""
     for package, (name, module) in names.OFFERED.items():
         if package in sys.modules:
             ours = importlib.import_module(names.MODULES[module])

@@ -14,7 +14,7 @@ from remora.compat import names
 
 
 class Use(NamedTuple):
-    """A name of torch, written out; where it stands; whether that is code that TorchScript compiles."""
+    """One use of a name of torch: the full name, the line, and True if TorchScript compiles that line."""
 
     name: str
     line: int
@@ -22,7 +22,7 @@ class Use(NamedTuple):
 
 
 def uses(text: str, filename: str = "<program>") -> list[Use]:
-    """What the program uses of what Remora replaces, in the order of the lines."""
+    """Return the names that the program uses and Remora replaces, in the order of the lines."""
     tree = ast.parse(text, filename)
     bindings = _Bindings()
     bindings.visit(tree)
@@ -31,7 +31,7 @@ def uses(text: str, filename: str = "<program>") -> list[Use]:
 
 
 class _Bindings(ast.NodeVisitor):
-    """Which names of the program stand for which of torch. One scope for the whole file: imports hide nothing here."""
+    """Maps names of the program to names of torch. One scope for the whole file: imports hide nothing here."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
@@ -55,7 +55,7 @@ class _Bindings(ast.NodeVisitor):
                 self.names[alias.asname or alias.name] = name
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """`rpc = torch.distributed.rpc`: one more name for it."""
+        """Bind one more name, as in `rpc = torch.distributed.rpc`."""
         value = _dotted(node.value, self.names)
         target = node.targets[0]
         if value is not None and isinstance(target, ast.Name):
@@ -64,7 +64,7 @@ class _Bindings(ast.NodeVisitor):
 
 
 class _References(ast.NodeVisitor):
-    """Where the program mentions what it has bound."""
+    """Collects the lines where the program mentions a bound name."""
 
     def __init__(self, bound: dict[str, str]) -> None:
         self._bound = bound
@@ -91,7 +91,7 @@ class _References(ast.NodeVisitor):
         return True
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """The decorators of a scripted function are Python's; all else in it, annotations too, is TorchScript's."""
+        """Visit a function. The decorators of a scripted one are Python's; all else, annotations too, is TorchScript's."""
         before = self._in_script
         for each in node.decorator_list:
             self.visit(each)
@@ -106,7 +106,7 @@ class _References(ast.NodeVisitor):
 
 
 def _dotted(node: ast.expr, bound: dict[str, str]) -> str | None:
-    """`rpc.RRef` as torch.distributed.rpc.RRef; None if it does not begin with a bound name."""
+    """Return the full name, `rpc.RRef` as torch.distributed.rpc.RRef; None if it does not begin with a bound name."""
     if isinstance(node, ast.Name):
         return bound.get(node.id)
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Copies of device memory: within a device, and from the host to it. Each is in the order of the current stream.
+"""Copies device memory within a device, and from the host to it. Each copy is in the order of the current stream.
 
 The bytes of storages, whatever is in them: tensors here are of `uint8` and only a way to copy. To and from the host a device
 copies by itself if the memory there is pinned. Pinned memory is torch's, which keeps it, and gives it out again when the
@@ -25,18 +25,18 @@ def _prototype(device: torch.device) -> torch.Tensor:
 
 
 def span(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.Tensor:
-    """These bytes of a storage, as a tensor."""
+    """Return these bytes of a storage, as a tensor."""
     whole: torch.Tensor = _prototype(storage.device).new()  # cheaper than `torch.empty`
     return whole.set_(storage, start, (nbytes,), (1,))
 
 
 def snapshot(storage: torch.UntypedStorage, start: int, nbytes: int) -> torch.UntypedStorage:
-    """A copy of these bytes on the same device: what is done to the storage from now on does not show in it."""
+    """Return a copy of these bytes on the same device. Later changes of the storage do not show in it."""
     return span(storage, start, nbytes).clone().untyped_storage()
 
 
 def to_device(storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
-    """A copy of a storage on another device. The storage may be used otherwise when this returns."""
+    """Return a copy of a storage on another device. The caller may change the storage when this returns."""
     nbytes = storage.nbytes()
     fresh = torch.empty(nbytes, dtype=torch.uint8, device=device)
     whole = span(storage, 0, nbytes)
@@ -53,7 +53,7 @@ def _chunks(nbytes: int) -> Iterator[slice]:
 
 
 def pinned(nbytes: int) -> torch.Tensor:
-    """Memory of the host that devices can copy from and to by themselves."""
+    """Return memory of the host that devices can copy from and to by themselves."""
     try:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=_can_pin())
     except RuntimeError:  # no more can be had: without it a copy takes longer, and that is all
@@ -61,7 +61,7 @@ def pinned(nbytes: int) -> torch.Tensor:
 
 
 def pageable(nbytes: int) -> torch.Tensor:
-    """Any memory of the host."""
+    """Return ordinary memory of the host."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 

@@ -1,7 +1,7 @@
-"""Which device of one worker stands for which of another: what the program says, what others must know, what is wrong.
+"""Device maps: their form in the options and in a worker's record, and the checks that they fit together.
 
-No tensors here. A map says where a tensor on a device of ours goes on another worker; the way back is its inverse. The
-words of the errors are those programs match on.
+No tensors here. A map gives the device of another worker for each device of this one; replies follow its inverse. Programs
+match on the texts of the errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DeviceMap = dict[torch.device, torch.device]
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a program says about devices when it starts a worker."""
+    """The devices and maps that a program gives when it starts a worker."""
 
     maps: Mapping[str, DeviceMap] = field(default_factory=dict)  # by the name of the other worker
     devices: Sequence[torch.device] = ()  # those this worker uses; none: those that appear in maps
@@ -27,20 +27,20 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a worker tells the others about its devices."""
+    """The devices and maps of a worker, as the others know them."""
 
     maps: Mapping[str, DeviceMap]
     devices: tuple[torch.device, ...]
     counts: Mapping[str, int]
 
     def to_json(self) -> dict[str, object]:
-        """For its record."""
+        """Return the form that goes into the worker's record."""
         maps = {to: [[str(here), str(there)] for here, there in each.items()] for to, each in self.maps.items()}
         return {"maps": maps, "devices": [str(each) for each in self.devices], "counts": dict(self.counts)}
 
     @classmethod
     def from_json(cls, fields: object) -> Placement:
-        """Read what `to_json` wrote; one without any devices if it is something else."""
+        """Read what `to_json` wrote. Anything else gives a placement without devices."""
         try:
             said = cast("dict[str, dict[str, list[tuple[str, str]]]]", fields)
             maps = {
@@ -53,7 +53,7 @@ class Placement:
             return NOWHERE
 
     def has(self, device: torch.device) -> bool:
-        """Whether the worker has such a device. Of the CPU and of what is not counted there is one."""
+        """Return True if the worker has such a device. There is one CPU, and one of each kind that is not counted."""
         if device.type in registry.UNNUMBERED:
             return True
         return 0 <= (device.index or 0) < self.counts.get(device.type, 0)
@@ -63,17 +63,17 @@ NOWHERE = Placement({}, (), {})
 
 
 def placement(wishes: Wishes) -> Placement:
-    """What this process makes of a program's wishes."""
+    """Return the placement of this process for the wishes of a program."""
     return Placement(wishes.maps, tuple(wishes.devices), registry.counts())
 
 
 def inverse(device_map: Mapping[torch.device, torch.device]) -> DeviceMap:
-    """The way back."""
+    """Return the inverse map, which replies follow."""
     return {there: here for here, there in device_map.items()}
 
 
 def used_by(name: str, all: Mapping[str, Placement]) -> list[torch.device]:
-    """The devices of a worker: those it declared, else those of its maps and those that others' maps lead to."""
+    """Return the devices of a worker: the declared ones, else those in its maps and those that others' maps lead to."""
     mine = all.get(name, NOWHERE)
     if mine.devices:
         return list(mine.devices)
@@ -84,7 +84,7 @@ def used_by(name: str, all: Mapping[str, Placement]) -> list[torch.device]:
 
 
 def problem_of_group(all: Mapping[str, Placement]) -> str:
-    """What is wrong with the maps of a group whose workers are all known; nothing if it is empty."""
+    """Return what is wrong with the maps of a group whose workers are all known; empty if nothing is."""
     for name, placed in all.items():
         unknown = sorted(set(placed.maps) - set(all))
         if unknown:
@@ -101,7 +101,7 @@ def problem_of_group(all: Mapping[str, Placement]) -> str:
 
 
 def problem_of_devices(name: str, placed: Placement) -> str:
-    """What is wrong with the devices that a worker declared."""
+    """Return what is wrong with the devices that a worker declared; empty if nothing is."""
     devices = placed.devices
     if len(set(devices)) != len(devices):
         return f"Node {name} has duplicated devices: {_listed(devices)}"
@@ -112,7 +112,7 @@ def problem_of_devices(name: str, placed: Placement) -> str:
 
 
 def problem_between(name: str, placed: Placement, to: str, other: Placement) -> str:
-    """What is wrong with the map of one worker for another."""
+    """Return what is wrong with the map of one worker for another; empty if nothing is."""
     device_map = placed.maps[to]
     head, tail = f"Node {name} has", f"in its device map for {to}"
     shown = ", ".join(f"{here} to {there}" for here, there in device_map.items())
@@ -122,7 +122,7 @@ def problem_between(name: str, placed: Placement, to: str, other: Placement) -> 
     if placed.devices and (strange := _outside(device_map, placed.devices)):
         return f"{head} unexpected source devices {tail} ({shown}): its devices are not {_listed(strange)}"
     if len(set(device_map.values())) != len(device_map):
-        return f"{head} duplicated target devices {tail} ({shown}): the way back would not be known"
+        return f"{head} duplicated target devices {tail} ({shown}): replies could not be mapped back"
     missing = [there for there in device_map.values() if not other.has(there)]
     if missing:
         return f"{head} target devices with invalid indices {tail} ({shown}): {to} has {_counted(other)}"

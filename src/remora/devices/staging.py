@@ -1,9 +1,9 @@
-"""Memory between devices and the host that is used piece by piece: sent while more is copied. Sends and receives nothing.
+"""Copies between devices and the host piece by piece, so that pieces are sent while more is copied. Does no I/O.
 
 A device copies by itself, if the memory on the host is pinned. So what is sent is written to a connection while the device
 still copies the rest of it (`Download`), and what is received is copied to the device while the rest is still to come
-(`Upload`). Both use streams of their own: a copy that waited behind the work of other threads would make everybody wait who
-has something to say on the same connection.
+(`Upload`). Both use streams of their own: a copy that waited behind the work of other threads would delay every message on
+the same connection.
 
 Pinned memory is scarce. It is torch's, which keeps it for the next time; of a large message only some pieces are pinned.
 """
@@ -33,7 +33,7 @@ class _Piece(NamedTuple):
 
 
 def begin(device: torch.device, stream: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Have the device copy each second one to the first; the event that tells when it has, None if it has already."""
+    """Start the copy of each second tensor to the first. Return the event of its end; None if it has ended."""
     with streams.on(stream):
         for target, source in pairs:
             target.copy_(source, non_blocking=True)
@@ -71,7 +71,7 @@ class Download:
                 _await(self._under_way[0].done)
 
     def _go_on(self) -> None:
-        """Give the devices more to copy."""
+        """Start the copies of more pieces."""
         while (self._pinned or len(self._under_way) < AHEAD) and (ranges := next(self._plan, None)):
             sources = [self._parts[index][piece] for index, piece in ranges]
             if self._pinned:
@@ -83,18 +83,18 @@ class Download:
             self._under_way.append(_Piece(ranges, chunks, done))
 
     def _hold_back(self) -> None:
-        """The current streams go on when the copies are done. (Of what is not under way yet, the caller waits.)"""
+        """Make the current streams wait for the copies. (The caller waits for those that are not under way yet.)"""
         last = {self._parts[piece.ranges[0][0]].device: piece.done for piece in self._under_way}
         for device, done in last.items():
             streams.follow(device, done)
 
     @property
     def small(self) -> bool:
-        """Whether there is not enough of it to send some while the rest is copied."""
+        """Return True if there is not enough of it to send some while the rest is copied."""
         return sum(part.nbytes for part in self._parts) <= copies.CHUNK
 
     def pieces(self, targets: Sequence[torch.Tensor] | None = None) -> Iterator[list[Range]]:
-        """Wait for one piece after the other; which bytes of `memory`, or of `targets` in its place, are there. In order."""
+        """Wait for one piece after the other, in order; yield its bytes of `memory`, or of `targets` in its place."""
         while self._under_way:
             try:
                 with plainly():
@@ -103,9 +103,7 @@ class Download:
                     self._go_on()
             except Exception as error:
                 devices = " and ".join(sorted(str(device) for device in self._aside))
-                raise SerializationError(
-                    f"its tensors could not be copied from {devices} to the host: {error}"
-                ) from error
+                raise SerializationError(f"tensors could not be copied from {devices} to the host: {error}") from error
             yield ranges
 
     def _take(self, piece: _Piece, memory: Sequence[torch.Tensor]) -> list[Range]:
@@ -133,7 +131,7 @@ class Upload:
         self._failure: Exception | None = None
 
     def space(self) -> torch.Tensor | None:
-        """Memory of the host for the bytes that come next; None if all have come."""
+        """Return memory of the host for the bytes that come next; None if all have come."""
         size = min(copies.CHUNK, self._whole.nbytes - self._at)
         if not size:
             return None
@@ -143,7 +141,7 @@ class Upload:
         return self._chunk
 
     def filled(self) -> None:
-        """The space is full. What goes wrong on the device is told to whoever wants the memory: others read on."""
+        """Copy the full space to the device. `storage` raises an error of the device; the reader of the link goes on."""
         chunk = self._chunk
         assert chunk is not None, "there was space"
         place = slice(self._at, self._at + chunk.nbytes)
@@ -165,18 +163,17 @@ class Upload:
             _await(self._under_way.popleft())
 
     def storage(self) -> torch.UntypedStorage:
-        """The memory, ready on the current stream."""
+        """Return the memory, ready on the current stream."""
         if self._failure is not None:
-            raise SerializationError(
-                f"tensors arrived that could not be copied to {self.device}: {self._failure}"
-            ) from self._failure
+            reason = f"received tensors could not be copied to {self.device}: {self._failure}"
+            raise SerializationError(reason) from self._failure
         streams.hand_over(self._whole, self._done)
         return self._whole.untyped_storage()
 
 
 def upload(nbytes: int, device: torch.device) -> Upload | None:
-    """To have what arrives copied to a device as it comes; None if it is to be received first: it is small, or stays on the
-    host, or the device is not in use yet, or there is no room (as whoever wants it will find out)."""
+    """Return an `Upload` that copies what arrives to a device as it comes. None if all is to be received first: it is small,
+    or stays on the host, or the device is not in use yet, or has no room (the receiver gets that error when it unpacks)."""
     if nbytes < copies.CHUNK // 8 or not worthwhile(device):
         return None
     try:
@@ -186,13 +183,13 @@ def upload(nbytes: int, device: torch.device) -> Upload | None:
 
 
 def worthwhile(device: torch.device) -> bool:
-    """Whether memory of this device is another than the host's, and can be had at once: to start a device takes seconds,
-    for which nobody would read what the peer says."""
+    """Return True if the device has memory of its own and is started: to start a device takes seconds, in which no thread
+    would read the link."""
     return device.type not in registry.UNNUMBERED and registry.started(device.type)
 
 
 def _pieces(parts: Sequence[torch.Tensor]) -> Iterator[list[Range]]:
-    """All bytes of all parts in order, a chunk at a time: small parts together, if they are on one device."""
+    """Yield all bytes of all parts in order, a chunk at a time: small parts together, if they are on one device."""
     ranges: list[Range] = []
     room = copies.CHUNK
     for index, part in enumerate(parts):
@@ -219,6 +216,6 @@ def _await(done: Any) -> None:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Whatever modes the thread is in, which may be the program's: these are bytes."""
+    """Leave the modes of the thread, which may be the program's: the copies are of bytes."""
     with torch.inference_mode(False), torch._C._DisableTorchDispatch():
         yield

@@ -1,11 +1,11 @@
-"""The order of work on devices between threads: moments that one thread marks and another waits for. Blocks nobody.
+"""Keeps the order of device work when a value passes between threads: one thread marks a point, another waits for it.
 
-Work on a device is done in the order of streams, and each thread has current ones. When a value passes from a thread to
-another, the first marks a *moment* on its streams, and the streams of the second wait for it; the host waits for nothing.
-Between threads that use the same stream, as those do which never chose one, there is nothing to wait for.
+A device works in the order of streams, and each thread has current ones. When a value passes from a thread to another, the
+first marks a *stream point* on its streams, and the streams of the second wait for it; the host waits for nothing. Threads
+that use the same stream, as do all threads that never chose one, have nothing to wait for.
 
-Only devices that are watched count: those in the maps of a worker, and those whose tensors have come or gone. As long as
-there are none, everything here is skipped by its callers, who look at `watched` first.
+Only watched devices count: those in the maps of a worker, and those whose tensors have come or gone. As long as there are
+none, the callers skip everything here; they check `watched` first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ watched: tuple[torch.device, ...] = ()
 
 
 def watch(devices: Collection[torch.device]) -> None:
-    """From now on, hand values over in the order of these devices' streams, too."""
+    """Hand values over in the order of these devices' streams, too, from now on."""
     global watched
     if any(device not in watched for device in devices):
         watched = tuple(registry.sorted_devices({*watched, *devices}))
@@ -46,12 +46,12 @@ class StreamPoint:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The streams. Of two moments on the same streams, the later one is after the other."""
+        """Return the streams. Of two points on the same streams, the later one includes the other."""
         return tuple(stream for stream, _ in self._points)
 
     def join(self, value: object = None) -> None:
-        """Have the current streams wait for it. The memory of tensors in `value` is then theirs to use as well: it is
-        not given to others before what they do with it is done."""
+        """Make the current streams wait for it, and record that they use the memory of the tensors in `value`: torch does
+        not reuse that memory before their work is done."""
         for stream, event in self._points:
             current = _current(stream.device)
             if current != stream:
@@ -61,7 +61,7 @@ class StreamPoint:
 
 
 def moment() -> StreamPoint | None:
-    """Now, on the current streams of this thread; None if nothing is watched."""
+    """Return the current point on the streams of this thread; None if no device is watched."""
     points: list[tuple[Any, Any]] = []
     for device in watched:
         if registry.started(device.type) and registry.has_streams(device.type):
@@ -71,7 +71,7 @@ def moment() -> StreamPoint | None:
 
 
 def mark(device: torch.device) -> Any:
-    """An event on the current stream of a device, for the host to wait for; None if it has no streams to wait for."""
+    """Return an event on the current stream of a device, for the host to wait for; None if the device has no streams."""
     if device.type in registry.UNNUMBERED:
         return None
     if registry.has_streams(device.type):
@@ -84,7 +84,7 @@ def mark(device: torch.device) -> Any:
 
 
 def aside(device: torch.device) -> Any:
-    """A stream that goes on from where the current one is, beside it; None if the device has no streams."""
+    """Return a stream that starts where the current one is; None if the device has no streams."""
     if device.type in registry.UNNUMBERED or not registry.has_streams(device.type):
         return None
     stream = registry.module(device.type).Stream(device)
@@ -94,8 +94,8 @@ def aside(device: torch.device) -> Any:
 
 @lru_cache(maxsize=64)
 def for_arrivals(device: torch.device) -> Any:
-    """The stream on which memory of a device is filled with what arrives. One for each, for memory that was a stream's is
-    given out again only to the same one."""
+    """Return the stream on which received bytes are copied to a device. There is one for each device, because torch reuses
+    memory of a stream only on the same stream."""
     if device.type in registry.UNNUMBERED or not registry.has_streams(device.type):
         return None
     return registry.module(device.type).Stream(device)
@@ -107,13 +107,13 @@ def on(stream: Any) -> AbstractContextManager[Any]:
 
 
 def follow(device: torch.device, event: Any) -> None:
-    """Have the current stream of a device wait for an event, if there is one."""
+    """Make the current stream of a device wait for an event, if there is one."""
     if event is not None:
         _current(device).wait_event(event)
 
 
 def hand_over(tensor: torch.Tensor, event: Any) -> None:
-    """What was made on a stream of ours, and is ready with an event, is the current stream's to use."""
+    """Let the current stream use a tensor that another stream made: wait for the event, and record the use."""
     if event is not None:
         current = _current(tensor.device)
         current.wait_event(event)
@@ -121,7 +121,7 @@ def hand_over(tensor: torch.Tensor, event: Any) -> None:
 
 
 def raw(device: torch.device) -> int:
-    """The address of the current stream of a CUDA device."""
+    """Return the address of the current stream of a CUDA device."""
     return _raw_stream(device.index)
 
 
@@ -137,13 +137,13 @@ def _keep(value: object, stream: Any) -> None:
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """The tensors in a value: in lists and dictionaries, and in objects that pickle can take apart."""
+    """Return the tensors in a value: in lists and dictionaries, and in objects that pickle can take apart."""
     found = [leaf for leaf in tree_leaves(value) if not isinstance(leaf, _ATOMS)]
     tensors = [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
     if len(tensors) < len(found):
         try:
             return list(torch._jit_internal._extract_tensors(value))  # type: ignore[no-untyped-call]
-        except Exception:  # then those that can be seen have to do
+        except Exception:  # then the tensors found so far have to do
             pass
     return tensors
 
@@ -158,8 +158,8 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def restoring(call: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Call a function of the program on a thread of ours. If it leaves other streams or devices current, they are waited for
-    and the thread has its own again: the next function is somebody else's."""
+    """Call a function of the program on a thread of a worker. If it leaves other streams or devices current, wait for them
+    and restore the thread's own: the next function belongs to another caller."""
     before = _tokens()
     try:
         return call(*args, **kwargs)
@@ -174,7 +174,7 @@ def restoring(call: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
 
 
 def _tokens() -> list[tuple[torch.device, Any, int]]:
-    """What tells the current streams and devices apart: of CUDA's streams their addresses, which are cheap to ask for."""
+    """Return the current streams and devices in a form that is cheap to compare: CUDA streams by their addresses."""
     return [
         (device, _raw_stream(device.index), _current_cuda_device())
         if registry.module(device.type) is torch.cuda
@@ -194,7 +194,7 @@ def _stream_of(device: torch.device, token: Any) -> Any:
 
 
 class OnItsOwnStreams(Coroutine[Any, Any, R]):
-    """A coroutine that begins after a moment, and for which current streams are its own."""
+    """A coroutine that begins after a stream point, and has current streams of its own."""
 
     __slots__ = ("_begin", "_mine", "_steps")
 
@@ -213,7 +213,7 @@ class OnItsOwnStreams(Coroutine[Any, Any, R]):
             except StopIteration as stop:
                 over, end = stop, moment()
         if end is not None:
-            end.join(over.value)  # on the streams of whoever awaits it
+            end.join(over.value)  # on the streams of the awaiting coroutine
         raise over
 
     def send(self, value: Any) -> Any:
@@ -237,7 +237,8 @@ class OnItsOwnStreams(Coroutine[Any, Any, R]):
 
 @contextmanager
 def _lent_streams(mine: list[Any]) -> Iterator[None]:
-    """Make these the current streams of the thread; afterwards they are those that were left, and the thread has its own."""
+    """Make these the current streams of the thread. Afterwards the list has the streams that were left, and the thread its
+    own."""
     before = _current_streams()
     for stream in mine:
         _make_current(stream)

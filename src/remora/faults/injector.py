@@ -56,9 +56,8 @@ class Stage:
         self.injectors: list[Injector] = []
         self._leavers: list[Injector] = []
         self.pump = Pump(name, clock)
-        # Guards the course, the counts and the list of injectors. Knows its own thread: a destructor that makes a call may
-        # run while it is held.
-        self._lock = threading.RLock()
+        # Reentrant: a destructor that makes a call may run while it is held.
+        self._lock = threading.RLock()  # guards: the execution of the plan, the counts, the list of injectors
         self._records: list[Record] = []
         self._began = self.clock.now()
         self._seen: Counter[Message] = Counter()

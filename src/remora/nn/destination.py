@@ -1,10 +1,10 @@
-"""Where a remote module lives, as programs write it: `worker1`, `worker1/cuda:0`, `rank:1`, `rank:1/cpu`."""
+"""Parses the place of a remote module, as programs write it: `worker1`, `worker1/cuda:0`, `rank:1`, `rank:1/cpu`."""
 
 from __future__ import annotations
 
 
 def parse(remote_device: object) -> tuple[str | int, str]:
-    """(the worker's name or rank, the device there). Whether there is such a device is for the worker to say."""
+    """Return the worker's name or rank, and the device there. The worker itself checks that it has such a device."""
     text = str(remote_device)
     worker, slash, device = text.partition("/")
     if not worker or "/" in device:

@@ -1,7 +1,7 @@
 """Remote modules inside TorchScript: a module that compiles, and that leaves the call itself to Python.
 
-TorchScript's own RPC operators know torch's agent and no other. But compiled code may call Python, if it knows the types;
-those a module interface tells. So a module is written here, in source, whose methods have the interface's signature.
+TorchScript's own RPC operators know torch's agent and no other. But compiled code may call Python, if it knows the types,
+and a module interface gives them. So this module writes the source of a module whose methods have the interface's signature.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class {name}(torch.nn.Module):
 
 
 class Target(Protocol):
-    """What a compiled module calls."""
+    """The object that a compiled module calls."""
 
     def forward(self, *args: Any) -> Any: ...
 
@@ -59,7 +59,7 @@ class Target(Protocol):
 
 
 def scriptable(interface: Any, target: Target) -> torch.nn.Module:
-    """A module for `torch.jit.script` that has the `forward` of the interface, and leaves the call to the target."""
+    """Return a module for `torch.jit.script` that has the `forward` of the interface, and leaves the call to the target."""
     module: Any = _module_class(interface)()
     module.target = torch.futures.Future()  # of Python objects, a compiled module keeps futures and no others
     module.target.set_result(target)
@@ -67,7 +67,7 @@ def scriptable(interface: Any, target: Target) -> torch.nn.Module:
 
 
 def _for_torchscript(future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
-    """A future whose error compiled code sees, too: it looks at C++ state, which only a failing callback can set so."""
+    """Return a future whose error compiled code sees, too: it reads C++ state, which only a failing callback can set."""
     done: torch.futures.Future[None] = torch.futures.Future()
     outcome: torch.futures.Future[Any] = done.then(lambda _: future.value())
     future.add_done_callback(lambda _: done.set_result(None))
@@ -98,7 +98,7 @@ def _declaration(parameter: inspect.Parameter) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    """A type in TorchScript's words."""
+    """Return the name of a type in TorchScript."""
     known = try_ann_to_type(annotation, None)  # type: ignore[no-untyped-call]
     if known is None:
         raise TypeError(f"TorchScript has no type for {annotation!r}")

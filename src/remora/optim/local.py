@@ -139,7 +139,7 @@ class _Claim:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # guards: the parameter; steps of several trainers come one after the other
         self.optimizers: set[int] = set()  # their ids, for as long as they live
 
     def enter(self, optimizer: LocalOptimizer) -> None:
@@ -148,7 +148,7 @@ class _Claim:
 
 
 _claims: MutableMapping[torch.Tensor, _Claim] = WeakTensorKeyDictionary()
-_claiming = threading.Lock()
+_claiming = threading.Lock()  # guards: _claims
 _numbers = itertools.count()
 
 

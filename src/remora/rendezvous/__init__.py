@@ -1,1 +1,2 @@
+"""How the workers of a group find each other, on a c10d store."""
 

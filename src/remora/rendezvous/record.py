@@ -1,4 +1,4 @@
-"""What a worker tells the others about itself so that they can find it. Plain data and its JSON form; no store."""
+"""The record by which other workers find a worker: plain data and its JSON form. No store."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class WorkerRecord:
         return WorkerInfo(self.name, self.id)
 
     def to_json(self) -> bytes:
-        """The record as one line of ASCII; always the same one for equal records, since stores compare bytes."""
+        """Return the record as one line of ASCII, the same for equal records, since stores compare bytes."""
         try:
             return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise RendezvousError(f"What worker {self.name!r} says of itself is not JSON: {error}.") from None
+            raise RendezvousError(f"The record of worker {self.name!r} cannot be written as JSON: {error}.") from None
 
     @classmethod
     def from_json(cls, data: bytes | str) -> WorkerRecord:
-        """Read what `to_json` wrote. Nothing is taken on trust: in an insecure group, anyone may have written it."""
+        """Read what `to_json` wrote, and check every field: in an insecure group, any process may have written it."""
         try:
             return cls.from_fields(json.loads(data))
         except (ValueError, RecursionError) as error:
-            raise RendezvousError(f"The store holds something that is not a worker's record: {data[:80]!r}.") from error
+            raise RendezvousError(f"The store holds a value that is not a worker's record: {data[:80]!r}.") from error
 
     @classmethod
     def from_fields(cls, fields: object) -> WorkerRecord:
@@ -66,5 +66,5 @@ class WorkerRecord:
 
 
 def _is_short_text(text: object) -> bool:
-    """Such texts are shown in errors and logs: a control character would reach the terminal."""
+    """Return True if a text may be shown in errors and logs: a control character would reach the terminal."""
     return isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable()

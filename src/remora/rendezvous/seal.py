@@ -1,4 +1,4 @@
-"""Seals what the workers of a group write into the store, to which anyone who can reach it may write as well.
+"""Seals what the workers of a group write into the store, to which any process that reaches it can write as well.
 
 A sealed value names the meeting place and the store key it was written for, and carries an HMAC-SHA256 over all three. The
 key of the HMAC is derived from the group's secret. Hence a value that a stranger made up is not believed, and neither is one
@@ -21,8 +21,8 @@ _MARK = "RMR1"  # the first characters of a sealed value, with the version of it
 _SEAL_SIZE = 64
 _SHOWN = 80
 _WHAT_TO_DO = (
-    "Nothing of it was used. Keep strangers away from the store, or let the workers meet at a fresh one (another port or "
-    "file); all of them need the same version of remora."
+    "The value was not used. Keep other programs away from the store, or use a new one (another port or file). All workers "
+    "need the same version of remora."
 )
 
 
@@ -32,27 +32,27 @@ class RecordSeal:
     def __init__(self, secret: bytes = b"", kind: str = "no secret, and insecure") -> None:
         self.kind = kind
         self.fingerprint = _derive(secret, b"fingerprint").hex()[:16]
-        """Tells groups with different secrets apart; of no use to one who does not know the secret."""
+        """Tells groups with different secrets apart; of no use without the secret."""
         self._key = _derive(secret, b"key of records")
 
     def close(self, place: str, key: str, value: str) -> str:
-        """The value as it is stored: always the same text for the same value, since stores compare bytes."""
+        """Return the value as it is stored: always the same text for the same value, since stores compare bytes."""
         sealed = f"{place}\n{key}\n{value}"
         return f"{_MARK}{self._seal(sealed)}{sealed}"
 
     def open(self, place: str, key: str, stored: str, where: str) -> str:
-        """The value; RendezvousError if a worker of this group did not write it for this key of this place."""
+        """Return the value; RendezvousError if a worker of this group did not write it for this key of this store."""
         head = len(_MARK) + _SEAL_SIZE
         sealed = stored[head:]
         if not hmac.compare_digest(stored[:head].encode(), f"{_MARK}{self._seal(sealed)}".encode()):
             raise RendezvousError(
-                f"What stands under {key!r} in the store at {where} has no seal made with this group's secret: "
+                f"The value of {key!r} in the store at {where} has no seal made with this group's secret: "
                 f"{stored[:_SHOWN]!r}. {_WHAT_TO_DO}"
             )
         its_place, its_key, value = sealed.split("\n", 2)
         if (its_place, its_key) != (place, key):
             raise RendezvousError(
-                f"What stands under {key!r} in the store at {where} ({place}) was written for {its_key!r} in another one "
+                f"The value of {key!r} in the store at {where} ({place}) was written for {its_key!r} in another one "
                 f"({its_place}), or for another worker, and was copied here. {_WHAT_TO_DO} If a port is forwarded, forward "
                 "the same number."
             )

@@ -1,7 +1,7 @@
-"""Where the group's secret comes from: the options, a file, the environment, or one made for this user on this host.
+"""Finds the group's secret: in the options, a file, the environment, or one made for this user on this host.
 
-Whoever knows the secret may run any code as the worker that listens, so it is never printed, logged or put into the
-store. What is done with it is in `remora.protocol.handshake`.
+A process that knows the secret can run any code on the workers of the group, so the secret is never printed, logged or
+written to the store. `remora.protocol.handshake` uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_SECRET_BYTES = 64 * 1024
 _MADE_BYTES = 32
 _FILE_NAME = "secret"
 _MAKE_ONE = 'Make one with: python -c "import secrets; print(secrets.token_hex(32))"'
-_OR_ELSE = "Mend that, or give the workers a secret yourself (REMORA_SECRET, REMORA_SECRET_FILE or the options)."
+_OR_ELSE = "Correct that, or set a secret for the workers (REMORA_SECRET, REMORA_SECRET_FILE or the options)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Secret:
 def find_secret(
     options_secret: str | bytes | None, secret_file: str | None, env: Mapping[str, str] = os.environ
 ) -> Secret | None:
-    """The secret somebody gave: in the options, a file, the environment or a file named there, in this order."""
+    """Return the configured secret: from the options, a file, the environment or a file named there, in this order."""
     if options_secret is not None:
         return _checked(options_secret, "the secret given in the options")
     if secret_file is not None:
@@ -63,8 +63,8 @@ def _from_file(path: str, origin: str) -> Secret:
 
 
 def _check_writers(status: os.stat_result, path: str, origin: str) -> None:
-    """A user who can write the file chooses the secret, and may then run code as this one. (Others may be able to read it:
-    files that container platforms mount are like that.)"""
+    """Raise if another user can write the file: that user would choose the secret, and could run code as this one. (Others
+    may be able to read it: files that container platforms mount are like that.)"""
     if os.name == "nt":
         return
     if status.st_uid not in (os.getuid(), os.geteuid(), 0):
@@ -82,7 +82,7 @@ def _check_writers(status: os.stat_result, path: str, origin: str) -> None:
 def _checked(value: str | bytes, origin: str) -> Secret:
     secret = value.encode() if isinstance(value, str) else bytes(value)
     if len(secret) < MIN_SECRET_BYTES:
-        # A short secret can be guessed from one recorded handshake, without asking anybody.
+        # A short secret can be guessed offline, from one recorded handshake.
         raise AuthenticationError(
             f"Refusing {origin}: it is too short with {len(secret)} bytes; it needs at least {MIN_SECRET_BYTES}, and "
             f"random ones. {_MAKE_ONE}"
@@ -91,7 +91,7 @@ def _checked(value: str | bytes, origin: str) -> Secret:
 
 
 def loopback_secret(env: Mapping[str, str] = os.environ) -> bytes:
-    """The secret of this user on this host, made when first asked for. Only this user can read it."""
+    """Return the secret of this user on this host; the first call makes it. Only this user can read it."""
     directory = _directory(env)
     path = os.path.join(directory, _FILE_NAME)
     try:
@@ -125,7 +125,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 @contextmanager
 def _private_directory(path: str) -> Iterator[tuple[str, int | None]]:
-    """The file's name and the directory it is relative to: one that was checked and cannot be swapped for another."""
+    """Yield the file's name and the directory it is relative to, which was checked and cannot be swapped for another."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -173,7 +173,7 @@ def _read(name: str, folder: int | None, path: str) -> bytes | None:
 
 
 def _publish(name: str, folder: int | None) -> None:
-    """Put a new secret in place whole, unless another process was faster: then that one counts."""
+    """Put a new secret in place atomically, unless another process was faster: then that secret counts."""
     draft = f"{name}.{os.getpid()}.{secrets.token_hex(8)}"
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)

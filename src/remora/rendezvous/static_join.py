@@ -1,23 +1,22 @@
-"""How one group of known size forms: everyone signs in, and the last to come publishes the roster that all wait for.
+"""Forms one group of known size: every worker signs in, and the last to come publishes the roster that all wait for.
 
-On the board, below `static/<fingerprint of the secret>/<size>/`, so that groups of different secrets or sizes do not mix:
+The keys are below `static/<fingerprint of the secret>/<size>/`, so that groups of different secrets or sizes do not mix:
 
     generation        which group is forming now: 0, then 1 when that one is complete, and so on
     <g>/<id>          the record of the worker that took this id; emptied if it gives up, or is found dead
-    <g>/gone/<id>     the worker that gave up, to be told from one that never came
-    <g>/arrived       how many have signed in; those who died before the group was complete are in it, too
-    <g>/state         changes whenever someone gives up or is found dead; says `closed` once the roster has been decided on
+    <g>/gone/<id>     the worker that gave up, as opposed to a worker that never came
+    <g>/arrived       how many have signed in, workers that died before the group was complete included
+    <g>/state         changes whenever a worker gives up or is found dead; `closed` once the roster has been decided on
     <g>/roster        the outcome for all: the members and the group's id, or why there is none
 
-Beside these, `static/last` says who came last, with which secret and size, for those who wait in vain. It is a hint, which
-anyone may have written.
+Beside these, `static/last` names the worker that came last, its kind of secret and its size, for workers that wait in vain.
+It is a hint, which any process may have written.
 
-The generation is read from the board and not counted by a process, so workers with different histories agree on it.
-A roster is decided on by changing `state` from what it was *before* the records were gathered, so nobody who gave up
-meanwhile is in it. The generation moves on before the roster is shown, so whoever has seen it finds the next one.
-Each worker takes a fixed number of steps, and looks now and then whether the roster is there; only the last one reads all
-records, in one go where the store can, and makes sure that nobody of them has died while it waited: all may have been
-started again since.
+The generation is read from the store and not counted by a process, so workers with different histories agree on it.
+A roster is decided on by changing `state` from what it was *before* the records were gathered, so no worker that gave up
+meanwhile is in it. The generation moves on before the roster is shown, so a worker that has seen it finds the next one.
+Each worker takes a fixed number of steps, and polls for the roster. Only the last one reads all records, in one operation
+where the store can, and checks that none of those workers has died while it waited: all may have been restarted since.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.store_table import StoreTable
 from remora.vocabulary.ids import MAX_WORKER_ID
 
-_GRACE = 2.0  # for a roster that has been decided on to be shown
-_LOOKING = 3.0  # seconds to find out who of those that came has died
+_GRACE = 2.0  # seconds for a roster that has been decided on to be shown
+_LOOKING = 3.0  # seconds to find out which of the workers that came have died
 _MAX_SHOWN = 16
 _MAX_ERROR = 4096  # characters
 _LAST = "static/last"
@@ -49,7 +48,7 @@ _CLOSED = "closed"
 
 @dataclass(frozen=True)
 class Roster:
-    """What became of a generation: its members by id, or why it failed."""
+    """The outcome of a generation: its members by id, or the reason of its failure."""
 
     group: str
     workers: tuple[WorkerRecord, ...]
@@ -57,7 +56,7 @@ class Roster:
     secrets_differ: bool = False  # that is the error
 
     def raise_error(self, where: str) -> None:
-        """Raise why there is no group, if there is none."""
+        """Raise an error with the reason, if there is no group."""
         if self.error:
             kind = AuthenticationError if self.secrets_differ else RendezvousError
             raise kind(f"{self.error} The group at {where} was not formed.")
@@ -78,12 +77,12 @@ class Roster:
             error = printable(str(fields["error"]), _MAX_ERROR)
             return cls(str(fields["group"]), workers, error, fields["secrets_differ"] is True)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RendezvousError(f"The store holds something that is not a roster: {text[:80]!r}.") from error
+            raise RendezvousError(f"The store holds a value that is not a roster: {text[:80]!r}.") from error
 
 
 @dataclass(frozen=True)
 class _Comer:
-    """A worker that came to the store, as it says itself; printable."""
+    """A worker that came to the store, by its own hint; printable."""
 
     worker: str
     size: int
@@ -91,26 +90,27 @@ class _Comer:
     kind: str
 
 
-class RollCall:
+class StaticJoin:
     """One worker's part in the forming of one group."""
 
     def __init__(
-        self, board: StoreTable, size: int, record: WorkerRecord, has_ended: Callable[[WorkerRecord], bool] | None = None
+        self, table: StoreTable, size: int, record: WorkerRecord, has_ended: Callable[[WorkerRecord], bool] | None = None
     ) -> None:
-        self._board = board
+        self._table = table
         self._size = size
         self._record = record
         self._has_ended = has_ended
         self._mine = record.to_json().decode()
         self._started = time.monotonic()
-        self._base = f"static/{board.seal.fingerprint}/{size}"
-        self.generation = int(board.swap(f"{self._base}/generation", "0"))
+        self._base = f"static/{table.seal.fingerprint}/{size}"
+        self.generation = int(table.swap(f"{self._base}/generation", "0"))
 
     def attend(self, deadline: float) -> Roster:
-        """Sign in and wait for the roster. If it does not come in time, take that back and say who is missing."""
+        """Sign in and wait for the roster. If it does not come in time, withdraw, and raise an error that names the
+        missing."""
         self._sign_in()
         self._say_who_came()
-        if self._board.add(self._key("arrived"), 1) >= self._size:
+        if self._table.add(self._key("arrived"), 1) >= self._size:
             self._close()
         report = LongWait(self._still_waiting)
         look_again = self._started + _LOOK_AROUND
@@ -123,37 +123,37 @@ class RollCall:
                 report.look()
 
         try:
-            complete = self._board.wait(self._key("roster"), deadline, look)
+            complete = self._table.wait(self._key("roster"), deadline, look)
         except KeyboardInterrupt:
             self._withdraw()
             raise
         if not complete:
             self._give_up()
-        return Roster.from_json(self._board.take([self._key("roster")])[0])
+        return Roster.from_json(self._table.take([self._key("roster")])[0])
 
     def _sign_in(self) -> None:
         key = self._key(self._record.id)
-        held = self._board.swap(key, self._mine)
+        held = self._table.swap(key, self._mine)
         if held != self._mine and self._clear_place_of_the_dead(WorkerRecord.from_json(held)):
-            held = self._board.swap(key, self._mine)
+            held = self._table.swap(key, self._mine)
         if held != self._mine:
-            self._board.put(self._key("conflict"), self._mine)
+            self._table.put(self._key("conflict"), self._mine)
 
     def _clear_place_of_the_dead(self, record: WorkerRecord) -> bool:
-        """Whether a worker that has signed in is dead. Its place is free then, and it is in no roster."""
+        """Return True if a worker that has signed in is dead. Its place is free then, and it is in no roster."""
         if self._has_ended is None or not self._has_ended(record):
             return False
-        self._board.swap(self._key(record.id), "", old=record.to_json().decode())
+        self._table.swap(self._key(record.id), "", old=record.to_json().decode())
         self._reopen()
         return True
 
-    # Who waits for long looks for what keeps the others from coming.
+    # A worker that waits for long looks for what keeps the others from coming.
 
     def _look_around(self) -> None:
-        if self._board.has([self._key("roster")]):
+        if self._table.has([self._key("roster")]):
             return  # it was formed meanwhile: what is at the store now may be of another group
         last = self._last()
-        if last.fingerprint != self._board.seal.fingerprint:
+        if last.fingerprint != self._table.seal.fingerprint:
             self._fail_for_secrets(last)
         elif last.size != self._size:
             self._fail_both(
@@ -161,9 +161,9 @@ class RollCall:
                 f"Worker {last.worker} came with world_size={last.size}, worker {self._record} with "
                 f"world_size={self._size}. Start all workers of a group with the same world_size.",
             )
-        if self._board.has_foreign(_OF_TORCH.format(self._record.id)):
+        if self._table.has_foreign(_OF_TORCH.format(self._record.id)):
             return  # we used it ourselves before: what the others wrote is from then
-        foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._board.has_foreign(_OF_TORCH.format(number))]
+        foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._table.has_foreign(_OF_TORCH.format(number))]
         if foreign:
             self._close(
                 lambda: _failed(
@@ -173,12 +173,12 @@ class RollCall:
             )
 
     def _say_who_came(self) -> None:
-        seal = self._board.seal
-        self._board.put_hint(_LAST, json.dumps([str(self._record), self._size, seal.fingerprint, seal.kind]))
+        seal = self._table.seal
+        self._table.put_hint(_LAST, json.dumps([str(self._record), self._size, seal.fingerprint, seal.kind]))
 
     def _fail_for_secrets(self, last: _Comer) -> None:
-        """A worker with another secret came to the same store. It is told in the same way."""
-        mine = self._board.seal.kind
+        """Fail because a worker with another secret came to the same store. That worker gets the same error."""
+        mine = self._table.seal.kind
         text = (
             f"The workers of this group do not have the same secret. {mine}: {self._record}; {last.kind}: {last.worker}. "
             "Give all of them the same one (REMORA_SECRET, REMORA_SECRET_FILE or the options), or none of them."
@@ -187,114 +187,115 @@ class RollCall:
         self._close(lambda: Roster("", (), text, secrets_differ=True))
 
     def _fail_both(self, other_size: int, reason: str) -> None:
-        """Neither group can be formed: those who wait for either are told."""
-        for each in (self, RollCall(self._board, other_size, self._record)):
+        """Fail both groups: the workers that wait for either get the error."""
+        for each in (self, StaticJoin(self._table, other_size, self._record)):
             each._close(lambda: _failed(reason))
 
     def _absent(self) -> list[int]:
         keys = [self._key(number) for number in range(self._size)]
-        return [number for number, key in enumerate(keys) if not (self._board.has([key]) and self._board.take([key])[0])]
+        return [number for number, key in enumerate(keys) if not (self._table.has([key]) and self._table.take([key])[0])]
 
     def _still_waiting(self) -> str:
         absent = self._absent()
         ranks = f"rank{'s' if len(absent) > 1 else ''} {_listed(list(map(str, absent)))}" if absent else "the last to come"
-        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._board.where}{self._silent_host(absent)}"
+        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._table.where}{self._silent_host(absent)}"
 
     # The last to come decides on the roster.
 
     def _close(self, decide: Callable[[], Roster | None] | None = None) -> None:
         mark = f"{_CLOSED} by {self._record.incarnation}"
-        state = self._board.swap(self._key("state"), "open")
+        state = self._table.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
             roster = (decide or self._gather)()
             if roster is None:
-                return  # someone gave up: who comes in its place will be the last
-            if (now := self._board.swap(self._key("state"), mark, old=state)) == mark:
+                return  # a worker gave up: its replacement will be the last to come
+            if (now := self._table.swap(self._key("state"), mark, old=state)) == mark:
                 self._move_on()
-                self._board.put(self._key("roster"), roster.to_json())
+                self._table.put(self._key("roster"), roster.to_json())
             state = now
 
     def _gather(self) -> Roster | None:
         keys = [self._key(number) for number in range(self._size)]
-        if not self._board.has(keys):
+        if not self._table.has(keys):
             return self._conflict()
-        texts = self._board.take(keys)
+        texts = self._table.take(keys)
         if not all(texts):
             return None
         workers = tuple(WorkerRecord.from_json(text) for text in texts)
         if self._some_have_died(workers):
-            return None  # who comes in their place will be the last
+            return None  # a replacement will be the last to come
         return Roster(secrets.token_hex(16), workers, _duplicate_name(workers))
 
     def _some_have_died(self, workers: Iterable[WorkerRecord]) -> bool:
-        """All are looked for, as long as that does not hold the others up: there may be many, of whom the network says
-        nothing."""
+        """Return True if some of the workers are dead. The check has a time limit: the network may not answer for many of
+        them, and the others wait meanwhile."""
         enough = time.monotonic() + _LOOKING
         others = [each for each in workers if each.incarnation != self._record.incarnation]
         dead = [each for each in others if time.monotonic() < enough and self._clear_place_of_the_dead(each)]
         return bool(dead)
 
     def _conflict(self) -> Roster | None:
-        """As many came as there are ids, and one is free: two workers want the same."""
-        if not self._board.has([self._key("conflict")]):
+        """Return the error if two workers want the same id: as many came as there are ids, and one is free."""
+        if not self._table.has([self._key("conflict")]):
             return None
-        second = WorkerRecord.from_json(self._board.take([self._key("conflict")])[0])
-        first = self._board.take([self._key(second.id)])[0]
+        second = WorkerRecord.from_json(self._table.take([self._key("conflict")])[0])
+        first = self._table.take([self._key(second.id)])[0]
         holder = str(WorkerRecord.from_json(first)) if first else "another"
         text = f"Worker id {second.id} is not unique: workers {holder} and {second} both have it."
         return Roster("", (), f"{text} (If it was restarted while the others were waiting, start all of them again.)")
 
     def _move_on(self) -> None:
-        self._board.swap(f"{self._base}/generation", str(self.generation + 1), old=str(self.generation))
+        self._table.swap(f"{self._base}/generation", str(self.generation + 1), old=str(self.generation))
 
-    # Who waited in vain leaves the place to someone else.
+    # A worker that waited in vain leaves the place to another.
 
     def _give_up(self) -> None:
         reason = self._who_is_missing()
         if self._withdraw():
             raise RendezvousError(reason)
-        if not self._board.wait(self._key("roster"), time.monotonic() + _GRACE):
-            self._move_on()  # the last to come died on the way: nobody should wait for this roster again
-            raise RendezvousError(f"{reason} All came, but the last of them ended before the group was formed.")
+        if not self._table.wait(self._key("roster"), time.monotonic() + _GRACE):
+            self._move_on()  # the last to come died on the way: no worker should wait for this roster again
+            raise RendezvousError(f"{reason} All workers came, but the last one ended before the group was formed.")
 
     def _withdraw(self) -> bool:
-        """Take our signature back; False if the roster has been decided on, with us in it."""
-        self._board.put(self._key(f"gone/{self._record.id}"), str(self._record))
-        self._board.swap(self._key(self._record.id), "", old=self._mine)
+        """Withdraw; return False if the roster has been decided on, with this worker in it."""
+        self._table.put(self._key(f"gone/{self._record.id}"), str(self._record))
+        self._table.swap(self._key(self._record.id), "", old=self._mine)
         if not self._reopen():
             return False
-        self._board.add(self._key("arrived"), -1)
+        self._table.add(self._key("arrived"), -1)
         return True
 
     def _reopen(self) -> bool:
-        """Somebody is not there any more: no roster of those who were is decided on. False if one has been."""
-        state = self._board.swap(self._key("state"), "open")
+        """Prevent a roster of the records as they were, since a worker has gone. Return False if it has been decided on."""
+        state = self._table.swap(self._key("state"), "open")
         while not state.startswith(_CLOSED):
             mark = f"open, without {secrets.token_hex(8)}"
-            if (state := self._board.swap(self._key("state"), mark, old=state)) == mark:
+            if (state := self._table.swap(self._key("state"), mark, old=state)) == mark:
                 return True
         return False
 
     def _who_is_missing(self) -> str:
         present = [WorkerRecord.from_json(text) for text in self._there(range(self._size)) if text]
         absent = sorted(set(range(self._size)) - {each.id for each in present})
-        gone = [number for number in absent if self._board.has([self._key(f"gone/{number}")])]
+        gone = [number for number in absent if self._table.has([self._key(f"gone/{number}")])]
         texts = [
-            f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._board.where} "
+            f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._table.where} "
             f"for a group of {self._size} workers.",
-            f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'nobody'}.",
+            f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'none'}.",
             f"Present: {_listed(list(map(str, present)))}.",
             f"Given up: {_listed(list(map(printable, self._there(f'gone/{number}' for number in gone))))}." if gone else "",
             self._silent_host([number for number in absent if number not in gone]).removeprefix(". "),
             self._other_size(),
-            "Start the missing ones with the same init_method and world_size, or allow more time.",
+            "Start the missing workers with the same init_method and world_size, or allow more time.",
         ]
         return " ".join(filter(None, texts))
 
     def _silent_host(self, absent: list[int]) -> str:
-        """Rank 0 hosts the store at a TCP address, unless a launcher does. A rank 0 that came with torch.distributed.rpc
-        waits in torch's rendezvous before it writes anything; one that forms a process group first may look the same."""
-        if 0 not in absent or not self._board.where.startswith("tcp://"):
+        """Return a hint if rank 0 is missing and hosts the store, which then listens. A rank 0 that came with
+        torch.distributed.rpc waits in torch's rendezvous before it writes anything; a rank 0 that forms a process group
+        first may look the same."""
+        if 0 not in absent or not self._table.where.startswith("tcp://"):
             return ""
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return ""
@@ -304,11 +305,11 @@ class RollCall:
         )
 
     def _there(self, names: Iterable[str | int]) -> list[str]:
-        return self._board.take([key for name in names if self._board.has([key := self._key(name)])])
+        return self._table.take([key for name in names if self._table.has([key := self._key(name)])])
 
     def _last(self) -> _Comer:
-        """Who signed in last. It may have another secret, and so may a stranger who says so."""
-        hint = self._board.hint(_LAST)
+        """Return the worker that signed in last. It may have another secret, and any process may have written the hint."""
+        hint = self._table.hint(_LAST)
         try:
             worker, size, fingerprint, kind = json.loads(hint)
             if type(size) is int and 0 < size <= MAX_WORKER_ID + 1:
@@ -316,8 +317,8 @@ class RollCall:
         except (ValueError, TypeError, RecursionError):
             pass
         raise RendezvousError(
-            f"What stands under {_LAST!r} in the store at {self._board.where} was written by no worker of this version of "
-            f"remora: {hint[:80]!r}. Let the workers meet at a store that strangers cannot write to."
+            f"The value of {_LAST!r} in the store at {self._table.where} was not written by a worker of this version of "
+            f"remora: {hint[:80]!r}. Use a store that other programs cannot write to."
         )
 
     def _other_size(self) -> str:

@@ -1,8 +1,8 @@
 """Opens the c10d store where the workers of a group meet: `env://`, `tcp://host:port`, `file:///path`.
 
-PyTorch's own rendezvous does the work. What is added: the store may be shared with a process group and be used by one
-group after the other; a failure is a RendezvousError that says where, who and what to do, within the timeout; Ctrl-C
-works. How a group forms there is in `remora.rendezvous.group`.
+PyTorch's own rendezvous does the work. This module adds three things: the store may be shared with a process group and be
+used by one group after the other; a failure is a RendezvousError that names the store, the worker and what to do, within
+the timeout; Ctrl-C works. `remora.rendezvous.group` forms groups there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ there when this process lets go of the last one."""
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Who wants to meet where, until when."""
+    """One opening of a store: the worker, the address and the deadline."""
 
     url: str
     rank: int
@@ -58,7 +58,7 @@ class _Meeting:
         return urlparse(self.url).scheme
 
     def left(self, most: float) -> float:
-        """How many seconds there are, and no more than that."""
+        """Return the seconds until the deadline, at most `most`."""
         return max(min(self.deadline - time.monotonic(), most), 0.001)
 
     def failed(self, reason: str) -> RendezvousError:
@@ -69,7 +69,7 @@ class _Meeting:
 def rank_and_size(
     rank: int, world_size: int | None, env: Mapping[str, str] = os.environ, init_method: str = ""
 ) -> tuple[int, int | None]:
-    """Rank and world size of this worker: as given, else as the launcher says (RANK, WORLD_SIZE).
+    """Return rank and world size of this worker: as given, else from the launcher (RANK, WORLD_SIZE).
 
     WORLD_SIZE counts where the rank comes from the environment, too: `init_rpc(name, rank=2)` is how a program asks for a
     dynamic group, also under a launcher. A world size of 0 asks for one in any case.
@@ -100,13 +100,13 @@ def _number(text: str | None, what: str, variable: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise MeetingUnknown(f"{variable} is no number: {text!r}. It says the {what} of this worker.") from None
+        raise MeetingUnknown(f"{variable} is not a number: {text!r}. It gives the {what} of this worker.") from None
 
 
 def open_store(
     init_method: str, rank: int, world_size: int | None, timeout: float, name_timeout: float = NAME_TIMEOUT
 ) -> Store:
-    """The store named by `init_method`. Rank 0 hosts it, unless it is a file. A timeout of 0 means to wait for ever."""
+    """Open the store named by `init_method`. Rank 0 hosts it, unless it is a file. A timeout of 0 means to wait for ever."""
     deadline = time.monotonic() + timeout if timeout else math.inf
     rank, _ = rank_and_size(rank, world_size or 0, init_method=init_method)
     meeting = _Meeting(init_method, rank, world_size or None, timeout, deadline, name_timeout or math.inf)
@@ -124,16 +124,16 @@ def open_store(
 
 
 def release_stores() -> None:
-    """Let go of the stores this process hosts: whoever uses one after that finds it closed."""
+    """Close the stores that this process hosts. Later operations of other workers on them fail."""
     _hosted.clear()
 
 
 def _with_query(meeting: _Meeting) -> str:
-    """The URL with rank and world size, as PyTorch's handlers want them."""
+    """Return the URL with rank and world size, as PyTorch's handlers want them."""
     parts = urlparse(meeting.url)
     query = dict(parse_qsl(parts.query))
     query["rank"] = str(meeting.rank)
-    # Over TCP the store would wait for all to connect. The group does that itself, and can tell who is missing.
+    # Over TCP the store would wait for all to connect. The group does that itself, and can name the missing ranks.
     size = None if meeting.scheme in ("tcp", "env") else meeting.world_size
     query["world_size"] = str(size or -1)
     return urlunparse(parts._replace(query=urlencode(query)))
@@ -148,7 +148,7 @@ def _rendezvous(meeting: _Meeting, url: str) -> Store:
 
 
 def _translated(meeting: _Meeting, function: Callable[[], T]) -> T:
-    """Run something that may block, until the deadline, with our errors. A ValueError is the caller's and stays one."""
+    """Run a function that may block, until the deadline, with our errors. A ValueError is the caller's and stays one."""
     try:
         return in_time(function, meeting.deadline)
     except TimeoutError:
@@ -163,7 +163,7 @@ def _left(meeting: _Meeting) -> timedelta:
 
 
 def _duration(seconds: float) -> timedelta:
-    """What a store takes for a timeout: it has no word for ever, nor for what comes close to it."""
+    """Return a timeout that a store takes: it has no value for "for ever", nor for anything close to it."""
     return timedelta(seconds=seconds) if seconds < _FOR_EVER.total_seconds() else _FOR_EVER
 
 
@@ -177,7 +177,8 @@ def _open_file(meeting: _Meeting, url: str) -> Store:
 
 
 def _check_file(meeting: _Meeting, path: str) -> None:
-    """PyTorch's file store waits minutes for a directory that is not there, and for ever after a write that failed."""
+    """Raise if the file cannot be used: PyTorch's file store waits minutes for a directory that does not exist, and for ever
+    after a write that failed."""
     if not path:
         return  # PyTorch says so
     try:
@@ -218,7 +219,7 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
 
 
 def _place(meeting: _Meeting) -> tuple[str, int]:
-    """Host and port of the store."""
+    """Return host and port of the store."""
     parts = urlparse(meeting.url)
     try:
         given = parts.port
@@ -232,18 +233,19 @@ def _place(meeting: _Meeting) -> tuple[str, int]:
     missing = [name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if not value]
     if missing:
         raise MeetingUnknown(
-            f"env:// says that the environment tells where to meet, but {' and '.join(missing)} "
+            f"env:// reads the address of the store from the environment, but {' and '.join(missing)} "
             f"{'are' if len(missing) > 1 else 'is'} not set. Set MASTER_ADDR and MASTER_PORT to the host of rank 0 and a "
-            "free port of it, name the place with init_method (tcp://host:port, file:///path), or start the program with a "
+            "free port of it, name the store with init_method (tcp://host:port, file:///path), or start the program with a "
             "launcher (python -m remora.launch, torchrun)."
         )
     if not port.isdigit() or not 0 < int(port) < 2**16:
-        raise MeetingUnknown(f"MASTER_PORT is no port: {port!r}. Give a number from 1 to 65535.")
+        raise MeetingUnknown(f"MASTER_PORT is not a port: {port!r}. Give a number from 1 to 65535.")
     return host, int(port)
 
 
 def _await_name(meeting: _Meeting, host: str) -> None:
-    """The name may come with the worker that has it, as in a cluster that starts; but a wrong one never comes."""
+    """Wait until the name of the host resolves: in a cluster that starts, it may appear with the host. A wrong name never
+    does."""
     wait = LongWait(lambda: f"init_rpc: still waiting for the name of a host, {host!r}, to become known")
     allowed = meeting.left(meeting.name_timeout)
     try:
@@ -257,26 +259,27 @@ def _await_name(meeting: _Meeting, host: str) -> None:
 
 
 def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe | None:
-    """A store answers as soon as it is there, or when it has looked up our name in vain. None: see `_probe`."""
+    """Wait until the store answers. It does so as soon as it runs, or when it has looked up our name in vain. None: see
+    `_probe`."""
     place = host_and_port(host, port)
     wait = LongWait(lambda: f"init_rpc: still waiting for rank 0, which hosts the store, to listen at {place}")
     try:
         return until(lambda: _probe(meeting, host, port), meeting.deadline, wait.look)
     except NoStore as error:
         raise meeting.failed(
-            f"what listens at {place} is no c10d store: {error}. Another program uses that port: choose "
-            "another one (MASTER_PORT, or the port in init_method)."
+            f"another program listens at {place}, and it is not a c10d store: {error}. Choose another port "
+            "(MASTER_PORT, or the port in init_method)."
         ) from None
     except OSError as error:
         raise meeting.failed(
-            f"nobody listened at {place} within {meeting.timeout:g} s ({error}). Rank 0 hosts the "
-            "store there: is it running, and is this its address?"
+            f"nothing listened at {place} within {meeting.timeout:g} s ({error}). Rank 0 hosts the store there: check "
+            "that it runs, and that this is its address."
         ) from None
 
 
 def _probe(meeting: _Meeting, host: str, port: int) -> StoreProbe | None:
-    """A connection to the store that listens there. None if the probe does not know the handshake of this version of torch:
-    then only torch's own client can tell whether it is a store."""
+    """Return a connection to the store that listens there. None if the probe does not know the handshake of this version of
+    torch: then only torch's own client can recognise a store."""
     try:
         return StoreProbe(host, port, meeting.left(_ANSWER_TIMEOUT))
     except NoStore:
@@ -286,8 +289,8 @@ def _probe(meeting: _Meeting, host: str, port: int) -> StoreProbe | None:
 
 
 def _probe_knows_this_torch() -> bool:
-    """Try the probe on a store of our own. torch's client speaks the same version as that store, so a program that answers
-    neither would not answer torch either."""
+    """Return True if a store of this process answers the probe. torch's client speaks the same version as that store, so a
+    program that does not answer the probe would not answer torch either."""
     try:
         own = TCPStore("127.0.0.1", 0, None, True)
         StoreProbe("127.0.0.1", own.port, _OWN_ANSWER_TIMEOUT).close()
@@ -299,7 +302,8 @@ def _probe_knows_this_torch() -> bool:
 
 
 def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
-    """The port is taken: fine if by a store where groups of ours met before, hosted by the rank 0 of then."""
+    """Connect to the store on a port that is taken: the rank 0 of an earlier Remora group may host it. Raise if it is
+    another."""
     taken = f"port {port} is in use by another program (address already in use{{}}). Choose another port, or end that one."
     try:
         probe = _probe(meeting, host, port)
@@ -318,7 +322,7 @@ def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
     if store is None:
         if probe is not None:
             probe.close()
-        raise meeting.failed(taken.format("; a c10d store, and no group of Remora's meets there"))
+        raise meeting.failed(taken.format("; a c10d store, which no Remora group uses"))
     if probe is not None:
         watch_process(store, probe)
     return store

@@ -1,9 +1,9 @@
-"""A c10d store as a notice board: the few operations that groups need, with our errors. It knows no group.
+"""A c10d store as a table: the few operations that groups need, with our errors. It knows no group.
 
 Everything lies below the prefix `remora`, so that the store can be shared with process groups. A store that failed once
-is not touched again: after a full disk a FileStore never returns from the next operation. One that does not answer, since
-its host is frozen or cut off, is not waited for long, and not asked again before it has answered. One whose process has
-ended is not asked at all: torch would write C++ stack traces to the terminal.
+is not touched again: after a full disk a FileStore never returns from the next operation. If a store does not answer, since
+its host is frozen or cut off, the table does not wait long, and does not ask again before the store has answered. A store
+whose process has ended is not asked at all: torch would write C++ stack traces to the terminal.
 
 Values are sealed (`remora.rendezvous.seal`), so what is read here was written by a worker with the group's secret. Counts
 and the few values that are named hints are not: they can keep a group from forming, and nothing else follows from them.
@@ -21,7 +21,7 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 
 from remora.errors import RendezvousError
 from remora.rendezvous.seal import RecordSeal
-from remora.transport.deadlines import Patience
+from remora.transport.deadlines import BoundedCalls
 from remora.transport.store_probe import StoreProbe
 
 T = TypeVar("T")
@@ -30,27 +30,27 @@ _probes: WeakKeyDictionary[Store, StoreProbe] = WeakKeyDictionary()
 
 PREFIX = "remora"
 KIND = "kind"
-PATIENCE = 15.0  # seconds; a host that looks up names in vain is held up for 5 s, or twice that
+ANSWER_TIMEOUT = 15.0  # seconds; a host that looks up names in vain is held up for 5 s, or twice that
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 _WHO_HOSTS_IT = "If another worker hosts it (rank 0 does for tcp:// and env://)"
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
 def _no_matter() -> None:
-    """Nothing is to be done while one waits."""
+    """Do nothing while a wait lasts."""
 
 
 class StoreTable:
     """Keys and values that all workers of a group see. Values are texts; an empty one stands for none."""
 
-    def __init__(self, store: Store, seal: RecordSeal | None = None, patience: float = PATIENCE) -> None:
+    def __init__(self, store: Store, seal: RecordSeal | None = None, patience: float = ANSWER_TIMEOUT) -> None:
         self.where = describe(store)
         self.seal = seal or RecordSeal()
         self._place = _place(store)
         self._kept = store  # PrefixStore keeps only the native part, which is not enough of a store written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
-        self._patience = Patience(patience)
+        self._bounded = BoundedCalls(patience)
         self._broken = ""
         self._probe = _probes.pop(store, None)  # shows when the store's process ends, where that is another one
 
@@ -58,41 +58,41 @@ class StoreTable:
         return f"<StoreTable at {self.where}{self._broken and ', broken'}>"
 
     def swap(self, key: str, new: str, old: str = "") -> str:
-        """Put `new` where `old` (or nothing, if that is empty) stands. Returns what stands there now."""
+        """Replace the value `old` (or none, if that is empty) by `new`. Return the value that the key has now."""
         before, after = self._close(key, old), self._close(key, new)
         return self._open(key, self._ask(lambda: self._store.compare_set(key, before, after)))
 
     def put(self, key: str, value: str) -> None:
-        """Write a value, whatever stands there."""
+        """Write a value, whatever the key had before."""
         sealed = self._close(key, value)
         self._ask(lambda: self._store.set(key, sealed))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number that starts at 0; returns the sum."""
+        """Add to a number that starts at 0; return the sum."""
         return self._ask(lambda: self._store.add(key, amount))
 
     def has(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys have been written."""
+        """Return True if all of the keys have been written."""
         return self._ask(lambda: self._store.check(list(keys)))
 
     def take(self, keys: Sequence[str]) -> list[str]:
-        """The values of keys that are known to be there; in one go where the store can."""
+        """Return the values of keys that are known to be written; in one operation where the store can."""
         return [self._open(key, value) for key, value in zip(keys, self._get(keys), strict=True)]
 
     def take_proven(self, keys: Sequence[str]) -> list[str | None]:
-        """Like `take`, with None in the place of a value that no worker of the group wrote there."""
+        """Do the same, with None in the place of a value that no worker of the group wrote there."""
         return [self._open_if_proven(key, value) for key, value in zip(keys, self._get(keys), strict=True)]
 
     def put_hint(self, key: str, value: str) -> None:
-        """Write a value without a seal: workers with another secret are to read it."""
+        """Write a value without a seal, for workers with another secret to read."""
         self._ask(lambda: self._store.set(key, value))
 
     def swap_hint(self, key: str, new: str) -> str:
-        """Put a value without a seal where none stands. Returns what stands there now; anyone may have written it."""
+        """Write a value without a seal, if the key has none. Return its value now; any process may have written it."""
         return _text(self._ask(lambda: self._store.compare_set(key, "", new)))
 
     def hint(self, key: str) -> str:
-        """A value without a seal, if there is one. Anyone may have written it."""
+        """Return a value without a seal, if there is one. Any process may have written it."""
         return _text(self._get([key])[0]) if self.has([key]) else ""
 
     def _get(self, keys: Sequence[str]) -> list[bytes]:
@@ -113,13 +113,13 @@ class StoreTable:
             return None
 
     def has_foreign(self, key: str) -> bool:
-        """Whether a key has been written that is not Remora's."""
+        """Return True if a key has been written that is not Remora's."""
         return self._ask(lambda: self._kept.check([key]))
 
     def wait(self, key: str, deadline: float, look: Callable[[], None] = _no_matter) -> bool:
-        """Wait until the key is written; False if it is not at the deadline. `look` is called now and then meanwhile.
+        """Wait until the key is written; return False if it is not at the deadline. Calls `look` now and then meanwhile.
 
-        The store's own wait would do, but it hears no Ctrl-C, and one that ends in vain says so on standard error.
+        The store's own wait does not react to Ctrl-C, and prints to standard error when it ends in vain.
         """
         pause = _FIRST_PAUSE
         while not self.has([key]):
@@ -131,27 +131,27 @@ class StoreTable:
         return True
 
     def close(self) -> None:
-        """It is needed no more, or rarely: give the second connection to the store back."""
+        """Close the second connection to the store: the table is needed no more, or rarely."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None
 
     def agree_on_kind(self, kind: str) -> None:
-        """Static and dynamic members cannot share a store: the first one decides."""
+        """Raise if the first worker at this store was of another kind: static and dynamic members cannot share a store."""
         if self.swap_hint(KIND, kind) != kind:
             raise RendezvousError(f"{_MIXED} This worker's group is {kind}, the others at {self.where} are not.")
 
     def _ask(self, operation: Callable[[], T]) -> T:
-        """What the store answers, with our errors. Its own operations would wait for a frozen host for ever."""
+        """Return the answer of the store, with our errors. Its own operations would wait for a frozen host for ever."""
         if self._probe is not None and self._probe.ended:
             self._broken = f"{self._store_of_the_group()} is gone: its process ended. {_WHO_HOSTS_IT}, that worker did."
             self.close()
         if self._broken:
             raise RendezvousError(self._broken)
         try:
-            return self._patience.ask(operation)
+            return self._bounded.ask(operation)
         except TimeoutError:
-            reason = f"does not answer: {self._patience.seconds:g} s were not enough"
+            reason = f"did not answer within {self._bounded.seconds:g} s"
             raise RendezvousError(
                 f"{self._store_of_the_group()} {reason}. {_WHO_HOSTS_IT}, that worker may be frozen or cut off."
             ) from None
@@ -165,7 +165,8 @@ class StoreTable:
 
 
 def watch_process(store: Store, probe: StoreProbe) -> None:
-    """Have the board of a store know when the store's process ends. Without that, torch's own client finds out."""
+    """Give the table of a store a probe that shows when the store's process ends. Without it, torch's own client finds
+    out."""
     _probes[store] = probe
 
 
@@ -180,8 +181,8 @@ def _text(stored: bytes) -> str:
 
 
 def _place(store: Store) -> str:
-    """What all workers that meet at a store know of it, whatever names they have for its host: values that were copied from
-    another one are told apart by it."""
+    """Return a name of the store that all its workers agree on, whatever names they have for its host. It exposes values
+    that were copied from another store."""
     store = _innermost(store)
     if isinstance(store, TCPStore):
         return f"tcp port {store.port}"
@@ -191,7 +192,7 @@ def _place(store: Store) -> str:
 
 
 def describe(store: Store) -> str:
-    """Where a store is, for people: its address, its file, or what it is."""
+    """Return the place of a store for error texts: its address, its file, or its type."""
     store = _innermost(store)
     if isinstance(store, TCPStore):
         return f"tcp://{store.host}:{store.port}"

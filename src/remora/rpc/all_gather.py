@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from remora.agent.agent import describe_wait
 from remora.agent.calls.future import Future, wait_until
 from remora.agent.peers.manager import Peer
-from remora.agent.runtime.pool import blocking_region, current_worker
+from remora.agent.runtime.current import blocking_region, current_worker
 from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
 from remora.long_wait import LongWait, listed
 from remora.rpc.constants import UNSET_RPC_TIMEOUT

@@ -14,7 +14,7 @@ import torch
 
 from remora import autograd
 from remora.agent.calls.future import Future
-from remora.agent.runtime.pool import thread_state
+from remora.agent.runtime.current import thread_state
 from remora.errors import FORKED, NotInitialized
 from remora.options import check_timeout
 from remora.rpc import all_gather, request_builder

@@ -1,7 +1,7 @@
-"""One process and its descendants, as their supervisor sees them: started, signalled, ended as a whole. Knows no policy.
+"""Starts, signals and ends one process together with its descendants. Knows no policy.
 
-Each child leads a session of its own, so that what it started can be ended with it, and so that Ctrl-C in the terminal
-reaches the supervisor alone, which passes it on.
+Each child leads a session of its own, so that its descendants can be ended with it, and so that Ctrl-C in the terminal
+reaches only the supervisor, which passes it on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 _PR_SET_PDEATHSIG = 1
 
-LEFTOVERS = 1.0  # seconds; where nobody buries orphans they stay in the list of processes, dead as they are
+DESCENDANT_TIMEOUT = 1.0  # seconds; where no init process reaps orphans, they stay in the list of processes as zombies
 
 Target = Callable[..., Any] | Sequence[str]
 Streams = tuple[int, int]  # descriptors for what a process prints, and for its errors
@@ -46,41 +46,41 @@ class Child:
         self._watch = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None  # type: ignore[attr-defined,unused-ignore]
 
     def fileno(self) -> int | None:
-        """A descriptor that becomes readable when the process ends; None where there is no such thing."""
+        """Return a descriptor that becomes readable when the process ends; None where the system has none."""
         return self._watch
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended. It is not forgotten by that: nobody else gets its number."""
+        """Return True if the process has ended. This does not reap it: no other process gets its id."""
         if self._process.returncode is not None:
             return True
         try:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:  # another thread buries it
+        except ChildProcessError:  # another thread reaps it
             return True
         return found is not None
 
     def signal(self, number: int) -> None:
-        """To the process and all it started, unless it has ended."""
+        """Send a signal to the process and its descendants, unless it has ended."""
         if self._process.returncode is None:
             try:
                 os.killpg(self.pid, number)
             except (ProcessLookupError, PermissionError):  # none left; or (macOS) only the dead
                 pass
 
-    def bury(self) -> int:
-        """The process has ended, or is made to: end what it left behind as well. Its exit code; negative for a signal."""
+    def reap(self) -> int:
+        """End the process and its descendants, and reap it. Return its exit code; negative for a signal."""
         self.signal(signal.SIGKILL)
         code = self._process.wait()
-        self._outlive()
+        self._await_descendants()
         if self._watch is not None:
             os.close(self._watch)
             self._watch = None
         return code
 
-    def _outlive(self) -> None:
-        """Wait until what it left behind is gone, too: it was killed, but nobody can wait for the child of another."""
-        end = time.monotonic() + LEFTOVERS
+    def _await_descendants(self) -> None:
+        """Wait until its descendants are gone, too: they were killed, but a process can only wait for its own children."""
+        end = time.monotonic() + DESCENDANT_TIMEOUT
         while time.monotonic() < end:
             try:
                 os.killpg(self.pid, 0)
@@ -105,9 +105,9 @@ def _start(
 
 
 def _tie_to_parent() -> Callable[[], None] | None:
-    """What a new process does first, so that it does not outlive a supervisor that is killed (Linux).
+    """Return what a new process does first, so that it does not outlive a supervisor that is killed (Linux).
 
-    The kernel means the thread that started it: only the main one lives as long as its process.
+    The kernel watches the thread that started it, and only the main thread lives as long as its process.
     """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
@@ -124,7 +124,7 @@ def _tie_to_parent() -> Callable[[], None] | None:
 def _start_function(
     target: Callable[..., Any], args: tuple[Any, ...], env: Mapping[str, str], streams: Streams | None
 ) -> subprocess.Popen[bytes]:
-    """In a new interpreter: a fork of this one would inherit locks that are held and a worker that is not its own."""
+    """Run a function in a new interpreter: a fork would inherit locks that are held and a worker that is not its own."""
     with tempfile.TemporaryFile() as luggage:
         pickle.dump(sys.path, luggage)
         main = _main_module()
@@ -136,8 +136,8 @@ def _start_function(
 
 
 def _main_module() -> dict[str, Any]:
-    """What multiprocessing needs to load our main module in the child, under the name `__mp_main__`. Nothing if it
-    would not: then names of `__main__` mean nothing there."""
+    """Return what multiprocessing needs to load our main module in the child, under the name `__mp_main__`. Empty if it
+    cannot: then names of `__main__` mean nothing there."""
     main: Any = sys.modules["__main__"]
     name, path = getattr(getattr(main, "__spec__", None), "name", None), getattr(main, "__file__", None)
     if hasattr(sys, "ps1") or path is None or not os.path.isfile(path):  # what is there was typed in
@@ -149,8 +149,8 @@ def _main_module() -> dict[str, Any]:
 
 
 def _by_name_and_by_value(target: tuple[Any, ...]) -> tuple[bytes | None, bytes | None]:
-    """Both, where both can be: whether the child has what is named is not known before it has loaded the main module.
-    (It does not have what is defined under `if __name__ == "__main__"`.)"""
+    """Pickle the target by name and by value, where possible: the child knows the names only after it has loaded the main
+    module. (It lacks those defined under `if __name__ == "__main__"`.)"""
     try:
         by_name = pickle.dumps(target)
     except Exception:
@@ -161,7 +161,7 @@ def _by_name_and_by_value(target: tuple[Any, ...]) -> tuple[bytes | None, bytes 
         return by_name, None
 
 
-# The path comes first: this module, too, may be one that only our path leads to.
+# The path comes first: the child may need it to find this very module.
 _UNPACK = """
 import os, pickle, sys
 luggage = os.fdopen(int(sys.argv.pop()), "rb")
@@ -172,7 +172,7 @@ run(luggage)
 
 
 def run(luggage: IO[bytes]) -> None:
-    """The life of a process that runs a function. What it raises is printed, and ends it with exit code 1."""
+    """Run the function, in the child. An exception is printed, and ends the process with exit code 1."""
     with luggage:
         main, by_name, by_value = pickle.load(luggage)
     this: Any = multiprocessing.process.current_process()
@@ -199,6 +199,6 @@ def _load(by_name: bytes | None, by_value: bytes | None) -> Any:
 def _check_not_loading() -> None:
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "a process was to be started while the main program is loaded into one that a Supervisor, or multiprocessing, "
-            'has started: that would never end. Start processes under `if __name__ == "__main__":`.'
+            "the main program starts a process while it is loaded into a process that a Supervisor or multiprocessing "
+            'started. That would never end. Start processes under `if __name__ == "__main__":`.'
         )

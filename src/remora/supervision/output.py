@@ -1,6 +1,6 @@
 """Passes on what processes print: line by line, each with the name of its process before it.
 
-A traceback that ends in KeyboardInterrupt becomes one line: after Ctrl-C every process prints one, and says nothing by it.
+A traceback that ends in KeyboardInterrupt becomes one line: after Ctrl-C every process prints one, which is no news.
 One thread for each stream reads a pipe; it ends when the launcher and all processes have closed the other end.
 """
 
@@ -26,7 +26,7 @@ _PLACE = re.compile(rb'  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<func
 
 
 class Output:
-    """Where the processes of one name print. `streams` are the descriptors to give them, for as long as this is open."""
+    """The output of the processes of one name. `streams` are the descriptors to give them, for as long as this is open."""
 
     def __init__(self, prefix: str, out: BinaryIO, err: BinaryIO) -> None:
         self._readers: list[threading.Thread] = []
@@ -40,7 +40,7 @@ class Output:
         return theirs
 
     def close(self) -> None:
-        """No process will be started with it any more; what was printed is passed on."""
+        """Close the descriptors, and pass on what was printed. No process may be started with them any more."""
         for descriptor in self.streams:
             os.close(descriptor)
         for reader in self._readers:
@@ -69,8 +69,8 @@ def _pass_on(descriptor: int, prefix: bytes, target: BinaryIO) -> None:
 
 
 def pieces(pipe: FileIO) -> Iterator[bytes]:
-    """Lines, with their ends: a line feed, or the carriage return of a progress bar. What has no end after a moment (a
-    prompt, for example) is passed on without; after the last piece the line is ended."""
+    """Yield lines, with their ends: a line feed, or the carriage return of a progress bar. Text that has no end after a
+    moment (a prompt, for example) is passed on without; after the last piece the line is ended."""
     poll = select.poll()  # (`select.select` knows descriptors below 1024 only)
     poll.register(pipe, select.POLLIN)
     rest = b""
@@ -90,8 +90,8 @@ def pieces(pipe: FileIO) -> Iterator[bytes]:
 
 
 def folded(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines, but for tracebacks of KeyboardInterrupt: one line that says where it came. Another thread may print a
-    line in the midst of a traceback. That line is passed on at once, and the traceback goes on behind it."""
+    """Yield the lines, but replace a traceback of KeyboardInterrupt by one line that names the place. Another thread may
+    print a line in the midst of a traceback. That line is passed on at once, and the traceback goes on behind it."""
     held: list[bytes] = []
     for line in lines:
         if held and not line.startswith(b" ") and not _LAST_LINE.match(line):

@@ -1,4 +1,5 @@
-"""When a process that ended is started again: never, if it failed, or always; how soon, and how often. No I/O, no clock."""
+"""Decides when a process that ended is restarted: never, on failure, or always; how soon, and how often. No I/O, no
+clock."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ When = Literal["never", "on-failure", "always"]
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """A process is restarted after `delay` seconds, the next time after `factor` times that, and so on up to
-    `longest_delay`; at most `limit` times in a row (None: any number of times). One that ran for `steady_after` seconds is
-    taken to be well: if it ends then, that is the first time again."""
+    `longest_delay`; at most `limit` times in a row (None: any number of times). If a process ran for `steady_after` seconds
+    before it ended, the count and the delay start again."""
 
     when: When = "on-failure"
     limit: int | None = 3
@@ -33,7 +34,7 @@ class RestartPolicy:
 
 
 class Restarts:
-    """How often one process has been restarted, and whether it will be again."""
+    """Counts the restarts of one process, and decides on the next."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
@@ -41,7 +42,7 @@ class Restarts:
         self.in_a_row = 0
 
     def after(self, code: int, ran_for: float) -> float | None:
-        """The process ended with this exit code: in how many seconds to start it again; None: not at all."""
+        """Return the seconds after which to restart a process that ended with this exit code; None: not at all."""
         policy = self._policy
         if policy.when == "never" or (policy.when == "on-failure" and code == 0):
             return None

@@ -22,20 +22,20 @@ from types import FrameType, TracebackType
 from typing import Any, Literal
 
 from remora.options import check_timeout
-from remora.supervision.child import LEFTOVERS, Child, Streams, Target
+from remora.supervision.child import DESCENDANT_TIMEOUT, Child, Streams, Target
 from remora.supervision.policy import RestartPolicy, Restarts
 
 log = logging.getLogger("remora")
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_AGAIN = 0.05  # where the end of a process does not wake us
-BURIAL = LEFTOVERS + 1.0  # seconds that another thread may need to record the end of a process
+REAP_TIMEOUT = DESCENDANT_TIMEOUT + 1.0  # seconds that another thread may need to record the end of a process
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a process: its last exit code (negative: the signal that ended it), how often it was restarted, and
-    whether it was ended by the supervisor rather than by itself."""
+    """The outcome of a process: its last exit code (negative: the signal that ended it), the number of restarts, and True if
+    the supervisor ended it."""
 
     code: int
     restarts: int
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass
 class _Charge:
-    """One process that is to be kept running, through all its lives."""
+    """One supervised process, over all its restarts."""
 
     name: str
     target: Target
@@ -61,7 +61,7 @@ class _Charge:
 
     @property
     def child(self) -> Child | None:
-        """The process, if it runs."""
+        """Return the process, if it runs."""
         try:
             return self.running[0]
         except IndexError:
@@ -77,38 +77,38 @@ class _Charge:
         finally:
             self.starter = None
 
-    def bury(self) -> Child | None:
-        """Record the end of its process: it has ended, or is made to. None if it has none, or another thread does it."""
+    def reap(self) -> Child | None:
+        """End its process, if that still runs, and record it. Return None if there is none, or another thread does it."""
         try:
             child = self.running.popleft()
         except IndexError:
             return None
-        self.codes.append(child.bury())
+        self.codes.append(child.reap())
         return child
 
     def finish(self, ended: bool) -> None:
         self.due = None
         self.outcome = Outcome(self.codes[-1] if self.codes else 0, self.restarts.made, ended)
 
-    def revive(self, due: float | None) -> None:
-        """Whatever has become of it, it is to be started again."""
+    def restart_at(self, due: float | None) -> None:
+        """Restart it, whatever its outcome was."""
         self.outcome = None
         self.due = due
         if self.stopped:
             self.finish(ended=True)
 
 
-class _Bell:
-    """Wakes the thread in `wait`. Its descriptors are closed when no thread has it any more."""
+class _Waker:
+    """Wakes the thread in `wait`. Its descriptors are closed when no thread uses it any more."""
 
     def __init__(self) -> None:
-        self.descriptor, self.rope = os.pipe()  # the one to watch, the one to write to
+        self.descriptor, self.write_end = os.pipe()  # the one to watch, the one to write to
         os.set_blocking(self.descriptor, False)
-        os.set_blocking(self.rope, False)
+        os.set_blocking(self.write_end, False)
 
     def ring(self) -> None:
         try:
-            os.write(self.rope, b"\0")
+            os.write(self.write_end, b"\0")
         except BlockingIOError:
             pass  # it rings
 
@@ -121,15 +121,15 @@ class _Bell:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # (there may be no globals any more)
         close(self.descriptor)
-        close(self.rope)
+        close(self.write_end)
 
 
 class Supervisor:
-    """See the head of this file.
+    """Keeps processes running, restarts those that fail, and ends them all together.
 
-    restart: what is started again when a process fails: that `one`, which suits workers of a dynamic group, or `all`, which
-        is what a static group needs, since it ends with its first member that dies.
-    together: when a process has failed for good, end the others; what they wait for will not come.
+    restart: the processes to restart when one fails: that `one`, which suits workers of a dynamic group, or `all`, which
+        a static group needs, since it ends with its first member that dies.
+    together: when a process has failed for good, end the others, which would wait in vain.
     grace: seconds a process has to end after SIGTERM, before it is killed.
     """
 
@@ -151,7 +151,7 @@ class Supervisor:
         self._charges: dict[str, _Charge] = {}
         # Names that are taken, but not to be seen by `wait` and `stop` before there is a process.
         self._starting: dict[str, _Charge] = {}
-        self._bells: list[_Bell] = []  # of the threads in `wait`
+        self._wakers: list[_Waker] = []  # of the threads in `wait`
         self._signal: int | None = None  # that asked us to end
 
     def start(
@@ -162,9 +162,9 @@ class Supervisor:
         env: Mapping[str, str] | None = None,
         streams: Streams | None = None,
     ) -> None:
-        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it which life it has.
-        `streams` are descriptors in the place of our own standard output and standard error, also for its later lives.
-        The name of one that has ended for good may be used again."""
+        """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it how often it was
+        restarted. `streams` are descriptors in the place of our own standard output and standard error, also after restarts.
+        The name of a process that has ended for good may be used again."""
         restarts = self._shared if self._restart_all else Restarts(self._policy)
         charge = _Charge(name, target, args, env or {}, restarts, streams)
         if self._starting.setdefault(name, charge) is not charge:  # in one step: of two threads, one gets the name
@@ -180,39 +180,39 @@ class Supervisor:
         self._ring()
 
     def pids(self) -> dict[str, int]:
-        """The numbers of the processes that run now, by name."""
+        """Return the ids of the processes that run now, by name."""
         children = [(charge.name, charge.child) for charge in self._all()]
         return {name: child.pid for name, child in children if child is not None}
 
     def wait(self, timeout: float | None = None) -> dict[str, Outcome]:
-        """Keep the processes running until all have ended for good: what became of each, by name.
+        """Keep the processes running until all have ended for good. Return the outcome of each, by name.
 
         SIGINT, SIGTERM and SIGHUP are passed on to the processes; when they have ended, the signal takes its usual course
         here. TimeoutError, with the processes still running, if that takes longer than `timeout`. Another thread may call
         `stop` meanwhile, which ends this, too.
         """
         end = None if timeout is None else time.monotonic() + check_timeout(timeout, "the timeout of Supervisor.wait")
-        bell = _Bell()
-        self._bells.append(bell)
+        waker = _Waker()
+        self._wakers.append(waker)
         try:
-            with self._signals_heard(bell):
+            with self._signals_heard(waker):
                 while self._signal is None and self._unfinished():
                     self._start_due()
-                    self._sleep(bell, end)
+                    self._sleep(waker, end)
                     self._reap()
                     if end is not None and time.monotonic() >= end and (names := self._unfinished()):
                         raise TimeoutError(f"still running after {timeout:g} s: {', '.join(names)}")
                 if self._signal is not None:
                     self.stop(self._signal)
         finally:
-            self._bells.remove(bell)
+            self._wakers.remove(waker)
         if self._signal is not None:
             number, self._signal = self._signal, None
             signal.raise_signal(number)
         return {charge.name: charge.outcome for charge in self._all() if charge.outcome is not None}
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End all processes: with that signal, and with SIGKILL if that does not do in time. On any thread."""
+        """End all processes: with that signal, and with SIGKILL if they do not end in time. For any thread."""
         if not isinstance(number, int):
             got = f"{type(number).__name__} {number!r}"
             raise TypeError(f"stop ends all processes, with a signal (signal.SIGTERM); got {got}.")
@@ -242,11 +242,11 @@ class Supervisor:
         return list(self._charges.values())  # (another thread may start one meanwhile)
 
     def _ring(self) -> None:
-        for bell in list(self._bells):
-            bell.ring()
+        for waker in list(self._wakers):
+            waker.ring()
 
     def _unfinished(self) -> list[str]:
-        """Those that run, and those that wait for their next life."""
+        """Return the names of the processes that run, or wait for a restart."""
         return [charge.name for charge in self._all() if charge.outcome is None]
 
     def _start_due(self) -> None:
@@ -261,11 +261,11 @@ class Supervisor:
     def _reap(self) -> None:
         for charge in self._all():
             child = charge.child
-            if child is not None and child.ended and charge.bury() is child:
+            if child is not None and child.ended and charge.reap() is child:
                 self._decide(charge, time.monotonic() - child.started)
 
     def _decide(self, charge: _Charge, ran_for: float) -> None:
-        """A process ended, by itself or because `stop` made it."""
+        """Decide what follows after a process ended, by itself or because of `stop`."""
         code = charge.codes[-1]
         delay = None if charge.stopped else charge.restarts.after(code, ran_for)
         if delay is None:
@@ -277,7 +277,7 @@ class Supervisor:
                 self.stop()
             return
         log.warning("%s ended with exit code %d: it is started again in %.1f s", charge.name, code, delay)
-        charge.revive(time.monotonic() + delay)
+        charge.restart_at(time.monotonic() + delay)
         if self._restart_all and code != 0:
             self._restart_others(charge)
 
@@ -286,30 +286,30 @@ class Supervisor:
         others = [charge for charge in self._all() if charge is not failed]
         self._end(others, signal.SIGTERM)
         for charge in others:
-            charge.revive(due)
+            charge.restart_at(due)
 
     def _end(self, charges: list[_Charge], number: int) -> None:
-        """Have these end, now."""
+        """End these processes now."""
         running = [charge for charge in charges if charge.child is not None]
         children = [child for charge in running if (child := charge.child) is not None]
         for child in children:
             child.signal(number)
-            child.signal(signal.SIGCONT)  # one that is stopped would not hear it
+            child.signal(signal.SIGCONT)  # a stopped process would not get the signal
         deadline = time.monotonic() + self._grace
         while time.monotonic() < deadline and not all(child.ended for child in children):
             time.sleep(0.01)
         for charge in running:
-            if charge.bury() is not None:
+            if charge.reap() is not None:
                 charge.finish(ended=True)
-        deadline = time.monotonic() + BURIAL
+        deadline = time.monotonic() + REAP_TIMEOUT
         while time.monotonic() < deadline and any(charge.outcome is None for charge in running):
             time.sleep(0.002)  # the thread in `wait` records its end
 
     # Waiting.
 
-    def _sleep(self, bell: _Bell, end: float | None) -> None:
-        """Until a process ends, one is due to be started, a signal comes, something was started or stopped by another
-        thread, or the time is up."""
+    def _sleep(self, waker: _Waker, end: float | None) -> None:
+        """Sleep until a process ends, one is due to be started, a signal comes, another thread starts or stops something, or
+        the time is up."""
         charges = self._all()
         children = [child for charge in charges if (child := charge.child) is not None]
         watched = [child.fileno() for child in children]
@@ -317,21 +317,21 @@ class Supervisor:
         moments += [time.monotonic() + LOOK_AGAIN] if None in watched else []
         moments += [] if end is None else [end]
         poll = select.poll()
-        for descriptor in (*watched, bell.descriptor):
+        for descriptor in (*watched, waker.descriptor):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(max(min(moments) - time.monotonic(), 0.0) * 1000 + 1 if moments else None)
-        bell.hush()
+        waker.hush()
 
     @contextmanager
-    def _signals_heard(self, bell: _Bell) -> Iterator[None]:
-        """Inside, signals are taken note of, and ring the bell. Only the main thread can hear them."""
+    def _signals_heard(self, waker: _Waker) -> Iterator[None]:
+        """Record signals inside the block, and wake the thread in `wait`. Only the main thread can receive them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in FORWARDED}
         heard = [number for number in FORWARDED if before[number] is not signal.SIG_IGN]  # nohup means it
-        wakeup = signal.set_wakeup_fd(bell.rope, warn_on_full_buffer=False)
+        wakeup = signal.set_wakeup_fd(waker.write_end, warn_on_full_buffer=False)
         for number in heard:
             signal.signal(number, self._take_note)
         try:

@@ -25,10 +25,10 @@ from remora.worker import Worker
 
 
 def stage(worker: Worker | None = None) -> Stage:
-    """Where the plan of a worker is at work; of the current worker by default. From now on its links pass a plan."""
+    """Return the stage of a worker's fault plan; of the current worker by default. From now on its links pass through it."""
     chosen = worker or api._get_current_rpc_agent()
     world = world_of(chosen)
-    if world is not None:  # its plan is for all who live there: to kill one is not to kill this process
+    if world is not None:  # its plan is for all its workers: to kill one is not to kill this process
         return world.faults
     agent = chosen.agent
     if agent.faults is None:
@@ -38,28 +38,28 @@ def stage(worker: Worker | None = None) -> Stage:
 
 
 def set(plan: Plan | str, worker: Worker | None = None) -> None:
-    """Follow a plan from now on, in the place of the one before."""
-    parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # a plan that makes no sense changes nothing
+    """Follow a plan from now on, in the place of the earlier one."""
+    parsed = Plan.parse(plan) if isinstance(plan, str) else plan  # an invalid plan changes nothing
     stage(worker).set(parsed)
 
 
 def clear(worker: Worker | None = None) -> None:
-    """Let nothing go wrong any more. What was cut or frozen works again."""
+    """Remove the plan. What was cut or frozen works again."""
     stage(worker).set("")
 
 
 def heal(worker: Worker | None = None) -> None:
-    """What is cut or frozen now works again; the plan stays."""
+    """Restore what is cut or frozen now; the plan stays."""
     stage(worker).heal()
 
 
 def report(worker: Worker | None = None) -> Report:
-    """What was done so far, to which message. Print it."""
+    """Return what the plan did so far, to which message. Print it."""
     return stage(worker).report()
 
 
 def messages(worker: Worker | None = None) -> Counter[Message]:
-    """How many messages of each type were sent: what a plan can name. In a `World`, those of all workers."""
+    """Return how many messages of each type were sent: a plan can name these. In a `World`, by all workers."""
     return stage(worker).messages()
 
 

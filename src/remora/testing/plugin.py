@@ -5,9 +5,8 @@
         assert world.run(0, my_program) == 42
         print(world.faults.report())
 
-`clock="virtual"` or `clock="auto"` gives a world time of its own (`remora.testing.virtual_clock`). pytest finds them
-when Remora
-is installed. Nothing of torch is imported before a test asks for a fixture.
+`clock="virtual"` or `clock="auto"` gives a world time of its own (`remora.testing.virtual_clock`). pytest finds the fixtures
+when Remora is installed. Nothing of torch is imported before a test asks for a fixture.
 """
 
 from __future__ import annotations
@@ -52,6 +51,6 @@ def remora_workers() -> Iterator[Callable[..., Processes]]:
 
 
 def _tell_faults(world: World) -> None:
-    """Print what was done; pytest shows it if the test fails."""
+    """Print what the plan did; pytest shows it if the test fails."""
     if world.has_faults:
         print(f"fault plan: {world.faults.plan}\n{world.faults.report()}")

@@ -1,11 +1,11 @@
-"""Workers in processes of their own, for users' tests: started together, told what to run, ended whatever happens.
+"""Runs workers in processes of their own, for users' tests: starts them together, and ends them whatever happens.
 
     with Processes(2, faults="drop PYTHON_CALL worker0->worker1 1") as workers:
         assert workers.run(0, call_the_other) == 3   # its value, or what it raises
         workers.kill(1)
 
-Each worker runs what it is sent on its main thread, one after the other. Functions travel by name if they can be imported,
-else by value. Whatever a process did not finish when the block ends is ended with it.
+Each worker runs the functions it is sent on its main thread, one after the other. Functions travel by name if they can be
+imported, else by value. The end of the block ends all processes, also in the midst of a function.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class ProcessEnded(RuntimeError):
 
 
 class RemoteTraceback(Exception):
-    """Where an exception was raised in the other process; the cause of what `result` raises."""
+    """The traceback of an exception in the other process; the cause of what `result` raises."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Pending(Generic[T]):
-    """What a worker was asked to run."""
+    """A function that a worker runs, or is about to run."""
 
     def __init__(self, process: _Process, number: int) -> None:
         self._process = process
         self._number = number
 
     def result(self, timeout: float = 30.0) -> T:
-        """What the function returned; raises what it raised, TimeoutError, or ProcessEnded."""
+        """Return the result of the function; raise its exception, TimeoutError, or ProcessEnded."""
         timeout = check_timeout(timeout, "the timeout of result()")
         value, error, where = self._process.answer(self._number, timeout)
         if error is not None:
@@ -70,7 +70,7 @@ class _Process:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._sent = 0
-        self._answers: dict[int, bytes] = {}  # each is read by whoever wants it: one that cannot be is no other's business
+        self._answers: dict[int, bytes] = {}  # each is unpickled by its own waiter: a failure there concerns no other
         self._pipe, theirs = _context.Pipe()
         self.process = _context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
@@ -144,25 +144,26 @@ class Processes:
         return len(self._processes)
 
     def pid(self, rank: int) -> int:
-        """The process id of a worker."""
+        """Return the process id of a worker."""
         pid: int = self._processes[rank].process.pid
         return pid
 
     def start(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> Pending[T]:
-        """Have a worker run a function, without waiting for it."""
+        """Make a worker run a function, without waiting for it."""
         return self._processes[rank].send(function, *args, **kwargs)
 
     def run(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Have a worker run a function; its value, or what it raises."""
+        """Make a worker run a function; return its value, or raise its exception."""
         return self.start(rank, function, *args, **kwargs).result(self._timeout)
 
     def run_all(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-        """Have all living workers run it at the same time; the values in order."""
+        """Make all living workers run it at the same time; return the values in order."""
         living = [process for process in self._processes if process.process.is_alive()]
         return [each.result(self._timeout) for each in [process.send(function, *args, **kwargs) for process in living]]
 
     def set_faults(self, plan: Plan | str) -> None:
-        """Have all living workers follow another plan from now on. Whom it kills or freezes needs not say that it does."""
+        """Make all living workers follow another plan from now on. A worker that the plan kills or freezes need not
+        confirm."""
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
         victims = {fault.worker for fault in parsed.faults if isinstance(fault, Freeze | Kill)}
         living = [process for process in self._processes if process.process.is_alive()]
@@ -187,30 +188,31 @@ class Processes:
                     raise
 
     def fault_report(self, rank: int) -> Report:
-        """What the plan did on one worker, to what it sent."""
+        """Return what the plan did on one worker, to the messages it sent."""
         return self.run(rank, _fault_report)
 
     def kill(self, rank: int) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         self._processes[rank].signal(signal.SIGKILL)
         self._processes[rank].process.join(_PATIENCE)
 
     def freeze(self, rank: int) -> None:
-        """SIGSTOP: alive, and silent. Returns when all its threads stand still (where that can be seen)."""
+        """Send SIGSTOP: the process is alive, and silent. Return when all its threads stand still (where that can be
+        seen)."""
         self._processes[rank].freeze()
 
     def thaw(self, rank: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._processes[rank].signal(signal.SIGCONT)
 
     def shutdown(self, graceful: bool = True) -> None:
-        """Have all living workers shut down. Not needed: the end of the block ends them anyway."""
+        """Make all living workers shut down. Not needed: the end of the block ends them anyway."""
         self.run_all(_shutdown, graceful)
 
     def close(self) -> None:
         """End all processes."""
         for process in self._processes:
-            process.freeze()  # all of them first: one that still ran would say that the others are gone
+            process.freeze()  # all of them first: a worker that still ran would report that the others are gone
         for process in self._processes:
             process.close()
         self._processes.clear()

@@ -1,6 +1,6 @@
-"""Whether anything happens in a world of workers in one process. It looks, from any thread, and changes nothing.
+"""Finds out if anything happens in a world of workers in one process. It looks, from any thread, and changes nothing.
 
-Still is a world in which nothing can happen any more unless time passes or somebody from outside does something: no timer
+A world is still if nothing can happen any more unless time passes or a thread from outside does something: no timer
 is due, no bytes are on their way, nothing waits to be done, and every thread that runs code of the program waits.
 """
 
@@ -18,26 +18,26 @@ from remora.faults.injector import Stage
 
 
 class Inhabited(Protocol):
-    """What there is to look at (`remora.testing.world`)."""
+    """The view of a world that `Stillness` needs (`remora.testing.world`)."""
 
     def agents(self) -> list[Agent]:
-        """Of the workers that live."""
+        """Return the agents of the living workers."""
 
     def stage(self) -> Stage | None:
-        """Where the fault plan is at work."""
+        """Return the stage of the fault plan, if there ever was one."""
 
     def actors(self, asleep: set[threading.Thread]) -> int:
-        """How many threads run a part of a worker's program, or are about to, but for those that sleep."""
+        """Return the number of threads that run a part of a worker's program, or are about to, without those that sleep."""
 
 
 class Stillness:
-    """See the head of this file."""
+    """Looks at one world, and reports what is under way there."""
 
     def __init__(self, world: Inhabited) -> None:
         self._world = world
 
     def under_way(self) -> str:
-        """What of our own is being done or could be done now; empty if nothing."""
+        """Return what Remora does or could do now; empty if nothing."""
         stage = self._world.stage()
         if stage is not None and not stage.idle:
             return "the fault plan is at work"
@@ -47,7 +47,7 @@ class Stillness:
             if not agent.coroutines.idle:
                 return f"a coroutine of {agent.me.name} is at work"
             if _have_bytes(agent.listener.descriptors()):
-                return f"somebody is at the door of {agent.me.name}"
+                return f"a connection is pending at {agent.me.name}"
             if self._is_spoken_to(agent):
                 return f"{agent.me.name} has something to read"
         return ""
@@ -57,12 +57,12 @@ class Stillness:
         for peer in agent.peers.all():
             for channel in peer.channels():
                 if not channel.paused and _unread(channel):
-                    channel.watch(again=True)  # else nobody might look before the next tick
+                    channel.watch(again=True)  # else no thread might read it before the next tick
                     found = True
         return found
 
     def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
-        """How many threads run code of the program, or for it, by worker."""
+        """Return the number of threads that run code of the program, or for it, by worker."""
         found = {agent.me.name: agent.pool.busy(asleep) for agent in self._world.agents()}
         found["the program"] = self._world.actors(asleep)
         return found
@@ -74,7 +74,7 @@ def _unread(channel: Channel) -> bool:
 
 
 def _have_bytes(socks: Iterable[socket.socket]) -> bool:
-    """Whether there is something to read from one of them. One that is being closed means that something happens."""
+    """Return True if there is something to read from one of them, or one is being closed: then something happens."""
     poll = select.poll()
     try:
         for sock in socks:

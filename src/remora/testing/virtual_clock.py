@@ -6,8 +6,8 @@
         future.wait()                             # raises CallTimeout
 
 Between two deadlines everything that can happen happens: `advance` goes on when the world is still (`testing.stillness`).
-With `clock="auto"` nobody needs to move it: when all wait, and nothing could happen but that time passes, it does. One of
-those who wait moves it on.
+With `clock="auto"` the clock moves by itself: when all threads wait, and nothing can happen but that time passes, one of the
+waiting threads moves it on.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from remora.clock import NEVER
 
 T = TypeVar("T")
 
-MOMENT = 0.001  # real seconds for which somebody waits before it looks at the clock again
-GRACE = 0.05  # real seconds after which a function that runs is taken for one that waits for something unknown
-PATIENCE = 2.0  # real seconds for the world to become still; else time goes on without
+MOMENT = 0.001  # real seconds for which a thread waits before it looks at the clock again
+GRACE = 0.05  # real seconds after which a running function is assumed to wait for something unknown
+SETTLE_LIMIT = 2.0  # real seconds for the world to become still; else time goes on without
 
 
 class Still(Protocol):
-    """What a clock has to know of a world (`remora.testing.stillness`)."""
+    """The view of a world that a clock needs (`remora.testing.stillness`)."""
 
     def under_way(self) -> str:
-        """What of our own is being done or could be done now; empty if nothing."""
+        """Return what Remora does or could do now; empty if nothing."""
 
     def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
-        """How many threads run code of the program, or for it, by worker."""
+        """Return the number of threads that run code of the program, or for it, by worker."""
 
 
 class _Sleeper:
@@ -45,38 +45,38 @@ class _Sleeper:
         self.thread = threading.current_thread()
         self.deadline = deadline
         self.wake = wake
-        self.looks = 0  # how often it looked in vain; one that can be woken does not look
+        self.looks = 0  # how often it looked in vain; a thread that can be woken does not look
 
 
 class VirtualClock:
-    """See the head of this file. It begins at 0."""
+    """A clock that stands still until it is moved. It begins at 0."""
 
     def __init__(self, auto: bool = False, limit: float = 3600.0) -> None:
         self.auto = auto
-        self.limit = limit  # if time passes by itself: what somebody has waited for for so long will never come
+        self.limit = limit  # if time passes by itself: virtual seconds after which a wait is taken to be endless
         self.still: Still | None = None
         self._now = 0.0
         self._lock = threading.Lock()  # guards _sleepers
         self._sleepers: dict[_Sleeper, None] = {}
-        self._turning = threading.RLock()  # held by whoever moves the time
-        self._tolerated: dict[str, int] = {}  # threads that were at work for so long that nobody waits for them
+        self._turning = threading.RLock()  # held by the thread that moves the time
+        self._tolerated: dict[str, int] = {}  # threads that were at work for so long that the clock does not wait for them
         self._last_seen: dict[str, int] = {}
         self._last_change = 0.0
 
-    # What a worker needs of a clock.
+    # The operations of a `Clock`.
 
     def now(self) -> float:
-        """Virtual seconds since it was made."""
+        """Return the virtual seconds since it was made."""
         return self._now
 
     def soon(self, seconds: float) -> float:
-        """Now: moments are too short to be told apart."""
+        """Return now: short delays do not exist here."""
         return self._now
 
     def block(
         self, wait: Callable[[float | None], T], deadline: float, wake: Callable[[], None] | None = None
     ) -> T:
-        """See `remora.clock.Clock`."""
+        """Wait by virtual time, as `remora.clock.Clock` says."""
         sleeper = _Sleeper(self._now, deadline, wake)
         with self._asleep(sleeper):
             if wake is not None:
@@ -103,11 +103,11 @@ class VirtualClock:
     # Moving it.
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: from one deadline to the next, and at each until all that follows from it is done."""
+        """Move the time from one deadline to the next, and wait at each until all that follows from it is done."""
         if seconds < 0:
-            raise ValueError(f"time does not go back, not even by {-seconds} s")
+            raise ValueError(f"advance takes a number of seconds that is not negative, got {seconds}")
         if not seconds < NEVER:  # there is always another heartbeat
-            raise ValueError(f"time is advanced by so many seconds, not by {seconds}")
+            raise ValueError(f"advance takes a finite number of seconds, got {seconds}")
         with self._turning:
             end = self._now + seconds
             self._settle()
@@ -118,7 +118,7 @@ class VirtualClock:
 
     @contextmanager
     def going(self) -> Iterator[None]:
-        """Inside, time passes by itself whenever all wait."""
+        """Let time pass by itself inside the block, whenever all threads wait."""
         before, self.auto = self.auto, True
         try:
             yield
@@ -126,14 +126,15 @@ class VirtualClock:
             self.auto = before
 
     def _turn(self, wait: Callable[[float | None], T], sleeper: _Sleeper) -> T:
-        """One of those who wait looks whether there is nothing else to do, and if so moves on. What came for it, if any."""
+        """Move the time on if there is nothing else to do. A waiting thread calls this; return what came for it, if
+        anything."""
         found = wait(0.0)
         if found or not self._turning.acquire(False):
             return found
         try:
             if self._is_still(tolerant=False) and not (found := wait(0.0)) and (due := self._next()) != NEVER:
                 if due > sleeper.since + self.limit:
-                    raise TimeoutError(f"nothing has come for {self.limit:g} s of virtual time: this waits for ever")
+                    raise TimeoutError(f"nothing has come for {self.limit:g} s of virtual time: this wait would never end")
                 self._go_to(due)
         finally:
             self._turning.release()
@@ -144,26 +145,26 @@ class VirtualClock:
             return min((sleeper.deadline for sleeper in self._sleepers), default=NEVER)
 
     def _go_to(self, due: float) -> None:
-        """It is that late now: whoever has waited for it is woken, and has noticed when this returns."""
+        """Set the time, and wake the threads that waited for it. They have noticed when this returns."""
         self._now = max(due, self._now)
         with self._lock:
             woken = [sleeper for sleeper in self._sleepers if sleeper.deadline <= self._now]
         for sleeper in woken:
             if sleeper.wake is not None:
                 sleeper.wake()
-        me, end = threading.current_thread(), time.monotonic() + PATIENCE
+        me, end = threading.current_thread(), time.monotonic() + SETTLE_LIMIT
         while any(sleeper in self._sleepers for sleeper in woken if sleeper.thread is not me) and time.monotonic() < end:
             time.sleep(0.0001)
 
     # Being still.
 
     def _settle(self) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + SETTLE_LIMIT
         while not self._is_still(tolerant=True) and time.monotonic() < end:
             time.sleep(0.0002)
 
     def _is_still(self, tolerant: bool) -> bool:
-        """Whether nothing can happen. Everybody who waits must have looked in vain since nothing was under way."""
+        """Return True if nothing can happen. Each waiting thread must have looked in vain since nothing was under way."""
         before = self._looks()
         if not self._nothing_happens(tolerant):
             return False
@@ -174,7 +175,7 @@ class VirtualClock:
         return False
 
     def _looks(self) -> dict[_Sleeper, int]:
-        """How often each of those who have to look has looked; but for the one who asks, who is not asleep."""
+        """Return how often each polling thread has looked; without the current thread, which is not asleep."""
         me = threading.current_thread()
         with self._lock:
             return {each: each.looks for each in self._sleepers if each.wake is None and each.thread is not me}
@@ -188,7 +189,8 @@ class VirtualClock:
         return not self.still.under_way() and (self._tolerates(working) if tolerant else not working)
 
     def _tolerates(self, working: dict[str, int]) -> bool:
-        """Functions that have been at it for a while without anything else happening are not waited for any more."""
+        """Return True if the clock need not wait for the running functions: they have run for a while, and nothing else
+        happened."""
         now = time.monotonic()
         if working != self._last_seen:
             self._last_seen, self._last_change = working, now

@@ -5,8 +5,8 @@
 
 Inside `run`, and inside every function that a worker of the world runs, the functions of `remora.rpc` act for that worker.
 With `faults="drop PYTHON_CALL worker0->worker1 1"`, or by `world.faults.set(...)` at any time, things go wrong by plan; see
-`remora.testing.faults`. Time is real, unless `clock="virtual"` or `clock="auto"` asks for one that stands still until it is
-moved, or that passes over all waiting: see `remora.testing.virtual_clock`.
+`remora.testing.faults`. Time is real, unless `clock="virtual"` or `clock="auto"` asks for a clock that stands still until it
+is moved, or that skips all waiting: see `remora.testing.virtual_clock`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
 from remora.agent.calls.future import wait_until
-from remora.agent.runtime.pool import set_current_worker
+from remora.agent.runtime.current import set_current_worker
 from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
 from remora.faults.injector import Stage
@@ -56,10 +56,10 @@ class World:
         devices: Callable[[int], Wishes] | None = None,
         **options: Any,
     ) -> None:
-        self.random = random.Random(seed)  # for whatever a test leaves to chance; the same seed decides for the plan
+        self.random = random.Random(seed)  # for tests that need chance; the plan uses the same seed
         self._seed = seed
         self._stage: Stage | None = None
-        self._actors: Counter[threading.Thread] = Counter()  # who runs a part of a worker's program, how often at once
+        self._actors: Counter[threading.Thread] = Counter()  # threads that run a worker's program, and how often
         self._starting: set[int] = set()  # workers whose part is about to be run
         self._clock = _make_clock(clock)
         plan = fault_plan_of_environment() if faults is None else faults
@@ -88,7 +88,7 @@ class World:
 
     @property
     def faults(self) -> Stage:
-        """The fault plan of this world: `set` another, `heal`, `report` what was done, count the `messages`."""
+        """Return the fault plan of this world: `set` another, `heal`, `report` what it did, count the `messages`."""
         if self._stage is None:
             self._stage = self._make_stage([worker for worker in self.workers if worker.agent.running])
         return self._stage
@@ -101,23 +101,23 @@ class World:
 
     @property
     def clock(self) -> VirtualClock:
-        """The clock of a world that was made with one: `advance` it, ask what time it is `now`."""
+        """Return the virtual clock of this world: `advance` it, ask for the time with `now`."""
         if self._clock is None:
-            raise RuntimeError('time is real in this world: make it with clock="virtual" or clock="auto"')
+            raise RuntimeError('this world uses the system clock: make it with clock="virtual" or clock="auto"')
         return self._clock
 
     # What a look at the world sees (`remora.testing.stillness`).
 
     def agents(self) -> list[Agent]:
-        """Of the workers that live."""
+        """Return the agents of the living workers."""
         return [worker.agent for worker in self.workers if worker.agent.running]
 
     def stage(self) -> Stage | None:
-        """Where the fault plan is at work, if there ever was one."""
+        """Return the stage of the fault plan, if there ever was one."""
         return self._stage
 
     def actors(self, asleep: set[threading.Thread]) -> int:
-        """How many threads run a part of a worker's program, or are about to, but for those that sleep."""
+        """Return the number of threads that run a part of a worker's program, or are about to, without those that sleep."""
         return len(self._starting) + len(set(self._actors) - asleep)
 
     def set_faults(self, plan: Plan | str) -> None:
@@ -126,7 +126,7 @@ class World:
 
     @property
     def has_faults(self) -> bool:
-        """Whether it ever had a plan. (To ask for `faults` gives it one.)"""
+        """Return True if the world ever had a plan. (Reading `faults` gives it one.)"""
         return self._stage is not None
 
     def __getitem__(self, i: int) -> Worker:
@@ -137,7 +137,7 @@ class World:
 
     @contextmanager
     def acting(self, i: int) -> Iterator[Worker]:
-        """Inside, the current thread acts for worker i."""
+        """Let the current thread act for worker i inside the block."""
         before, thread = set_current_worker(self.workers[i]), threading.current_thread()
         self._actors[thread] += 1  # (each thread counts for itself alone)
         try:
@@ -154,7 +154,8 @@ class World:
             return function(*args, **kwargs)
 
     def run_all(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """Call it for every living worker, at the same time; the values in order. The first error is raised at the end."""
+        """Call it for every living worker, at the same time; return the values in order. Raise the first error at the
+        end."""
 
         def run(i: int) -> R:
             with self.acting(i):
@@ -168,7 +169,8 @@ class World:
         return [each.result() for each in pending]
 
     def unrest(self) -> list[str]:
-        """What is still under way on the living workers, in words: calls, requests, references. Empty when all is done."""
+        """Return what is still under way on the living workers, in words: calls, requests, references. Empty when all is
+        done."""
         return [
             f"{worker.get_worker_info().name}: {what} {n}"
             for worker in self.workers
@@ -178,13 +180,13 @@ class World:
         ]
 
     def shutdown(self, timeout: float = 0.0) -> None:
-        """Have all living workers shut down together, gracefully. Raises what one of them raises. Under a clock that stands
-        still it goes while they do: nobody could move it."""
+        """Make all living workers shut down together, gracefully. Raise what one of them raises. A virtual clock runs by
+        itself meanwhile, because no thread could move it."""
         with nullcontext() if self._clock is None else self._clock.going():
             self.run_all(api.shutdown, timeout=timeout)
 
     def kill(self, i: int) -> None:
-        """End worker i without a word to the others, as if its process had been killed."""
+        """End worker i without a message to the others, as if its process had been killed."""
         self.workers[i].agent.kill()
 
     def wait_until(self, ready: Callable[[], bool], timeout: float = 10.0) -> None:
@@ -212,7 +214,7 @@ _worlds: weakref.WeakSet[World] = weakref.WeakSet()
 
 
 def world_of(worker: Worker) -> World | None:
-    """The world that a worker lives in; None if its process is its own."""
+    """Return the world of a worker; None if it belongs to none."""
     return next((world for world in list(_worlds) if worker in world.workers), None)
 
 

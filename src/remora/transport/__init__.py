@@ -1,1 +1,1 @@
-"""Bytes between workers: sockets, and who waits for them. The only package that opens sockets."""
+"""Bytes between workers: sockets, and threads that wait for them. The only package that opens sockets."""

@@ -1,6 +1,7 @@
-"""Where a worker listens and how others name the place. It looks at this host, but opens no connection.
+"""Chooses the address on which a worker listens and the address that others dial. It looks at this host, but opens no
+connection.
 
-Without a secret a worker listens on loopback only: anyone who reaches the port could run code (`check_exposure`).
+Without a secret a worker listens on loopback only: any process that reaches the port could run code (`check_exposure`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PLACE = re.compile(r"(?:\[([^][/@]+)\]|([^][:/@]+)):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place to dial: `tcp://host:port`, `unix:///path`, `unix://@name` (no file, Linux), or `inproc://name`."""
+    """An address to dial: `tcp://host:port`, `unix:///path`, `unix://@name` (no file, Linux), or `inproc://name`."""
 
     kind: Literal["tcp", "unix", "inproc"]
     host: str = ""
@@ -42,7 +43,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read what `str` writes. ValueError says what is wrong with it."""
+        """Read what `str` writes. ValueError says what is wrong with the text."""
         scheme, found, rest = text.partition("://")
         if found and scheme == "unix" and len(rest) > 1 and rest[0] in "/@":
             return cls("unix", path=rest)
@@ -56,12 +57,12 @@ class Address:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """`host:port`, with the brackets an IPv6 address needs."""
+    """Return `host:port`, with the brackets an IPv6 address needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_host_and_port(text: str) -> tuple[str, int]:
-    """The reverse of `host_and_port`."""
+    """Do the reverse of `host_and_port`."""
     match = _PLACE.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise ValueError(f"Not a host and a port: {text!r}. An IPv6 address goes in brackets: [::1]:29500.")
@@ -79,7 +80,8 @@ def parse_ports(ports: str | int | None) -> range:
 
 
 def host_identity() -> str:
-    """Equal for two workers exactly when they may share Unix sockets: one running kernel, one network namespace."""
+    """Return a text that is equal for two workers exactly if they can share Unix sockets: the same running kernel and
+    network namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -113,7 +115,7 @@ def choose_bind_host(
 
 
 def reachable_host(master_host: str | None = None) -> str:
-    """The address under which other hosts find this one, as far as it can be told; else loopback."""
+    """Return the address under which other hosts find this one, as far as it is known; else loopback."""
     own = next((each for each in _addresses(socket.gethostname()) if is_own_address(each)), LOOPBACK)
     if is_loopback(own) and master_host and not is_loopback(master_host):
         return _address_toward(master_host) or own  # Debian maps the host's own name to 127.0.1.1
@@ -121,37 +123,37 @@ def reachable_host(master_host: str | None = None) -> str:
 
 
 def advertised_host(bind_host: str, master_host: str | None = None) -> str:
-    """What to tell others to dial when listening on `bind_host`: nobody can dial 'all interfaces'."""
+    """Return the host for others to dial when listening on `bind_host`: 'all interfaces' cannot be dialled."""
     return reachable_host(master_host) if bind_host in WILDCARDS else bind_host
 
 
 def interface_address(name: str) -> str:
-    """The address of a network interface, IPv4 if it has one."""
+    """Return the address of a network interface, IPv4 if it has one."""
     existing = [each for _, each in socket.if_nameindex()]
     if name not in existing:
         raise RendezvousError(f"There is no network interface {name!r} here. There are: {', '.join(existing)}.")
     address = _ipv4_of(name) or _ipv6_of(name)
     if address is None:
         raise RendezvousError(
-            f"The network interface {name!r} has no address that can be told here. Name another one "
+            f"The network interface {name!r} has no address that can be found. Name another one "
             f"({', '.join(existing)}), or the host itself with REMORA_HOST."
         )
     return address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach what listens there. A name counts if all its addresses do."""
+    """Return True if only this host can reach what listens there. A name counts if all its addresses do."""
     addresses = _addresses(host)
     return bool(addresses) and all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses)
 
 
 def is_own_address(host: str) -> bool:
-    """Whether `host` is this host: one can only listen on addresses one has."""
+    """Return True if `host` is this host: a process can listen only on addresses of its own host."""
     return host not in WILDCARDS and any(_can_bind(each) for each in _addresses(host))
 
 
 def check_exposure(master_host: str | None, bind_host: str, secret: bytes | None, insecure: bool) -> None:
-    """Refuse to form a group that others can reach, or that spans hosts, unless it has a secret or was told to."""
+    """Raise if a group that others can reach, or that spans hosts, has no secret and was not started as insecure."""
     if secret or insecure:
         return
     if not is_loopback(bind_host):
@@ -161,10 +163,10 @@ def check_exposure(master_host: str | None, bind_host: str, secret: bytes | None
     else:
         return
     raise AuthenticationError(
-        f"This worker refuses to start without a secret, because {reason}, and whoever reaches a worker can run code "
-        "on it. Set REMORA_SECRET (or REMORA_SECRET_FILE, or the options secret or secret_file) to the same value on "
-        'every worker; python -c "import secrets; print(secrets.token_hex(32))" makes one. If all who can reach the '
-        "network may run code here, say so with insecure=True in the options (or REMORA_INSECURE=1)."
+        f"This worker refuses to start without a secret, because {reason}, and any process that reaches a worker can run "
+        "code on it. Set REMORA_SECRET (or REMORA_SECRET_FILE, or the options secret or secret_file) to the same value on "
+        'every worker; python -c "import secrets; print(secrets.token_hex(32))" makes one. If every user of the network may '
+        "run code here, set insecure=True in the options (or REMORA_INSECURE=1)."
     )
 
 
@@ -179,7 +181,7 @@ def _addresses(host: str) -> list[str]:
 
 
 def _resolve(host: str) -> str:
-    """The address of a host that was asked for by name; IPv4 where it has both, as most clusters mean it."""
+    """Return the address of a host by its name; IPv4 where it has both, as most clusters mean it."""
     addresses = _addresses(host.strip("[]"))
     if not addresses:
         raise RendezvousError(f"Cannot listen on {host!r}: no such host is known here.")
@@ -196,7 +198,7 @@ def _can_bind(address: str) -> bool:
 
 
 def _address_toward(host: str) -> str | None:
-    """This host's address on the way to another. Connecting a datagram socket sends nothing; it picks the route."""
+    """Return this host's address on the way to another. Connecting a datagram socket sends nothing; it picks the route."""
     for address in _addresses(host):
         try:
             with _probe_socket(address) as probe:
@@ -223,7 +225,7 @@ def _ipv4_of(interface: str) -> str | None:
 
 
 def _ipv6_of(interface: str) -> str | None:
-    """The widest-reaching IPv6 address: the third field is the scope, 00 for one that is valid everywhere."""
+    """Return the widest-reaching IPv6 address: the third field is the scope, 00 for an address that is valid everywhere."""
     try:
         with open("/proc/net/if_inet6") as file:
             rows = [line.split() for line in file]

@@ -1,4 +1,4 @@
-"""A selector whose timeouts go by a worker's clock, and of which another thread can tell whether it rests. No sockets."""
+"""A selector whose timeouts follow a worker's clock, and that other threads can ask if it is idle. No sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remora.clock import NEVER, Clock
 
 
 class ClockedSelector(selectors.DefaultSelector):
-    """For a thread of ours that waits for descriptors and for the time. `wake` makes `select` return."""
+    """The selector of a thread that waits for descriptors and for the time. `wake` makes `select` return."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class ClockedSelector(selectors.DefaultSelector):
         self._rests_until: float | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready, as ever."""
+        """Return what is ready, like every selector."""
         due = self._rests_until = NEVER if timeout is None else self._clock.now() + max(timeout, 0.0)
         try:
             return self._clock.block(super().select, due, self._wake)
@@ -27,7 +27,7 @@ class ClockedSelector(selectors.DefaultSelector):
 
     @property
     def idle(self) -> bool:
-        """Whether its thread waits, and for good reason: nothing is ready, and it is not time. For any thread."""
+        """Return True if its thread waits, nothing is ready, and no time is due. For any thread."""
         due = self._rests_until
         try:
             return due is not None and due > self._clock.now() and not super().select(0)

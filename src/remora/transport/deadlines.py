@@ -1,7 +1,6 @@
-"""Waiting for others on the network so that a deadline and Ctrl-C are honoured, whatever is waited for.
+"""Waits for the network with a deadline, and reacts to Ctrl-C, whatever the wait is for.
 
-Native code (a c10d store, say) that blocks in a system call hears neither. What to do with what was waited for is the
-caller's business.
+Native code (a c10d store, say) that blocks in a system call does neither.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _LONGEST_PAUSE = 0.25
 
 
 def _no_matter() -> None:
-    """Nothing is to be done while one waits."""
+    """Do nothing while a wait lasts."""
 
 
 def until(attempt: Callable[[], T], deadline: float, look: Callable[[], None] = _no_matter) -> T:
-    """What `attempt` returns, as soon as it raises no OSError; at the deadline, raise the last one. `look` is called now and
-    then meanwhile."""
+    """Repeat `attempt` until it raises no OSError, and return its result; at the deadline, raise the last error. Calls
+    `look` now and then meanwhile."""
     pause = _FIRST_PAUSE
     while True:
         try:
@@ -52,7 +51,7 @@ def _resolve(host: str) -> None:
 def in_time(function: Callable[[], T], deadline: float) -> T:
     """Run a blocking function in a thread of its own; raise TimeoutError if it has not returned by the deadline.
 
-    Such a thread is left behind until the function returns, for there is no way to interrupt it. It is a daemon.
+    Such a thread runs until the function returns, because it cannot be interrupted. It is a daemon.
     """
     outcome: list[tuple[T | None, BaseException | None]] = []
     done = threading.Event()
@@ -76,7 +75,7 @@ def in_time(function: Callable[[], T], deadline: float) -> T:
     return value  # type: ignore[return-value]
 
 
-class Patience:
+class BoundedCalls:
     """Asks something that may not answer, such as a store whose host is frozen or cut off, and waits `seconds` at most.
 
     While a question is overdue no other is asked, as it would have to wait behind that one: TimeoutError at once.
@@ -88,7 +87,7 @@ class Patience:
         self._answered.set()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What the blocking function returns; TimeoutError if it does not in time."""
+        """Return the result of the blocking function; TimeoutError if it does not return in time."""
         if not self._answered.is_set():
             raise TimeoutError
         answered = threading.Event()

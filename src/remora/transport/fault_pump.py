@@ -29,7 +29,7 @@ class Pump:
     def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
         self.clock = clock
         self._name = name
-        self._lock = threading.RLock()  # guards _commands, _thread and _wake
+        self._lock = threading.RLock()  # guards: _commands, _thread and _wake
         self._commands: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None

@@ -1,7 +1,7 @@
-"""Where threads wait that are kept from the poller: until it is opened for one of them, or the alarm rings. Linux only.
+"""Holds threads back from the poller: until it is opened for one of them, or the alarm rings. Linux only.
 
-The gate watches the poller for them, so that opening it wakes nobody unless the poller has something; and the alarm is a
-timer of the kernel, so that setting it wakes nobody until it rings. Neither takes longer than a system call.
+The gate watches the poller for them, so that opening it wakes no thread unless the poller has an event; and the alarm is a
+timer of the kernel, so that setting it wakes no thread until it rings. Neither takes longer than a system call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _once_after(seconds: float) -> Any:
 
 
 class Gate:
-    """For any number of threads."""
+    """A gate for any number of threads."""
 
     def __init__(self, poller: select.epoll) -> None:
         self._poller = poller.fileno()
@@ -45,11 +45,11 @@ class Gate:
         self._epoll.register(self._poller, select.EPOLLONESHOT)
 
     def open(self) -> None:
-        """Let one thread pass when the poller has something, or has it now."""
+        """Let one thread pass when the poller has an event, or has one now."""
         self._set(select.EPOLLIN | select.EPOLLONESHOT)
 
     def shut(self) -> None:
-        """Let nobody pass."""
+        """Let no thread pass."""
         self._set(select.EPOLLONESHOT)
 
     def _set(self, events: int) -> None:
@@ -59,11 +59,11 @@ class Gate:
             pass
 
     def alarm(self, seconds: float) -> None:
-        """Have one thread come back from `wait` then. Replaces the alarm that was set before."""
+        """Make one thread return from `wait` after so many seconds. Replaces the earlier alarm."""
         _timerfd_settime(self._timer, 0, _once_after(seconds), None)
 
     def wait(self, seconds: float = -1.0) -> tuple[bool, bool]:
-        """Sleep, so long at most if not for ever. Whether this thread may pass, and whether the alarm rang for it."""
+        """Sleep, for `seconds` at most, or for ever if negative. Return (this thread may pass, the alarm rang for it)."""
         try:
             seen = self._epoll.poll(seconds, 2)
         except ValueError:  # closed
@@ -72,13 +72,13 @@ class Gate:
         return self._poller in descriptors, self._timer in descriptors
 
     def crowded(self) -> bool:
-        """Whether the poller has something now."""
+        """Return True if the poller has an event now."""
         look = select.poll()
         look.register(self._poller, select.POLLIN)
         return bool(look.poll(0))
 
     def close(self) -> None:
-        """No thread may be in `wait`."""
+        """Close the gate's descriptors. No thread may be in `wait`."""
         self._epoll.close()
         timer, self._timer = self._timer, -1
         if timer >= 0:
@@ -96,7 +96,7 @@ if sys.platform == "linux":
 
 
 def make_gate(poller: select.epoll) -> Gate | None:
-    """None where there is no such thing."""
+    """Return a gate for the poller; None where the system has none."""
     try:
         return Gate(poller)
     except (NameError, OSError):

@@ -1,8 +1,8 @@
-"""A connected stream socket that carries frames: how bytes leave and arrive. No sessions, no meaning.
+"""A connected stream socket that carries frames: it writes and reads bytes. No sessions, no meaning.
 
-Writing never waits unless the caller has patience: what the kernel does not take is kept in an outbox, and the poller
-says when there is room. Reading is done by whoever holds the reader's role: a thread that waits for its own reply, or
-the thread that the poller woke.
+Writing never waits unless the caller asks for it: what the kernel does not take is kept in an outbox, and the poller
+reports when there is room. One thread at a time reads: a thread that waits for its own reply, or the thread that the poller
+woke.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MAX_PARTS = 64
 _PEER: int | None = getattr(socket, "SO_PEERCRED", None)
 _CREDENTIALS = struct.Struct("=iII")  # process, user, group
 _AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not hear what the other end has taken
-# Bytes of something large that should have come over TCP before whoever reads is woken for them: else it is for each packet,
-# and to be woken takes as long as to copy it. 0: none.
+# Bytes of a large message that should have come over TCP before the kernel wakes the reader. Otherwise it wakes the reader
+# for each packet, which takes as long as copying the packet. 0: off.
 ENOUGH = 1 << 18 if FAST_PATHS.gather and sys.platform == "linux" else 0
 _TURN = 1 << 22  # bytes to read before others have a turn
 BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
@@ -42,7 +42,7 @@ class LinkClosed(OSError):
 
 
 def is_of_socket(error: BaseException) -> bool:
-    """Whether an error tells of a connection. An OSError that a signal handler raises, like TimeoutError, has no
+    """Return True if an error comes from a connection. An OSError that a signal handler raises, like TimeoutError, has no
     number."""
     return isinstance(error, LinkClosed) or (isinstance(error, OSError) and error.errno is not None)
 
@@ -67,9 +67,9 @@ class StreamLink:
         self._fd = sock.fileno()
         self._reader = FrameReader()
         self._eagerness = spin.for_reading(self._fd)
-        self._await_bytes = waiter(self._fd, False)  # for whoever reads
+        self._await_bytes = waiter(self._fd, False)  # for the reader
         self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
-        self._gathering = False  # whoever reads is woken when enough has come
+        self._gathering = False  # the kernel wakes the reader when enough has come
         self.unread = False  # there may be more to read than was read
         self._outbox: deque[memoryview] = deque()
         self.outbox_bytes = 0
@@ -83,11 +83,11 @@ class StreamLink:
 
     @property
     def midway(self) -> bool:
-        """Whether a part of a large message has come, and the rest has not. For any thread."""
+        """True if a part of a large message has come, and the rest has not. For any thread."""
         return self._reader.missing > 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Bytes that were read before the link was made (behind the handshake)."""
+        """Take bytes that were read before the link was made (behind the handshake), and return their frames."""
         frames: list[Frame] = []
         while data:
             space = self._reader.space()
@@ -98,7 +98,7 @@ class StreamLink:
         return frames
 
     def read(self) -> list[Frame]:
-        """What has arrived, without waiting. Raises OSError when the connection is gone."""
+        """Return the frames that have arrived, without waiting. Raises OSError when the connection is gone."""
         reader = self._reader
         frames: list[Frame] = []
         n = 0
@@ -141,7 +141,7 @@ class StreamLink:
         return self.sock.recv_into(space, 0, _DONTWAIT)
 
     def await_bytes(self, seconds: float, again: bool = False) -> bool:
-        """Wait for bytes, for `seconds` or about a second, whichever is shorter. False if none came. `again`: a frame
+        """Wait for bytes, for `seconds` or about a second, whichever is shorter. Return False if none came. `again`: a frame
         below of this thread does so, too."""
         if self.clock is not SYSTEM:
             return self.clock.block(self._await_for_a_while, self.now() + seconds)
@@ -153,7 +153,7 @@ class StreamLink:
         return bool(self._eagerness.watch()) or self._await_bytes(BLOCK_LIMIT)
 
     def read_some(self) -> list[Frame]:
-        """Read once, without waiting; the frames that are complete now. For a thread that waits for little."""
+        """Read once, without waiting; return the frames that are complete now. For a thread that waits for little."""
         reader = self._reader
         try:
             n = self.sock.recv_into(reader.space(), 0, _DONTWAIT) if _DONTWAIT else self._receive(reader.space())
@@ -168,16 +168,16 @@ class StreamLink:
         return frames
 
     def _gather(self, n: int) -> None:
-        """Whether to be woken for little: n bytes were there the last time. (As long as little comes at a time,
-        yes.)"""
+        """Decide if the kernel wakes the reader for every packet: n bytes were there the last time. (It does as long as
+        little comes at a time.)"""
         wanted = self._reader.missing >= 2 * ENOUGH and (self._gathering or n >= ENOUGH // 8)
         if wanted is not self._gathering:
             self._gathering = wanted
             self._wake_for(ENOUGH if wanted else 1)
 
     def notify(self) -> None:
-        """Have the reader woken for what has come, be it little: much was to come, and perhaps it does not. To be
-        called now and then, by any thread."""
+        """Make the kernel wake the reader for the little that has come: the sender may have become slow. Any thread calls
+        this now and then."""
         if self._gathering:
             self._wake_for(1)  # (`_gathering` is the reader's)
 
@@ -193,10 +193,10 @@ class StreamLink:
     # Writing.
 
     def write(self, parts: Sequence[Part], patience: float = 0.0, until: float = 0.0) -> bool:
-        """Write all parts, or put what the kernel does not take into the outbox, copied if it can change. True if all
-        was taken.
+        """Write all parts, or put what the kernel does not take into the outbox, copied if it can change. Return True if the
+        kernel took all.
 
-        With patience, wait up to that long *without progress*, and no longer than `until`, before copying: large
+        With `patience`, wait up to that long *without progress*, and no longer than `until`, before copying: large
         tensors then leave from their own memory even if the peer is a little slower than we are. """
         if self._outbox:
             return self._store(_views(parts))
@@ -243,7 +243,7 @@ class StreamLink:
         return False
 
     def flush(self) -> bool:
-        """Write from the outbox what the kernel takes now. True if it is empty."""
+        """Write from the outbox what the kernel takes now. Return True if it is empty."""
         while self._outbox:
             batch = [self._outbox[i] for i in range(min(len(self._outbox), _MAX_PARTS))]
             try:
@@ -264,7 +264,7 @@ class StreamLink:
     # The end.
 
     def finish(self) -> None:
-        """Nothing more will be written; what was written still arrives, and the other end sees the end behind it."""
+        """Shut down writing. What was written still arrives, and the other end sees the end behind it."""
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
@@ -278,8 +278,7 @@ class StreamLink:
             pass
 
     def close(self) -> None:
-        """Give the descriptor back, and the memory of what came or went half. Only when no thread uses the link any
-        more.
+        """Close the descriptor, and free the memory of incomplete messages. Only when no thread uses the link any more.
 
         (The poller's entry for a link and the error that ended it are reference cycles: the memory should not wait for
         the collector.)"""
@@ -290,25 +289,24 @@ class StreamLink:
 
 
 def _keep_alive(unreachable_after: float) -> tuple[int, int]:
-    """Seconds at rest before a host is probed, and how many probes a second apart it may leave unanswered: three
-    quarters of its time. The last quarter is for a new connection."""
+    """Return the idle seconds before the kernel probes a host, and the number of probes a second apart that may remain
+    unanswered: three quarters of `unreachable_after`. The last quarter is for a new connection."""
     return max(round(unreachable_after / 4), 1), max(round(unreachable_after / 2), 1)
 
 
 def keep_alive_limit(unreachable_after: float) -> float:
-    """For how many seconds a host was silent when keep-alive ends a link."""
+    """Return the seconds of silence after which keep-alive ends a link."""
     return float(sum(_keep_alive(unreachable_after)))
 
 
 def tune(sock: socket.socket, unreachable_after: float) -> None:
-    """Options every link wants: no delay, notice of a host that is gone, bounded blocking, room for a burst."""
+    """Set the options of every link: no delay, keep-alive, bounded blocking, room for a burst."""
     option = sock.setsockopt
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         option(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # For an idle link. One that waits for acknowledgements is watched by `remora.agent.peers.failure_detector`
-        # (no TCP_USER_TIMEOUT:
-        # `remora.transport.tcp_info` says why).
+        # For an idle link. `remora.agent.peers.failure_detector` watches a link that waits for acknowledgements
+        # (no TCP_USER_TIMEOUT: `remora.transport.tcp_info` says why).
         idle, probes = _keep_alive(unreachable_after)
         for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", probes)):
             if hasattr(socket, name):
@@ -318,8 +316,8 @@ def tune(sock: socket.socket, unreachable_after: float) -> None:
 
 
 def process_at(sock: socket.socket) -> int:
-    """The process at the other end of a Unix socket, by the word of the kernel: the one that connected, or listened. 0 if
-    the kernel does not say, as with TCP; -1 if it is in a part of the system that cannot be seen from here."""
+    """Return the process at the other end of a Unix socket, as the kernel tells it: the process that connected, or listened.
+    0 if the kernel does not tell, as with TCP; -1 if the process is in a namespace that cannot be seen from here."""
     if _PEER is None or sock.family != getattr(socket, "AF_UNIX", None):
         return 0
     try:
@@ -329,8 +327,8 @@ def process_at(sock: socket.socket) -> int:
 
 
 def waiter(fd: int, writable: bool) -> Callable[[float], bool]:
-    """What waits until a descriptor is ready; it says no if that is not so after so many seconds. Not for two threads
-    at the same time."""
+    """Return a function that waits for so many seconds until a descriptor is ready, and returns False if it is not. Not for
+    two threads at the same time."""
     if not hasattr(select, "poll"):
         return lambda seconds: any(select.select([] if writable else [fd], [fd] if writable else [], [], seconds))
     poll = select.poll()
@@ -344,7 +342,7 @@ def _views(parts: Sequence[Part]) -> list[memoryview]:
 
 
 def _without(parts: list[memoryview], n: int) -> list[memoryview]:
-    """What remains of `parts` behind the first n bytes."""
+    """Return what remains of `parts` behind the first n bytes."""
     for i, part in enumerate(parts):
         if n < len(part):
             return [part[n:], *parts[i + 1 :]]

@@ -1,8 +1,8 @@
-"""Tells threads which sources have something to read or room to write; each event goes to one thread only.
+"""Tells threads which sources are readable or writable; each event goes to one thread only.
 
-Any number of threads may sit in `wait` at once. An armed source fires once and must be armed again by whoever handled it,
-unless it was armed to last. On Linux the kernel wakes the thread that came last, which is the one whose caches are warm,
-and threads can be kept from the poller until they are needed (`gate`). Elsewhere one thread at a time waits in `select`.
+Any number of threads may be in `wait` at once. An armed source fires once, and the thread that handled the event arms it
+again, unless it was armed to last. On Linux the kernel wakes the thread that came last, whose caches are warm, and threads
+can be kept from the poller until they are needed (`gate`). Elsewhere one thread at a time waits in `select`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from remora.transport.gate import Gate, make_gate
 
 
 class Source(Protocol):
-    """What can be watched. `ready` runs on the thread that got the event and must not block."""
+    """An object that can be watched. `ready` runs on the thread that got the event and must not block."""
 
     def fileno(self) -> int:
-        """The descriptor to watch."""
+        """Return the descriptor to watch."""
 
     def ready(self, events: int) -> None:
-        """Something came in (READ), there is room to write (WRITE), or the other end is gone (END)."""
+        """Handle an event: something came in (READ), there is room to write (WRITE), or the other end is gone (END)."""
 
 
-Event = tuple[Source, int]  # which source, and what is the matter with it
-Seen = list[tuple[int, int]]  # descriptors and what is the matter with them
+Event = tuple[Source, int]  # the source, and its events
+Seen = list[tuple[int, int]]  # descriptors, and their events
 
 READ = 1
 WRITE = 2
@@ -44,9 +44,9 @@ class Poller(ABC):
 
     @abstractmethod
     def add(self, source: Source) -> None:
-        """Know a source, not armed yet."""
+        """Add a source, not armed yet."""
 
-    lasts: bool  # whether it has what `arm_to_last` promises
+    lasts: bool  # True if `arm_to_last` works here
 
     @abstractmethod
     def arm(self, source: Source, events: int = READ) -> None:
@@ -54,24 +54,24 @@ class Poller(ABC):
 
     @abstractmethod
     def arm_to_last(self, source: Source) -> None:
-        """Fire when there is something to read, and again whenever more has come, but for END. What was there before and
-        has not been read is not told again. Two threads may be told of one source at the same time."""
+        """Fire when there is something to read, and again whenever more has come, but not for END. Bytes that were there
+        before and have not been read do not fire again. Two threads may get events of one source at the same time."""
 
     @abstractmethod
     def remove(self, source: Source, descriptor: int) -> None:
-        """Forget a source. To be called before its descriptor is closed."""
+        """Remove a source. Called before its descriptor is closed."""
 
     @abstractmethod
     def wait(self) -> list[Event]:
-        """Block until something fires or somebody calls `wake`; which sources, and why."""
+        """Block until something fires or a thread calls `wake`; return the sources and their events."""
 
-    gate: Gate | None = None  # where threads wait that are kept from it, where there is such a thing
-    # Look, without waiting, whether something fired; `fired` must be told of it then. For pollers with a gate.
+    gate: Gate | None = None  # holds threads back from the poller, where the system has one
+    # Return what fired, without waiting; then `fired` must be called with it. For pollers with a gate.
     glance: Callable[[], Seen]
 
     @abstractmethod
     def fired(self, seen: Seen) -> list[Event]:
-        """What `wait` would have returned."""
+        """Return what `wait` would have returned."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -156,12 +156,12 @@ def _meaning(mask: int) -> int:
 
 
 class EpollPoller(Poller):
-    """Linux: many threads wait on one epoll descriptor."""
+    """The poller of Linux: many threads wait on one epoll descriptor."""
 
     lasts = FAST_PATHS.lasting_arm
 
     def __init__(self) -> None:
-        self._changing = threading.RLock()  # a descriptor's number means the same source throughout a change
+        self._changing = threading.RLock()  # guards: what a descriptor's number means, during a change
         self._epoll = select.epoll()
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()
@@ -237,13 +237,13 @@ _Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", sel
 
 
 class SelectPoller(Poller):
-    """Anywhere: one thread at a time waits in `selectors`, the others wait for their turn."""
+    """The portable poller: one thread at a time waits in `selectors`, the others wait for their turn."""
 
     lasts = False
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._changes = threading.RLock()  # guards _armed
+        self._turn = threading.Lock()  # guards: the wait in select; one thread at a time
+        self._changes = threading.RLock()  # guards: _armed
         self._armed: dict[int, tuple[Source, int]] = {}
         self._sources: dict[int, Source] = {}
         self._wake = _Wake()

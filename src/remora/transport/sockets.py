@@ -14,18 +14,18 @@ from remora.transport.addresses import Address
 
 BACKLOG = 1024  # a kernel that has no place for a caller does not answer it, which looks as if the host were cut off
 
-_rooms: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> who takes the other end
-_rooms_lock = threading.RLock()
+_inproc: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> function that takes the other end
+_inproc_lock = threading.RLock()  # guards: _inproc
 
 
 def _no_matter(sock: socket.socket) -> None:
-    """Nobody wants to know."""
+    """Do nothing with the socket."""
 
 
 def connect(address: Address, timeout: float, opened: Callable[[socket.socket], None] = _no_matter) -> socket.socket:
-    """A connected socket. Raises OSError: ConnectionRefusedError or FileNotFoundError mean that nobody listens there.
+    """Return a connected socket. Raises OSError: ConnectionRefusedError or FileNotFoundError mean that no process listens.
 
-    `opened` is shown the socket before it connects: to shut it down ends the wait.
+    `opened` gets the socket before it connects: shutting it down ends the wait.
     """
     if address.kind == "inproc":
         return _connect_inproc(address.path, opened)
@@ -47,8 +47,8 @@ def connect(address: Address, timeout: float, opened: Callable[[socket.socket], 
 
 
 def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socket.socket:
-    with _rooms_lock:
-        take = _rooms.get(name)
+    with _inproc_lock:
+        take = _inproc.get(name)
     if take is None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, f"no worker listens on inproc://{name} in this process")
     ours, theirs = socket.socketpair()
@@ -63,20 +63,20 @@ def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socke
 
 
 def listen_inproc(name: str, take: Callable[[socket.socket], None]) -> Address:
-    """Have `take` called with one end of a pair for every connection made to this name in this process."""
-    with _rooms_lock:
-        _rooms[name] = take
+    """Call `take` with one end of a socket pair for every connection made to this name in this process."""
+    with _inproc_lock:
+        _inproc[name] = take
     return Address("inproc", path=name)
 
 
 def close_inproc(name: str) -> None:
-    with _rooms_lock:
-        _rooms.pop(name, None)
+    with _inproc_lock:
+        _inproc.pop(name, None)
 
 
 def forget_inproc() -> None:
-    """After a fork: the rooms belong to the parent."""
-    _rooms.clear()
+    """Remove the inproc listeners of the parent, in a forked child."""
+    _inproc.clear()
 
 
 def listen_unix(token: str) -> tuple[socket.socket, Address]:
@@ -93,7 +93,7 @@ def listen_unix(token: str) -> tuple[socket.socket, Address]:
 
 
 def peer_process(sock: socket.socket) -> tuple[int, int] | None:
-    """(user, process) at the other end of a Unix socket, as the kernel says; None where it does not say."""
+    """Return (user, process) at the other end of a Unix socket, as the kernel tells it; None where it does not."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None or sock.family != socket.AF_UNIX:
         return None
@@ -131,7 +131,7 @@ def listen_tcp(host: str, ports: Iterable[int]) -> tuple[socket.socket, Address]
     ) from last
 
 
-def has_room(name: str) -> bool:
-    """Whether a worker of this process listens on that name."""
-    with _rooms_lock:
-        return name in _rooms
+def listens_inproc(name: str) -> bool:
+    """Return True if a worker of this process listens on that name."""
+    with _inproc_lock:
+        return name in _inproc

@@ -1,4 +1,4 @@
-"""A plain connection to a c10d TCPStore: whether a store answers there, and whether its process still lives.
+"""A plain connection to a c10d TCPStore, which shows that a store answers there, and that its process still lives.
 
 torch's own client waits for an answer in native code, which no deadline of ours and no Ctrl-C ends, and writes C++ stack
 traces to the terminal when the store's process ends. So torch's client is only used where a store has answered here, and
@@ -24,7 +24,7 @@ _LONGEST_TRY = 5.0  # seconds for the connection itself
 
 
 class NoStore(Exception):
-    """Something listens there, and it is no c10d store. Not an OSError: to try again would not help."""
+    """Another program than a c10d store listens there. Not an OSError: to try again would not help."""
 
 
 class StoreProbe:
@@ -35,9 +35,9 @@ class StoreProbe:
         deadline = time.monotonic() + seconds
         self._sock = socket.create_connection((host, port), min(seconds, _LONGEST_TRY))
         try:
-            # A port that nobody listens on, if it is the one the kernel picked for our own end, answers itself.
+            # A port without a listener answers itself, if the kernel picked the same port for our own end.
             if self._sock.getsockname() == self._sock.getpeername():
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody is listening")
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
             self._ping(deadline, seconds)
             self._sock.setblocking(False)
         except BaseException:
@@ -52,7 +52,7 @@ class StoreProbe:
             try:
                 data = self._sock.recv(4096)
             except TimeoutError:
-                raise NoStore(f"it says nothing (for {seconds:.1f} s)") from None
+                raise NoStore(f"it sent nothing for {seconds:.1f} s") from None
             except ConnectionError as error:
                 raise NoStore(f"it closed the connection ({error.strerror})") from None
             if not data:
@@ -63,7 +63,7 @@ class StoreProbe:
 
     @property
     def ended(self) -> bool:
-        """Whether the store's process has closed the connection, as its kernel does when it ends."""
+        """Return True if the store's process has closed the connection, as its kernel does when it ends."""
         try:
             return not self._sock.recv(1)
         except (BlockingIOError, InterruptedError):
@@ -72,5 +72,5 @@ class StoreProbe:
             return True
 
     def close(self) -> None:
-        """Harmless if done twice."""
+        """Close the connection. Harmless if done twice."""
         self._sock.close()

@@ -1,4 +1,4 @@
-"""What the kernel knows of the host at the other end of a TCP connection. It asks and changes nothing.
+"""Asks the kernel if the host at the other end of a TCP connection answers. Changes nothing.
 
 A frozen process is silent, but its kernel goes on acknowledging what arrives; a host that is cut off or switched off does
 not. TCP_USER_TIMEOUT would not tell them apart: it also ends a connection whose other end acknowledges faithfully that
@@ -17,7 +17,7 @@ _AT_LEAST = 2  # one retransmission happens to the best of hosts
 
 
 def unanswered(sock: socket.socket) -> float:
-    """For how many seconds the other host has acknowledged nothing, though it was sent something again and again.
+    """Return for how many seconds the other host has acknowledged nothing, though the kernel sent something again and again.
 
     0.0 if it answers, if nothing is due, or if it cannot be told here (no TCP, or not Linux).
     """

@@ -13,7 +13,8 @@ ForkId = GloballyUniqueId
 
 @dataclass(frozen=True, slots=True)
 class AskOwner:
-    """Holder to owner: count this fork (RREF_FORK_REQUEST). The answer is `Holder.confirm` or `Holder.refuse`."""
+    """Holder to owner: count this fork (RREF_FORK_REQUEST). The answer goes to `Holder.confirm`; a refused
+    fork is removed by `Holder.forget`."""
 
     owner: Worker
     rref: RRefId

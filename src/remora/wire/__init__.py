@@ -1,1 +1,2 @@
+"""Values to bytes and back: pickling, tensors, frames, exceptions."""
 

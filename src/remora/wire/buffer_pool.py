@@ -1,9 +1,9 @@
-"""A pool of memory for large tensors that arrive, or are copied aside: used again when its last tensor is gone.
+"""Keeps memory for large tensors that arrive, or are copied, and reuses it when its last tensor is gone.
 
-Memory that the system has just given is slow: each page is made when it is first written to, which takes longer than to
-copy what comes into it. Programs send tensors of the same few sizes again and again. So memory comes back here.
+Memory that the system has just given is slow: each page is made when it is first written to, which takes longer than
+copying the data. Programs send tensors of the same few sizes again and again. So their memory is reused.
 
-What says that memory is free is a *token* of ours. The pool never hands out a storage of its own: it makes a new one over
+A *token* says that memory is in use. The pool never hands out a storage of its own: it makes a new one over
 the same memory, whose deleter drops the token, and the token's destructor puts the memory back. A use count would not do.
 `share_memory_()` and the queues of `torch.multiprocessing` move a storage to other memory and give that to other processes,
 which no count shows; they drop the token, because the tensor no longer lies in our memory. Views, numpy arrays, DLPack
@@ -36,7 +36,7 @@ _new_storage: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage
 
 
 class _Token:
-    """Says that a tensor lies in some memory of the pool. Dropped with the last tensor that does."""
+    """Lives as long as a tensor lies in some memory of the pool."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -70,11 +70,11 @@ class BufferPool:
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory is here that no tensor uses."""
+        """Return the bytes that no tensor uses."""
         return sum(free.nbytes for free in list(self._free.values()))
 
     def take(self, nbytes: int) -> torch.UntypedStorage:
-        """A storage of that size, with anything in it."""
+        """Return a storage of that size, with arbitrary content."""
         if nbytes < SMALLEST or nbytes > self.limit:
             return _new_storage(nbytes)
         memory = self._find(nbytes)
@@ -86,7 +86,7 @@ class BufferPool:
             return torch.frombuffer(exporter, dtype=torch.uint8, count=nbytes).untyped_storage()
 
     def _find(self, nbytes: int) -> torch.UntypedStorage | None:
-        """Memory that is free. What came back last is the most likely to be in the processor's caches, too."""
+        """Return free memory. What came back last is the most likely to be in the processor's caches, too."""
         for address, seen in reversed(list(self._free.items())):
             if seen.nbytes == nbytes:
                 taken = self._free.pop(address, None)
@@ -95,7 +95,7 @@ class BufferPool:
         return None
 
     def put_back(self, memory: torch.UntypedStorage) -> None:
-        """No tensor lies in it any more."""
+        """Take back memory that no tensor uses any more."""
         self._free[memory.data_ptr()] = _Free(memory)
         self._drop_while(lambda oldest: self.kept_bytes > self.limit)
 

@@ -1,4 +1,4 @@
-"""Reducers for what torch lets one call: its functions, operators and scripted modules. Not for Python code."""
+"""Reducers for the callables of torch: functions, operators and scripted modules. Not for Python code."""
 
 from __future__ import annotations
 

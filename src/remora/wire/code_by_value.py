@@ -1,4 +1,4 @@
-"""Which functions and classes go by name, and which by value. Decides only; `pickling` does it.
+"""Decides which functions and classes go by name, and which by value. `pickler` does it.
 
 What the receiver can import goes by name: it runs what it has, with the state of its own modules. Two things do not:
 
@@ -43,7 +43,7 @@ _made_here: weakref.WeakSet[type] = weakref.WeakSet()  # those that were
 
 
 def identity() -> str:
-    """What this process runs as its main program: the same text in each process that runs the same file."""
+    """Return the identity of the main program: the same text in each process that runs the same file."""
     global _hash
     _hash = _hash or _hash_of_main()
     return _hash or f"{_process} {os.getpid()}"  # (what was typed in: a fork of it is another program from now on)
@@ -61,7 +61,7 @@ def _hash_of_main() -> str:
 
 
 def goes_by_value(module: str | None, shares_main: bool) -> bool:
-    """Whether what is defined in this module does not go by its name, though it has one."""
+    """Return True if what is defined in this module goes by value, though it has a name."""
     if module in MAIN_NAMES:
         return not shares_main
     if not registered or module is None:
@@ -71,13 +71,13 @@ def goes_by_value(module: str | None, shares_main: bool) -> bool:
 
 
 def may_name(body: bytes, shares_main: bool) -> bool:
-    """Whether something in this pickle may go by name that must not: the name of its module would be there. Quick, and
-    wrong at times: only to say no is certain."""
+    """Return True if something in this pickle may go by name that must not: the name of its module would be there. Quick,
+    and wrong at times: only False is certain."""
     return (not shares_main and _IN_BOTH in body) or any(name.encode() in body for name in registered)
 
 
 def has_name(code: FunctionType | type) -> bool:
-    """Whether its module has it, under its name."""
+    """Return True if its module has it, under its name."""
     found: Any = sys.modules.get(code.__module__ or "")
     for part in code.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -85,7 +85,7 @@ def has_name(code: FunctionType | type) -> bool:
 
 
 def reduce_named(pickler: Any, code: FunctionType | type) -> tuple[Any, ...]:
-    """What cloudpickle would make of a function or a class if it had no name."""
+    """Return what cloudpickle would make of a function or a class if it had no name."""
     reduced: tuple[Any, ...] = (
         pickler._dynamic_function_reduce(code)
         if isinstance(code, FunctionType)
@@ -95,12 +95,12 @@ def reduce_named(pickler: Any, code: FunctionType | type) -> tuple[Any, ...]:
 
 
 def reduce_cached(cached: Any) -> tuple[Any, ...]:
-    """A function under `functools.lru_cache`, which pickle knows by its name alone. Its receiver has a cache of its own."""
+    """Reduce a function under `functools.lru_cache`, which pickle knows by name alone. Its receiver has its own cache."""
     return _cached_again, (cached.__wrapped__, cached.cache_parameters())
 
 
 def reduce_type_name(obj: Any) -> tuple[Any, ...]:
-    """A TypeVar and the like, which typing pickles by name alone. It comes back as what it was, like a class."""
+    """Reduce a TypeVar and the like, which typing pickles by name alone. It comes back as what it was, like a class."""
     kind = type(obj)
     args: tuple[Any, ...] = (obj.__name__,)
     kwargs: dict[str, Any] = {}
@@ -114,8 +114,8 @@ def reduce_type_name(obj: Any) -> tuple[Any, ...]:
 
 
 def keep_home(cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What cloudpickle made of a class, such that it is left alone where it was defined. cloudpickle makes a class with
-    `__slots__` anew without them; then its instances would have a `__dict__`, and could not come back."""
+    """Change what cloudpickle made of a class, such that it is left alone where it was defined. cloudpickle makes a class
+    with `__slots__` anew without them; then its instances would have a `__dict__`, and could not come back."""
     if cls not in _made_here:
         _defined_here.add(cls)
     make, args = reduced[:2]

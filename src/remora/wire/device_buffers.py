@@ -1,4 +1,4 @@
-"""Device memory that goes with a message: gathered when it is packed, handed out when it is unpacked. Lends nothing itself.
+"""Gathers the device memory of a message when it is packed, and hands it out when it is unpacked. Lends nothing itself.
 
 The storages of a message that are on devices form *lots*, one for each device they come from; all of a lot arrive on one
 device. In the pickle a storage is a pair of numbers, its lot and its place in it. How a lot gets there is decided when the
@@ -9,8 +9,8 @@ or copied into buffers of the message. The *manifest*, at the end of the body, s
             many it has
     u32     length of the list
 
-One more at the end, if its device has a question mark before it, is for the receiver to try out: whether memory can be lent
-to another process is known only when that has opened it.
+One more at the end, if its device has a question mark before it, is a probe: the receiver tries to open it, which shows if
+memory can be lent to it.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ Region = tuple[torch.UntypedStorage, int, int]  # storage, start, number of byte
 Manifest = list[tuple[str, bytes | tuple[int, int]]]  # of each lot: where it arrives; a reference, or which buffers
 Place = tuple[int, int]  # of a storage: its lot, and where in it
 
-_TRIAL = "?"
+_PROBE = "?"
 _LENGTH = struct.Struct("<I")
 
 
 class Route(Protocol):
-    """The way of messages to one peer, as far as devices are concerned."""
+    """The route of the device memory in messages to one peer."""
 
     moves_cpu: bool  # tensors on the CPU do not arrive on the CPU
 
     def target(self, device: torch.device) -> torch.device:
-        """Where a tensor on `device` arrives. Raises if there is no place for it."""
+        """Return the device on which a tensor on `device` arrives. Raises if there is none."""
 
     def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """A reference to a lot that is to arrive on `target`; None if it has to go in buffers."""
+        """Return a reference to a lot that is to arrive on `target`; None if it has to go in buffers."""
 
     def retract(self, reference: bytes) -> None:
-        """The message is never sent: what was lent for it is not."""
+        """Take back what was lent for a message that is never sent."""
 
-    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """A reference for the receiver to try out, if it is not known whether memory can be lent to it."""
+    def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+        """Return a reference for the receiver to try, if it has not been tried yet."""
 
 
 class DeviceBuffers:
-    """What a message being packed has on devices."""
+    """The device memory of a message that is being packed."""
 
     __slots__ = ("_lots", "_route", "lent")
 
@@ -67,20 +67,20 @@ class DeviceBuffers:
         self._lots: dict[torch.device, tuple[int, list[Region]]] = {}
 
     def add(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> Place:
-        """Take some bytes of a storage along."""
+        """Add some bytes of a storage to the message."""
         number, regions = self._lots.setdefault(storage.device, (len(self._lots), []))
         regions.append((storage, start, nbytes))
         return number, len(regions) - 1
 
     def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
-        """(the manifest, what goes in buffers of the message from number `first_buffer` on, if anything does)."""
+        """Return the manifest, and what goes in buffers of the message from number `first_buffer` on, if anything does."""
         with plainly():
             return self._close(first_buffer, undo)
 
     def _close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
         manifest: Manifest = []
         parts: list[torch.Tensor] = []
-        trial: tuple[str, bytes] | None = None
+        probe: tuple[str, bytes] | None = None
         for device, (_, regions) in self._lots.items():
             target = self._route.target(device)
             reference = self._route.lend(regions, target)
@@ -91,11 +91,11 @@ class DeviceBuffers:
                 continue
             manifest.append((str(target), (first_buffer + len(parts), len(regions))))
             parts += [copies.span(*region) for region in regions]
-            tried = None if trial else self._route.trial(regions, target)
+            tried = None if probe else self._route.probe(regions, target)
             if tried is not None:
                 undo.append(partial(self._route.retract, tried))
-                trial = f"{_TRIAL}{target}", tried
-        listed = pickle.dumps(manifest if trial is None else [*manifest, trial], 5)
+                probe = f"{_PROBE}{target}", tried
+        listed = pickle.dumps(manifest if probe is None else [*manifest, probe], 5)
         return listed + _LENGTH.pack(len(listed)), Download(parts, _warm) if parts else None
 
 
@@ -104,7 +104,7 @@ def _warm(nbytes: int) -> torch.Tensor:
 
 
 def split(body: bytes | bytearray | memoryview, sizes: int = 0) -> tuple[bytes, Manifest]:
-    """(the body without its manifest, the manifest). Behind it are the sizes of so many buffers."""
+    """Return the body without its manifest, and the manifest. Behind it are the sizes of so many buffers."""
     start, manifest = _manifest_of(body, sizes)
     return bytes(memoryview(body)[:start]), manifest
 
@@ -127,7 +127,7 @@ class Unloading:
         self._number = -1  # of the buffer that is being filled
 
     def space(self) -> memoryview | None:
-        """Where the next bytes go, when those of the last time are there; None when all are."""
+        """Return the memory for the next bytes, when the last space is full; None when all have come."""
         found = self._more()
         while found is None and self._number + 1 < len(self.buffers):
             self._number += 1
@@ -151,7 +151,7 @@ def _view(chunk: torch.Tensor | None) -> memoryview | None:
 
 
 def unloading(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> Unloading | None:
-    """For the buffers of a message with a manifest; None if none of them is to be copied to a device as it comes."""
+    """Return an `Unloading` for the buffers of a message; None if none of them is to be copied to a device as it comes."""
     try:
         uploads = {
             number: found
@@ -160,32 +160,32 @@ def unloading(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> Unl
             for number in range(where[0], where[0] + where[1])
             if (found := upload(sizes[number], torch.device(place))) is not None
         }
-    except Exception:  # whoever unpacks the message is told what is wrong with it
+    except Exception:  # the error appears when the message is unpacked
         return None
     return Unloading(sizes, uploads) if uploads else None
 
 
 class Lender(Protocol):
-    """Who lends what references name, as its receiver sees it."""
+    """The lender of what references name, on the side of the receiver."""
 
     def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:
-        """Copies of a lot, on `device`."""
+        """Return copies of a lot, on `device`."""
 
     def try_out(self, reference: bytes, device: torch.device) -> None:
-        """See whether what it names can be had."""
+        """Try to open the memory that a reference names."""
 
     def give_back(self, reference: bytes) -> None:
-        """It is not wanted. Called by destructors."""
+        """Return memory that is not wanted. Destructors call this."""
 
 
 class Landing:
-    """The device memory of a message that arrived. What is not fetched from it is given back when the message is dropped."""
+    """The device memory of a received message. What is not fetched from it is returned when the message is dropped."""
 
     __slots__ = ("_found", "_lender", "_lots", "_trial", "_uploads")
 
     def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] | None = None) -> None:
         self._uploads = uploads or {}  # what was copied to its device as it came, by the number of the buffer
-        self._trial = manifest.pop() if manifest[-1][0].startswith(_TRIAL) else None
+        self._trial = manifest.pop() if manifest[-1][0].startswith(_PROBE) else None
         self._lots = [reference for _, reference in manifest]
         self._lender = lender
         self._found: dict[int, list[torch.UntypedStorage]] = {}
@@ -193,7 +193,7 @@ class Landing:
     def storage(
         self, place: Place, device: torch.device, buffers: Sequence[torch.UntypedStorage]
     ) -> torch.UntypedStorage:
-        """The memory of one storage, on its device."""
+        """Return the memory of one storage, on its device."""
         if self._trial is not None:
             self._try_out()
         lot, index = place
@@ -209,7 +209,7 @@ class Landing:
             host = buffers[number]
             return host if device.type == "cpu" else copies.to_device(host, device)
         if reference:
-            self._lots[lot] = b""  # fetched: it is not for us to give it back
+            self._lots[lot] = b""  # fetched: it need not be returned
             self._found[lot] = self._lender.fetch(reference, device)
         found = self._found[lot]
         if not 0 <= index < len(found):
@@ -220,7 +220,7 @@ class Landing:
         assert self._trial is not None
         (place, reference), self._trial = self._trial, None
         try:
-            self._lender.try_out(cast(bytes, reference), torch.device(place[len(_TRIAL) :]))
+            self._lender.try_out(cast(bytes, reference), torch.device(place[len(_PROBE) :]))
         except Exception:  # then nothing is lent to us
             pass
 

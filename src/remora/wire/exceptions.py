@@ -1,4 +1,4 @@
-"""Exceptions to bytes and back: what a function raised on the callee, raised again on the caller. No calls, no futures.
+"""Turns exceptions to bytes and back: what a function raised on the callee is raised on the caller. No calls, no futures.
 
 What arrives is an exception of the original type that is also a `RemoteError`: an instance of a class made on the fly
 from both, with the remote traceback chained as its cause. Where that cannot be, because the exception does not pickle
@@ -22,7 +22,7 @@ from remora.wire.raw_memory import from_bytes
 
 _TEXT_LIMIT = 1 << 16
 _WORDS = "_remora_words"  # the text of an exception whose constructor was not run, if it is to be torch's
-speaks_like_torch = False  # programs written for torch's RPC look for its words in place of an exception's own text
+speaks_like_torch = False  # programs written for torch's RPC look for torch's text in place of an exception's own
 _OUR_ATTRIBUTES = {_WORDS, "worker", "remote_traceback"}
 
 _E = TypeVar("_E", bound=Exception)
@@ -39,11 +39,11 @@ class RemoteTraceback(Exception):
 
 
 class _EndsProcesses(Exception):
-    """The original is no `Exception`: SystemExit, KeyboardInterrupt and their like are not raised here."""
+    """The original is not an `Exception`: SystemExit, KeyboardInterrupt and the like are not raised here."""
 
 
 def describe(exc: BaseException, worker: str, stack: str | None = None, shares_main: bool = True) -> Failure:
-    """What to tell the caller of `exc`, which was raised on `worker`. `stack`: where, if it does not know any more.
+    """Return the failure that tells the caller of `exc`, raised on `worker`. `stack`: where, if `exc` has no traceback.
     `shares_main`: see `PackScope`. Never raises."""
     summary = _shorten(_printable(exc))
     text = f"On {worker}:\n{summary}\n{_shorten(stack_of(exc) if stack is None else stack)}"
@@ -64,7 +64,7 @@ def load(data: bytes | bytearray | memoryview, sender: str = "another worker") -
 
 
 def rebuild(failure: Failure) -> Exception:
-    """The exception to raise on the caller, of the original type if possible."""
+    """Return the exception to raise on the caller, of the original type if possible."""
     if failure.recipe is None:
         return _in_words(failure, "it cannot be pickled")
     body, buffers = failure.recipe
@@ -99,7 +99,7 @@ def _notes(exc: BaseException) -> tuple[str, ...]:
 
 
 def stack_of(exc: BaseException) -> str:
-    """Where it was raised, and what caused it."""
+    """Return the printed traceback, with the causes."""
     try:
         return "".join(traceback.format_exception(exc))
     except Exception as error:
@@ -114,7 +114,7 @@ def _shorten(text: str) -> str:
 
 
 def _packed_recipe(exc: BaseException, shares_main: bool) -> tuple[tuple[bytes, tuple[bytes, ...]] | None, list[str]]:
-    """The packed recipe without the attributes that cannot be packed, and the names of those."""
+    """Return the packed recipe without the attributes that cannot be packed, and the names of those."""
     try:
         build, args, state = _recipe(exc)
         try:
@@ -127,7 +127,7 @@ def _packed_recipe(exc: BaseException, shares_main: bool) -> tuple[tuple[bytes, 
 
 
 def _recipe(exc: BaseException) -> _Recipe:
-    """How to build `exc` again, with the class it had before it ever travelled."""
+    """Return the recipe to build `exc` again, with the class it had before it ever travelled."""
     reduced = exc.__reduce_ex__(5)
     if not isinstance(reduced, tuple) or len(reduced) > 3:
         raise TypeError(f"{type(exc).__qualname__} reduces to something that is not a callable with arguments")
@@ -192,7 +192,7 @@ def _construct(cls: Any, args: tuple[Any, ...], text: str) -> Any:
 
 
 def _signed(error: _E, worker: str, text: str, notes: tuple[str, ...]) -> _E:
-    """Put on `error` where it comes from."""
+    """Add the worker, the traceback and the notes to `error`."""
     _set(error, "worker", worker)
     _set(error, "remote_traceback", text)
     error.__cause__ = RemoteTraceback(text)
@@ -208,7 +208,7 @@ _remote_types: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.Weak
 
 
 def _remote_type(original: type) -> Any:
-    """The subclass of `original` that is also a `RemoteError`, made when first needed."""
+    """Return the subclass of `original` that is also a `RemoteError`; the first call makes it."""
     if issubclass(original, RemoteError):
         return original
     if not issubclass(original, Exception):
@@ -245,7 +245,7 @@ def _own_text(original: Any, error: BaseException) -> str:
 
 
 def _reduce_remote(error: Any, reduced: tuple[Any, ...], original: type) -> tuple[Any, ...]:
-    """What such an exception reduces to: a recipe for the original, so that copying and sending it on work."""
+    """Reduce such an exception to a recipe for the original, so that copying and sending it on work."""
     build, args, state = (*reduced, None)[:3]
     if isinstance(state, dict):
         state = {name: value for name, value in state.items() if name not in _OUR_ATTRIBUTES}

@@ -1,13 +1,12 @@
-"""Atoms and tensors of the plain kind, as in most calls: pickled without asking us for each tensor. No I/O.
+"""Pickles atoms and plain tensors, as in most calls, without a Python call for each tensor. No I/O.
 
-A pickler with our table has to be made for each message, and turns to Python for each tensor: that takes longer than the
+A pickler with our table has to be made for each message, and calls Python for each tensor: that takes longer than the
 rest of a small call. But the pickle of a tensor is always the same for its type and shape, except for the data, if it is
-small, or the number of the buffer that the data is in, if it is large. So `pickle.dumps` writes everything else, with a
-number in the place of each tensor, and what a *stencil* makes of the tensor takes the place of the number. The receiver
-sees the same pickle as always. (Numbers of buffers, and of tensors with a history, are a byte: who has more goes the usual
-way.)
+small, or the number of the buffer with the data, if it is large. So `pickle.dumps` writes everything else, with a number in
+the place of each tensor, and a *stencil* replaces the number by the pickle of the tensor. The receiver sees the same pickle
+as always. (Numbers of buffers, and of tensors with a history, are one byte: messages with more take the usual way.)
 
-What upper layers send with many calls (references) may have a *writer*, which says what takes the place of its number.
+Types that upper layers send with many calls (references) may have a *writer*, which returns what replaces the number.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from remora.wire.pack_scope import PackScope
 from remora.wire.raw_memory import READ, raw_copy, raw_view
 from remora.wire.tensors.storages import INLINE_BYTES, NAMES, ROOM
 
-PLAIN = frozenset({type(None), bool, int, float, str})  # what pickle treats as we would; bytes, if small
+PLAIN = frozenset({type(None), bool, int, float, str})  # types that pickle treats as we would; bytes, if small
 _ARE_PLAIN = PLAIN.issuperset
 _ARE_PLAIN_KEYS = PLAIN.union({bytes}).issuperset
-LARGE_BYTES = 1 << 19  # from here on `bytes` and `str` go beside the pickle (`blobs`); smaller ones arrive sooner inside it
+LARGE_BYTES = 1 << 19  # from here on `bytes` and `str` go beside the pickle (`large_bytes`); smaller ones inside it
 SMALL_CODE = 0x52454D01  # the function that makes a small tensor on arrival, in copyreg's registry
 STRIDED_CODE = 0x52454D02  # … and a large one
 LINKED_CODE = 0x52454D03  # … and one whose history goes on at the receiver
@@ -71,7 +70,7 @@ _stencils: dict[tuple[torch.dtype, torch.Size], Stencil] = {}
 
 
 def is_plain(value: object) -> bool:
-    """Whether nothing in it needs our table, as in most small calls: atoms, tuples of atoms, and tuples of those."""
+    """Return True if nothing in it needs our table, as in most small calls: atoms, tuples of atoms, and tuples of those."""
     if type(value) in PLAIN:
         return True
     if type(value) is not tuple:
@@ -96,7 +95,7 @@ def _are_small_bytes(value: object) -> bool:
 
 
 def has_large_text(value: Any) -> bool:
-    """Whether there is a large `str` in something of which `pickled` has made a large pickle."""
+    """Return True if there is a large `str` in something of which `pickled` has made a large pickle."""
     kind = type(value)
     if kind is str:
         return len(value) >= LARGE_BYTES
@@ -106,19 +105,19 @@ def has_large_text(value: Any) -> bool:
 
 
 class NeedsScope(Exception):
-    """Something has a writer, which would have to know where it goes."""
+    """A value has a writer, which needs the scope."""
 
 
 def register_writer(cls: type, write: Write) -> None:
-    """Have `write(obj, scope)` pickle instances of exactly `cls`. Nothing of it may be counted among what is memoized."""
+    """Let `write(obj, scope)` pickle instances of exactly `cls`. Its opcodes must not memoize anything."""
     _writers[cls] = write
 
 
 def pickled(
     value: Any, large: list[Large], links: list[torch.Tensor] | None = None, scope: PackScope | None = None
 ) -> bytes | None:
-    """The pickle of what is plain but for tensors and what has a writer; None if something else is in it. Tensors that are
-    large go into that list: the data of the n-th has to be in the n-th buffer. Those with a history go into `links`, if
+    """Return the pickle of a value of atoms, tensors and types with a writer; None if something else is in it. Large tensors
+    go into that list: the data of the n-th has to be in the n-th buffer. Tensors with a history go into `links`, if
     histories are recorded."""
     tensors: Tensors = {}
     kind = type(value)
@@ -160,8 +159,9 @@ def _twin(
     scope: PackScope | None,
     depth: int,
 ) -> Any:
-    """The same with a number in the place of each tensor: the value itself, if there is none. (What is there twice has to be
-    so on arrival. Pickle sees to that for what has no twin; the rest has a tensor in it, which would be there twice.)"""
+    """Return the value with a number in the place of each tensor: the value itself, if there is none. (An object that occurs
+    twice must do so on arrival. Pickle ensures that for what has no twin; the rest has a tensor, which would occur
+    twice.)"""
     if kind is not tuple and len(value) > WIDE:
         return None
     before = len(tensors)
@@ -198,7 +198,7 @@ def _twin(
 def _write(
     tensor: torch.Tensor, tensors: Tensors, large: list[Large], links: list[torch.Tensor] | None
 ) -> Pieces | None:
-    """Add the pickle of a tensor to those of the message, by storage; None if it is not that simple."""
+    """Add the pickle of a tensor to those of the message, by storage; None if the tensor is not plain."""
     try:
         stencil = _stencils.get((tensor.dtype, tensor.shape)) or _cut(tensor)
         linked = tensor.requires_grad
@@ -232,12 +232,12 @@ def _write(
 
 
 def _has_room(nbytes: int, tensors: Tensors) -> bool:
-    """Whether something of a medium size may travel inside the pickle, beside what is there."""
+    """Return True if something of a medium size may travel inside the pickle, beside what is there."""
     return len(tensors) < FEW and nbytes <= ROOM - sum(len(piece) for written in tensors.values() for piece in written)
 
 
 def _cut(tensor: torch.Tensor) -> Stencil | None:
-    """A stencil for tensors of this type and shape; None if there is none."""
+    """Return a stencil for tensors of this type and shape; None if there is none."""
     shape, nbytes = tensor.shape, tensor.nbytes
     if tensor.dtype not in _STENCILED or 1 in shape or len(_stencils) >= 4096 or not tensor.is_contiguous():
         return None

@@ -1,4 +1,4 @@
-"""Messages as bytes in a stream: a fixed header, a body, raw buffers. Knows no sockets: bytes go in, frames come out.
+"""Turns messages to bytes of a stream and back: a fixed header, a body, raw buffers. Knows no sockets.
 
     header (52 bytes, little endian)
         u32 checksum
@@ -8,7 +8,7 @@
     body        a pickle, then one u64 for the length of each buffer
     buffers     the memory of tensors, one after the other
 
-The type is in clear, so that faults can be chosen by type without unpickling anything. `number` is 0 for words that
+The type is in clear, so that faults can be chosen by type without unpickling anything. `number` is 0 for control frames that
 belong to one connection alone (PING, PONG, ACK) and are not repeated on the next.
 
 **Damage.** The length is checked as soon as the header is here: a reader that waits for bytes that never come is deaf. Sent
@@ -45,7 +45,7 @@ GUARD = (1 << 24) - 3  # a prime: what is sent of a length is its product with t
 MAX_BUFFERS = 1 << 20
 MAX_BYTES = 1 << 44  # in the buffers of a message
 WHOLE = 4096  # bytes of a body that are all covered by the checksum: to check them takes a microsecond
-ENDS = 2048  # bytes at either end of a larger one that are
+ENDS = 2048  # bytes at either end of a larger body that are covered
 
 # Flags, as plain numbers: the hot path tests them.
 FAILED, ASYNC, REFERENCES = int(Flag.FAILED), int(Flag.ASYNC), int(Flag.REFERENCES)
@@ -60,7 +60,7 @@ _SMALLEST_BUFFER = 2 * (HEADER_SIZE + ENDS)
 _FIRST_STEP = 1 << 20  # bytes that a large body is given at first
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _INLINE = 1 << 15  # buffers up to this size in all may wait in the stream buffer and be copied out of it
-_DAMAGED = "a frame does not match its checksum: it was damaged on the way"
+_DAMAGED = "a frame does not match its checksum: it was damaged in transit"
 
 _pack_checked, _pack_check = _CHECKED.pack, _CHECK.pack
 
@@ -68,7 +68,7 @@ _pack_checked, _pack_check = _CHECKED.pack, _CHECK.pack
 def encode(
     kind: int, flags: int, count: int, call: int, number: int, ack: int, timeout: float, length: int, rest: bytes
 ) -> bytes:
-    """A message as bytes: `rest` is its body, of that length, and perhaps its buffers behind it."""
+    """Return a message as bytes: `rest` is its body, of that length, and perhaps its buffers behind it."""
     head = _pack_checked(length * GUARD, kind, flags, count, call, number, ack, timeout)
     if length <= WHOLE and not count:
         data = head + rest
@@ -77,7 +77,7 @@ def encode(
 
 
 def _checksum(state: int, data: bytes | bytearray, length: int, count: int) -> int:
-    """The checksum of a frame: that of its header is `state`, its body the first bytes of `data`."""
+    """Return the checksum of a frame: that of its header is `state`, its body the first bytes of `data`."""
     if length <= WHOLE:
         return adler32(data[:length], state)
     with memoryview(data) as view:
@@ -85,7 +85,7 @@ def _checksum(state: int, data: bytes | bytearray, length: int, count: int) -> i
 
 
 def _tail(count: int) -> int:
-    """How many bytes at the end of a large body the checksum covers: the lengths of all buffers among them."""
+    """Return the number of bytes at the end of a large body that the checksum covers, with the lengths of all buffers."""
     return max(ENDS, 8 * count)
 
 
@@ -117,18 +117,18 @@ class Frame:
         self.body = body
         self.size = size
         self.buffers: Sequence[torch.UntypedStorage] | None = ()
-        self.loans: Any = None  # what holds its shared memory, while that is being borrowed
-        self.filling: Any = None  # what to wait for before the buffers are used, if they are in shared memory
+        self.loans: Any = None  # keeps its shared memory, while that is being borrowed
+        self.filling: Any = None  # to wait for before the buffers are used, if they are in shared memory
         # the device memory that came with it, or the uploads to it: see `remora.wire.device_buffers`
         self.landing: Any = None
-        self.arrival: Any = None  # what the layer above made of its preamble
+        self.arrival: Any = None  # what the layer above made of its header of references
 
     def __repr__(self) -> str:
         return f"<Frame {self.kind:#x} call={self.call} number={self.number} ack={self.ack} {self.size}B>"
 
 
 class Damaged(ProtocolError):
-    """A stream makes no sense from here on. `frames` came before that, whole."""
+    """A stream is damaged from here on. `frames` came before that, complete."""
 
     def __init__(self, what: str, frames: list[Frame]) -> None:
         super().__init__(what)
@@ -136,7 +136,7 @@ class Damaged(ProtocolError):
 
 
 def lengths(buffers: Sequence[memoryview]) -> bytes:
-    """What is appended to a body that has buffers."""
+    """Return the lengths of the buffers, which are appended to the body."""
     return struct.pack(f"<{len(buffers)}Q", *map(len, buffers))
 
 
@@ -160,7 +160,7 @@ class FrameReader:
         self._skip = 0  # bytes to throw away: they did not fit into memory
 
     def space(self) -> memoryview:
-        """Where to put the next bytes; never empty."""
+        """Return the memory for the next bytes; never empty."""
         if self._part is not None:
             return self._part
         if self._start == self._end:
@@ -171,14 +171,14 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to come into `space()` for certain; 0 between frames. Any thread may ask."""
+        """Return the number of bytes that are still to come into `space()` for certain; 0 between frames. For any thread."""
         part, body = self._part, self._body
         if part is None:
             return 0
         return len(part) if body is None else len(part) + body.beyond
 
     def received(self, n: int) -> list[Frame]:
-        """Take note of n bytes in `space()`; the frames they complete."""
+        """Take n bytes from `space()`, and return the frames that they complete."""
         if n >= HEADER_SIZE and not self._end and not self._midway:
             buffer = self._buffer
             check, guarded, kind, flags, count, call, number, ack, timeout = HEADER.unpack_from(buffer)
@@ -202,7 +202,7 @@ class FrameReader:
         return frames
 
     def drop(self) -> None:
-        """Nothing more will come: let go of a frame that came half."""
+        """Drop an incomplete frame: nothing more will come."""
         self._part = self._more = self._frame = self._body = None
 
     def _compact(self) -> None:
@@ -218,7 +218,7 @@ class FrameReader:
             check, guarded, kind, flags, count, call, number, ack, timeout = HEADER.unpack_from(buffer, start)
             length, rest = divmod(guarded, GUARD)
             if rest:
-                raise Damaged("the length of a frame makes no sense: it was damaged on the way", frames)
+                raise Damaged("the length of a frame is not valid: it was damaged in transit", frames)
             if count > MAX_BUFFERS or count * 8 > length:
                 raise Damaged(f"a frame announces {count} buffers in a body of {length} bytes", frames)
             body_at = start + HEADER_SIZE
@@ -292,7 +292,7 @@ class FrameReader:
                 frame.buffers = []
 
     def _more_buffers(self) -> memoryview | None:
-        """Memory for the next buffer, when there is no more of the last one to come. None when all are there."""
+        """Return memory for the next buffer, when the last one is full. None when all are there."""
         assert self._frame is not None
         buffers = self._frame.buffers
         while isinstance(buffers, list) and len(buffers) < len(self._sizes):
@@ -308,14 +308,14 @@ class FrameReader:
         return None
 
     def _give_up_buffers(self, present: int) -> None:
-        """There is no memory for the buffers behind the first ones: throw them away."""
+        """Discard the buffers behind the first `present`, for which there is no memory."""
         assert self._frame is not None
         self._frame.buffers = None
         self._skip = sum(self._sizes[present:])
 
     def _go_on(self, frames: list[Frame]) -> None:
-        """A part was filled: go on with the next one, and with what is in the stream buffer already. If nothing of the frame
-        is still to come, it is complete."""
+        """Go on with the next part after one was filled, and with what is in the stream buffer already. If nothing of the
+        frame is still to come, it is complete."""
         while self._more is not None:
             part = self._part = self._next_part()
             if part is None:
@@ -347,7 +347,7 @@ class FrameReader:
             return None
 
     def _complete(self, frames: list[Frame]) -> None:
-        """Nothing more is to be filled: of the body, or of the buffers, or because there is no memory."""
+        """Finish the body, or the buffers, or a frame for which there is no memory: nothing more is to be filled."""
         frame, body = self._frame, self._body
         assert frame is not None
         if body is not None and body.given_up:
@@ -366,7 +366,7 @@ class FrameReader:
         self._midway = self._skip > 0
 
     def _pass_over(self, frames: list[Frame]) -> bool:
-        """Throw away what is to be thrown away. True if frames come next."""
+        """Discard the bytes that are to be skipped. Return True if frames come next."""
         self._start = self._drop()
         if self._skip:
             return False
@@ -394,7 +394,7 @@ class FrameReader:
 
 
 class _Body:
-    """A body that is larger than the stream buffer, as it comes in."""
+    """A body that is larger than the stream buffer, while it arrives."""
 
     __slots__ = ("_check", "_data", "_state", "count", "frame", "given_up", "length", "present")
 
@@ -409,7 +409,7 @@ class _Body:
         self._data = bytearray()
 
     def more(self) -> memoryview | None:
-        """Memory for more of it: as much as is here already, but for the first step. None when all is here."""
+        """Return memory for more of it: as much as is here already, except for the first step. None when all is here."""
         have = len(self._data)
         if have == self.length:
             return None
@@ -417,7 +417,7 @@ class _Body:
         size = min(self.length, max(2 * have, _FIRST_STEP))
         if size > self.length - _tail(self.count):  # what is at the end is kept together: see `FrameReader._pass_over`
             size = self.length
-        # Not `extend`: there may be a view of it, in the hands of whoever reads.
+        # Not `extend`: the reader may have a view of it.
         grown = bytearray(size)
         grown[:have] = self._data
         self._data = grown
@@ -425,7 +425,7 @@ class _Body:
 
     @property
     def beyond(self) -> int:
-        """How many bytes will come beyond those that there is memory for."""
+        """Return the number of bytes that will come beyond those that there is memory for."""
         return self.length - len(self._data)
 
     def give_up(self) -> None:
@@ -433,7 +433,7 @@ class _Body:
         self._data = bytearray()
 
     def checked(self, frames: list[Frame]) -> bytearray:
-        """All of it, if the checksum is right. `frames` came before."""
+        """Return all of it, if the checksum is right. `frames` came before."""
         with memoryview(self._data) as view:
             self.check_end(view[-_tail(self.count) :], frames)
         return self._data
@@ -444,7 +444,7 @@ class _Body:
 
 
 def _sizes(body: bytes | bytearray, count: int, frames: list[Frame]) -> tuple[int, ...]:
-    """The sizes of the buffers, which are at the end of a body. `frames` came before."""
+    """Return the sizes of the buffers, which are at the end of a body. `frames` came before."""
     sizes = struct.unpack_from(f"<{count}Q", body, len(body) - 8 * count)
     if sum(sizes) > MAX_BYTES:
         raise Damaged(f"a frame announces {sum(sizes)} bytes in {count} buffers", frames)

@@ -1,4 +1,4 @@
-"""Ids as bytes: two u64 for each. For messages that hold nothing else; pickle would take longer than all the rest."""
+"""Packs ids as bytes, two u64 for each, for messages that hold nothing else: pickle would take longer than all the rest."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ ID_SIZE = _ID.size
 
 
 def pack_id(id: GloballyUniqueId) -> bytes:
-    """One id."""
+    """Return one id as bytes."""
     return _ID.pack(*id)
 
 
 def unpack_id(data: bytes | bytearray | memoryview) -> GloballyUniqueId:
-    """What `pack_id` was given."""
+    """Return the id that `pack_id` packed."""
     if len(data) != _ID.size:
-        raise ProtocolError(f"{len(data)} bytes are no id")
+        raise ProtocolError(f"{len(data)} bytes do not make an id")
     return GloballyUniqueId(*_ID.unpack(data))
 
 
 def pack_ids(*ids: GloballyUniqueId) -> bytes:
-    """Many ids, one after the other."""
+    """Return many ids as bytes, one after the other."""
     return struct.pack(f"<{2 * len(ids)}Q", *chain.from_iterable(ids))
 
 
 def unpack_ids(data: bytes | bytearray | memoryview) -> list[GloballyUniqueId]:
-    """What `pack_ids` was given."""
+    """Return the ids that `pack_ids` packed."""
     if len(data) % _ID.size:
-        raise ProtocolError(f"{len(data)} bytes are no list of ids")
+        raise ProtocolError(f"{len(data)} bytes do not make a list of ids")
     return list(starmap(GloballyUniqueId, _ID.iter_unpack(data)))

@@ -1,4 +1,4 @@
-"""Large `bytes`, `bytearray` and `str` travel beside the pickle, as tensors do, wherever in a value they are. No I/O.
+"""Sends large `bytes`, `bytearray` and `str` beside the pickle, as tensors, wherever in a value they are. No I/O.
 
 The C pickler does not ask a dispatch table about them. But it does not copy them either, if they are large and it writes to
 a file: it hands the file what it has, which ends with an opcode and the length, and then the object itself. Our file is a
@@ -62,7 +62,7 @@ def set_beside(pieces: list[Any], out: Outgoing) -> None:
 
 
 def _header(before: bytes, piece: Any) -> int:
-    """How many bytes at the end of a piece announce the next one; 0 if they do not."""
+    """Return the number of bytes at the end of a piece that announce the next one; 0 if they do not."""
     if type(piece) is bytes:
         length = struct.pack("<Q", len(piece))
         if before.endswith((pickle.BINBYTES8 + length, pickle.BINUNICODE8 + length)):

@@ -1,4 +1,4 @@
-"""What upper layers may know and add while a value is packed or rebuilt. No pickling here, only who and what else."""
+"""Carries what upper layers know and add while a value is packed or rebuilt. No pickling here."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ BEGINNING: Mark = (0, 0)
 
 
 class PackScope:
-    """One value on its way out: to whom it goes, and how to take back what its reducers did.
+    """One value on its way out: its receiver, and how to undo what its reducers did.
 
     A reducer with a side effect (a fork registered, a child pinned) appends its undo. `pack` runs those when it fails;
-    after it succeeded they stay here for whoever fails to send.
+    after it succeeded they stay here for the sender, which runs them if it fails.
     """
 
     __slots__ = ("attachments", "detached", "links", "ordered", "peer", "route", "shares_main", "undo")
 
     peer: object
-    route: Route | None  # the way there of tensors on devices; None: there is none
-    ordered: bool  # the message goes the way on which our goodbyes go, and cannot be overtaken by one
+    route: Route | None  # of tensors on devices; None: they cannot be sent
+    ordered: bool  # the message goes over the channel of our own requests, so a later release cannot overtake it
     shares_main: bool  # the receiver runs the same main program: code of `__main__` goes by name
     undo: Undo
     attachments: list[object]  # what the receiver must know before it unpacks the value
     detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
-    links: list[torch.Tensor] | None  # those whose history goes on at the receiver; None if none is recorded
+    links: list[torch.Tensor] | None  # tensors whose history goes on at the receiver; None if none is recorded
 
     def __init__(
         self, peer: object = None, ordered: bool = False, route: Route | None = None, shares_main: bool = True
@@ -45,11 +45,11 @@ class PackScope:
         self.detached = False
 
     def mark(self) -> Mark:
-        """How far it has come."""
+        """Return the current position, for `roll_back`."""
         return len(self.undo), len(self.attachments)
 
     def roll_back(self, mark: Mark = BEGINNING, error: BaseException | None = None) -> None:
-        """Take back what was done since then, last first. An undo that raises is noted on `error`."""
+        """Undo what was done since then, last first. An undo that raises is noted on `error`."""
         if self.links:
             self.links.clear()
         undos, attachments = mark
@@ -66,7 +66,7 @@ class PackScope:
 
 
 class UnpackScope:
-    """One value on its way in: who sent it, and what came with it."""
+    """One value on its way in: its sender, and what came with it."""
 
     __slots__ = ("arrival", "landing", "links", "owners", "peer")
 
@@ -74,7 +74,7 @@ class UnpackScope:
     arrival: object  # what was made of the attachments
     landing: Landing | None  # the device memory that came with it
     links: dict[int, torch.Tensor]  # tensors whose history began at the sender, by their number there
-    owners: dict[object, torch.Tensor]  # of memory that some of those have in common: whose each element is
+    owners: dict[object, torch.Tensor]  # of memory that some of those share: the tensor of each element
 
     def __init__(self, peer: object = None, arrival: object = None, landing: Landing | None = None) -> None:
         self.peer = peer
@@ -94,5 +94,5 @@ incoming = _Incoming()
 
 
 def current_unpack_scope() -> UnpackScope | None:
-    """The scope given to the innermost `unpack` of this thread, for functions that rebuild objects."""
+    """Return the scope of the innermost `unpack` of this thread, for functions that rebuild objects."""
     return incoming.frame[1]

@@ -1,4 +1,4 @@
-"""One packed value: its pickle, and the memory its tensors lie in. Data only; `pickling` makes it, frames carry it."""
+"""One packed value: its pickle, and the memory of its tensors. Data only; `pickler` makes it, frames carry it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CARGO = int(Flag.CARGO)
 
 
 class Loading(NamedTuple):
-    """What is on its way from devices to buffers of a message."""
+    """Data on its way from devices to buffers of a message."""
 
     download: Download
     numbers: range  # of the buffers
@@ -36,12 +36,12 @@ class Packed:
     buffers: list[memoryview]
     keepalive: list[object]  # owns the memory of `buffers`
     tensors: list[torch.Tensor]  # referenced in place: a change to one of them changes what is sent
-    undo: Undo | None  # takes back what the reducers did, if this is never sent
+    undo: Undo | None  # undoes what the reducers did, if this is never sent
     recording: Any  # what the message belongs to, if anything: its reply belongs to the same
-    flags: int  # what whoever sends it says of it
+    flags: int  # of the message, set by its sender
     lent: Sequence[bytes]  # references to device memory that goes with it
     loading: Loading | None  # what is not there yet
-    untracked: bool  # some buffer is memory whose changes nobody counts (not a tensor's)
+    untracked: bool  # some buffer is memory whose changes are not counted (not a tensor's)
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Packed:
         self.loading = None
 
     def complete(self, targets: Sequence[torch.Tensor] | None = None) -> None:
-        """Wait for what is on its way from devices; have it put into `targets` in the place of the buffers, if given."""
+        """Wait for the data on its way from devices; copy it into `targets` in the place of the buffers, if given."""
         if self.loading is not None:
             for _ in self.loading.download.pieces(targets):
                 pass
             self.loading = None
 
     def let_go(self) -> None:
-        """All of it was copied: nothing need be kept for its sake."""
+        """Drop the references to its memory: all of it was copied."""
         self.buffers.clear()
         self.keepalive.clear()
         self.tensors.clear()
 
     def pieces(self, head: bytes) -> Iterator[list[bytes | memoryview]]:
-        """The message, with this before its buffers, in lists of what is there: as it comes from devices."""
+        """Yield the message, with `head` before its buffers, in lists of what is there: as it comes from devices."""
         assert self.loading is not None, "something is on its way"
         download, numbers = self.loading
         ready: list[bytes | memoryview] = [head, *self.buffers[: numbers.start]]

@@ -1,4 +1,4 @@
-"""Which part of a value cannot be sent, and what to do instead: looked for only when packing it has failed. No I/O."""
+"""Finds the part of a value that cannot be sent, and says what to do instead, after packing has failed. No I/O."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ADVICE: list[tuple[tuple[Any, ...], str]] = [
      "make the DataLoader where it is used."),
 ]  # fmt: skip
 _OTHERWISE = (
-    "It cannot leave its process: make it where it is used, leave it out (`__getstate__`), or keep what has it here and "
+    "It cannot leave its process: make it where it is used, leave it out (`__getstate__`), or keep its container here and "
     "send a reference: rpc.RRef(x)."
 )
 
@@ -56,8 +56,8 @@ _TOO_DEEP = (
 
 
 def explain(error: BaseException, roots: Sequence[Part], of: str, scope: NewScope) -> None:
-    """Add to the text of `error`, which packing these raised, which part of them is to blame. `of`: what they belong to.
-    `scope` makes what such values are packed with. Never raises."""
+    """Add to the text of `error`, which packing these raised, the part of them that is to blame. `of`: the call they belong
+    to. `scope` makes the scope that such values are packed with. Never raises."""
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
         return
     try:
@@ -105,7 +105,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def descend(self, parts: Sequence[Part]) -> Part:
-        """The innermost of the parts that fail, and the way to it."""
+        """Return the innermost of the parts that fail, and the path to it."""
         found = self._first_of(parts)
         if found is None:
             raise LookupError("nothing of it fails when it is packed alone")
@@ -122,7 +122,7 @@ class _Search:
         return place, culprit
 
     def _first_of(self, parts: Sequence[Part]) -> Part | None:
-        """The first that fails. If there are many, halves of them are tried."""
+        """Return the first part that fails. If there are many, halves of them are tried."""
         while len(parts) > _FEW:
             half = parts[: len(parts) // 2]
             parts = half if self._fails([part for _, part in half]) else parts[len(half) :]
@@ -145,7 +145,7 @@ class _Search:
 
 
 def _parts(value: Any) -> Iterator[Part]:
-    """What a value consists of, as pickle sees it."""
+    """Yield the parts of a value, as pickle sees them."""
     if isinstance(value, dict):
         for key, part in list(value.items()):
             yield f"[{_short(key)}]", part
@@ -178,7 +178,7 @@ def _short(key: object) -> str:
 
 
 def _variables(function: FunctionType) -> Iterator[Part]:
-    """What a function that goes by value takes along."""
+    """Yield the variables that a function takes along when it goes by value."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield f"'s variable {name!r}", cell.cell_contents
@@ -193,7 +193,7 @@ def _variables(function: FunctionType) -> Iterator[Part]:
 
 
 def _attributes(value: Any) -> Iterator[Part]:
-    """The attributes of an object, or whatever else its `__getstate__` yields."""
+    """Yield the attributes of an object, or whatever else its `__getstate__` returns."""
     state = value.__getstate__()
     for each in state if isinstance(state, tuple) else (state,):
         if isinstance(each, dict):

@@ -1,8 +1,7 @@
-"""Values to bytes and back: pickle, with tensors beside it and code by value where a name would not do. No I/O.
+"""Turns values to bytes and back: pickle, with tensors beside it, and code by value where a name would not do. No I/O.
 
-`pack` runs the C pickler with a dispatch table of ours, and only when something in the value cannot go by name (see
-`code_by_value`)
-runs cloudpickle's instead. The table is the costly part, so it is kept for the next message.
+`pack` runs the C pickler with a dispatch table of ours. Only when something in the value cannot go by name (see
+`code_by_value`), it runs cloudpickle's instead. The table is the costly part, so it is kept for the next message.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MISSING_CODE = (
     "Default RPC pickler does not serialize function code. "
     "Ensure that UDFs are defined on both caller and callee modules."
 )
-_SEND_MODULE = " Or have its code sent along: cloudpickle.register_pickle_by_value(module), where it is sent from."
+_SEND_MODULE = " To send its code along, call cloudpickle.register_pickle_by_value(module) on the sender."
 _MOVE_TO_TOP = (
     " If both workers run the same main program, its code goes by name, and this name is not defined there (yet): define it"
     ' at the top of the program, before init_rpc and not under `if __name__ == "__main__"`. Else this is an object that'
@@ -73,10 +72,10 @@ def register_reducer(cls: type, reduce: Reduce) -> bool:
 
 
 def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True, simple: bool = True) -> Packed:
-    """Turn `value` into bytes. What cannot be pickled raises what pickle raised, after taking back what was done.
+    """Turn `value` into bytes. A value that cannot be pickled raises pickle's error, after everything was undone.
 
-    Code goes by name if the receiver has it, else by value, unless `by_value` is false. `simple`: perhaps it is; who has
-    tried `pack_simply` knows.
+    Code goes by name if the receiver has it, else by value, unless `by_value` is false. `simple`: try `pack_simply` first; a
+    caller that has tried it passes False.
     """
     if scope is None:
         scope = PackScope()
@@ -107,8 +106,8 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
 
 
 def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = None) -> Packed | None:
-    """`pack` for most small calls: what is plain, and with `reducers` also those on the CPU, which arrive there. None if
-    something in it needs more than that. Raises NeedsScope if that is all it needs (see `fast_pickle`)."""
+    """Do what `pack` does for most small calls: plain values, and with `tensors` also tensors that stay on the CPU. None if
+    something in it needs more than that. Raises NeedsScope if it needs only a scope (see `fast_pickle`)."""
     large: list[fast_pickle.Large] = []
     mark = BEGINNING if scope is None else scope.mark()
     try:
@@ -155,8 +154,7 @@ def _pack_by_value(value: object, scope: PackScope, mark: Mark, plain: Exception
 def unpack(
     body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage] = (), scope: UnpackScope | None = None
 ) -> Any:
-    """Rebuild the value. Its tensors take the memory of `buffers` over. Without buffers and scope, nothing in it asks for
-    them: most messages are like that."""
+    """Rebuild the value. Its tensors take over the memory of `buffers`. Most messages have neither buffers nor scope."""
     try:
         if _inference():
             return _unpack_in_normal_mode(body, buffers, scope)
@@ -184,8 +182,8 @@ def _unpack_with(
 def _unpack_in_normal_mode(
     body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage], scope: UnpackScope | None
 ) -> Any:
-    """The thread that unpickles is under inference mode, and what it makes there is forbidden to autograd for ever. What
-    arrives is not: who unpickles it is chance, and the value may be for others, or for later."""
+    """Rebuild the value outside inference mode, in which the thread is: autograd could never use tensors that are made
+    there. A received value must not depend on the thread that happens to unpickle it."""
     with torch.inference_mode(False):
         return _unpack_with(body, buffers, scope)
 
@@ -202,7 +200,7 @@ def _explain(error: AttributeError | ModuleNotFoundError) -> None:
 
 
 class _Packer:
-    """A pickler with all it writes to. Used by one `pack` at a time, then kept for the next."""
+    """A pickler and the lists it writes to. Used by one `pack` at a time, then kept for the next."""
 
     __slots__ = ("by_value", "chunks", "copied", "known", "out", "pickler", "shares_main", "table", "write")
 
@@ -217,7 +215,7 @@ class _Packer:
         self.pickler = self._new_pickler()
 
     def pack(self, value: object, scope: PackScope) -> Packed:
-        """Write one value. Whoever gets an exception rolls back and does not use this packer again."""
+        """Write one value. After an exception the caller rolls back and does not use this packer again."""
         if self.known != len(_registered) or self.copied != copyreg.dispatch_table:
             self._learn()
         out, chunks = self.out, self.chunks
@@ -260,7 +258,7 @@ class _Packer:
         _idle.append(self)
 
     def roll_back(self, mark: Mark, error: BaseException) -> None:
-        """Take back what the reducers did, and let go of what they were given."""
+        """Undo what the reducers did, and drop what they were given."""
         if self.out.scope is not None:
             self.out.scope.roll_back(mark, error)
         self.pickler = self._new_pickler()
@@ -282,7 +280,7 @@ class _Packer:
         self.table.update({cls: _with_scope(reduce, self.out) for cls, reduce in _registered.items()})
 
     def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Pickle asks where to put the buffer of a type that is not ours. True: into the pickle."""
+        """Take a buffer of a type that is not ours from pickle. Return True to put it into the pickle."""
         raw = buffer.raw()
         if self.out.fits(raw.nbytes):
             return True

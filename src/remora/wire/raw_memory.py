@@ -1,4 +1,4 @@
-"""Raw memory as Python sees it: views of storages, fresh storages to receive into, copies. No pickling, no frames."""
+"""Raw memory in Python: views of storages, new storages to receive into, copies. No pickling, no frames."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ madvise: Callable[[int, int, int], int] = _libc.madvise
 
 
 def populate(address: int, size: int) -> bool:
-    """Have all pages there at once: far quicker than one by one, as they are touched. Private ones are copied. False if the
+    """Make all pages at once: far quicker than one by one, as they are touched. Private ones are copied. Return False if the
     system cannot do so."""
     return madvise(address, size, _POPULATE_WRITE) == 0
 
@@ -72,7 +72,7 @@ def fill_fresh(address: int, source: int, nbytes: int) -> None:
 
 @functools.cache
 def _has_huge_pages() -> bool:
-    """Whether the system gives large pages to those who ask."""
+    """Return True if the system gives large pages on request."""
     try:
         with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
             return "[never]" not in file.read()
@@ -81,23 +81,23 @@ def _has_huge_pages() -> bool:
 
 
 def view(ptr: int, nbytes: int) -> memoryview:
-    """The `nbytes` at `ptr`, writable. Whoever asks keeps the memory alive for as long as the view lives."""
+    """Return the `nbytes` at `ptr`, writable. The caller keeps the memory alive for as long as the view lives."""
     return _look(ptr, nbytes, _WRITE)
 
 
 def readonly_view(ptr: int, nbytes: int) -> memoryview:
-    """The same, for memory we only read."""
+    """Return the same, for memory that is only read."""
     return _look(ptr, nbytes, READ)
 
 
 def storage_view(storage: torch.UntypedStorage) -> memoryview:
-    """All bytes of a CPU storage, writable. The view does not keep the storage alive."""
+    """Return all bytes of a CPU storage, writable. The view does not keep the storage alive."""
     return _look(_pointer(storage), storage.nbytes(), _WRITE)
 
 
 def _pointer(storage: torch.UntypedStorage) -> int:
     if storage.device.type != "cpu":
-        raise ValueError(f"The memory of a storage on {storage.device} cannot be looked at from here.")
+        raise ValueError(f"The host cannot read the memory of a storage on {storage.device}.")
     return storage.data_ptr()
 
 
@@ -111,13 +111,14 @@ def _look(ptr: int, nbytes: int, access: int) -> memoryview:
 
 
 class _Buffer(ctypes.Structure):
-    """Py_buffer, as far as it is of interest; the rest is room for it."""
+    """The first fields of Py_buffer; the rest is room for the others."""
 
     _fields_ = (("address", ctypes.c_void_p), ("exporter", ctypes.c_void_p), ("rest", ctypes.c_char * 64))
 
 
 def address_of(buffer: memoryview) -> int:
-    """Where the bytes of a view are, writable or not. Whoever asks keeps the view alive for as long as that matters."""
+    """Return the address of the bytes of a view, writable or not. The caller keeps the view alive while it uses the
+    address."""
     found = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(found), 0)
     address = int(found.address or 0)
@@ -126,7 +127,7 @@ def address_of(buffer: memoryview) -> int:
 
 
 def copy_bytes(ptr: int, nbytes: int) -> bytes:
-    """The `nbytes` at `ptr`, copied. The null pointer has no bytes to copy."""
+    """Return a copy of the `nbytes` at `ptr`. The null pointer has no bytes to copy."""
     if not nbytes:
         return b""
     if not ptr or nbytes < 0:
@@ -136,7 +137,7 @@ def copy_bytes(ptr: int, nbytes: int) -> bytes:
 
 
 def buffer_of(storage: torch.UntypedStorage) -> memoryview:
-    """All bytes of a CPU storage, writable, in a view that keeps the storage alive: safe to hand to user code."""
+    """Return all bytes of a CPU storage, writable, in a view that keeps the storage alive: safe to hand to user code."""
     nbytes = storage.nbytes()
     if not nbytes:
         return memoryview(bytearray())
@@ -146,7 +147,7 @@ def buffer_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def lasting_view(storage: torch.UntypedStorage) -> memoryview:
-    """The same for memory that is a message's own: nobody changes it, and no copy of it need be made."""
+    """Return the same for memory that belongs to a message: nothing changes it, so it need not be copied."""
     found = buffer_of(storage)
     if len(found):
         found.obj.lasting = True  # type: ignore[attr-defined]
@@ -154,18 +155,18 @@ def lasting_view(storage: torch.UntypedStorage) -> memoryview:
 
 
 def lasts(data: memoryview) -> bool:
-    """Whether nobody changes what is in a view."""
+    """Return True if nothing changes what is in a view."""
     return type(data.obj) is bytes or (data.obj is not None and getattr(data.obj, "lasting", False))
 
 
 def allocate(nbytes: int) -> tuple[torch.UntypedStorage, memoryview]:
-    """Memory for what comes, and a view of it that a transport can receive into."""
+    """Return new memory, and a view of it that a transport can receive into."""
     storage = warm.take(nbytes)
     return storage, storage_view(storage)
 
 
 def from_bytes(data: bytes | bytearray | memoryview) -> torch.UntypedStorage:
-    """A storage that owns a copy of `data`."""
+    """Return a storage that owns a copy of `data`."""
     storage = _new_storage(data.nbytes if type(data) is memoryview else len(data))
     if type(data) is bytes:
         raw_fill(storage.data_ptr(), data, len(data))
@@ -175,14 +176,14 @@ def from_bytes(data: bytes | bytearray | memoryview) -> torch.UntypedStorage:
 
 
 def untouched(nbytes: int) -> mmap.mmap:
-    """Memory full of zeros, which the system gives when it is written to: page by page, and none before."""
+    """Return memory full of zeros, which the system allocates page by page when it is written to."""
     if sys.platform == "win32":
         return mmap.mmap(-1, nbytes)
     return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def fixed(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A storage over the same memory that cannot be made larger. (There is no such storage on other devices.)"""
+    """Return a storage over the same memory that cannot be made larger. (There is no such storage on other devices.)"""
     if storage.device.type != "cpu" or not storage.resizable():
         return storage
     if not storage.nbytes():
@@ -193,7 +194,7 @@ def fixed(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def copied(data: memoryview) -> memoryview:
-    """A copy that nobody can change, made while no other thread of the program runs."""
+    """Return an immutable copy, made while no other thread of the program runs."""
     if data.nbytes < SMALLEST:
         return memoryview(bytes(data))
     storage = warm.take(data.nbytes)
@@ -202,27 +203,27 @@ def copied(data: memoryview) -> memoryview:
 
 
 def snapshot(packed: Packed) -> Packed:
-    """The same message in memory of its own: what the sender does to its tensors from now on does not show in it."""
+    """Return the same message in memory of its own: later changes of the sender's tensors do not show in it."""
     packed.complete()
     copies = [copied(buffer) for buffer in packed.buffers]
     return Packed(packed.body, copies, list(copies), [])
 
 
 class Fingerprint(NamedTuple):
-    """What tells whether memory referenced in place is still what it was."""
+    """The state of memory that is referenced in place, to detect changes."""
 
-    versions: tuple[int | None, ...]  # how often each tensor had been written to; None where nobody counts
+    versions: tuple[int | None, ...]  # how often each tensor had been written to; None where that is not counted
     samples: tuple[bytes, ...]  # a few bytes from here and there: writes through `.data` or numpy are counted nowhere
 
 
 def fingerprint(packed: Packed) -> Fingerprint:
-    """Take note of the state of the memory that `packed` references."""
+    """Return the state of the memory that `packed` references."""
     versions = tuple(_version(tensor) for tensor in packed.tensors)
     return Fingerprint((*versions, None) if packed.untracked else versions, _samples(packed))
 
 
 def unchanged(packed: Packed, before: Fingerprint) -> bool:
-    """False when anything that `packed` references is known to have been written to since, or when nobody counts.
+    """Return False if anything that `packed` references is known to have been written to since, or is not counted.
 
     Not seen: a write that goes round torch's counter (through `.data` or numpy) and misses every sample.
     """

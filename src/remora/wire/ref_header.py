@@ -1,4 +1,4 @@
-"""What a message that carries references says before everything else, so that it is known without unpickling the rest.
+"""The header of a message that carries references. The receiver reads it without unpickling the rest.
 
     u32     length of the list of references; 0 if there are none
     u8      what the message makes: 0 nothing, 1 a value, 2 a value made by a torch operator or a TorchScript function
@@ -25,7 +25,7 @@ _MAKES = struct.Struct("<IBQQQQ")
 
 
 def attach(packed: Packed, scope: PackScope, creates: Creates | None = None) -> int:
-    """Put the preamble in front of a packed message that needs one. The flags that say so."""
+    """Put the header in front of a packed message that needs one. Return the flags that say so."""
     packed.undo = scope.undo
     listed = pickle.dumps(scope.attachments, 5) if scope.attachments else b""
     if creates is None:
@@ -38,7 +38,7 @@ def attach(packed: Packed, scope: PackScope, creates: Creates | None = None) -> 
 
 
 def detach(body: Body) -> tuple[Creates | None, list[Any], Body]:
-    """(what the message makes, the references in it, the rest)."""
+    """Return what the message makes, the references in it, and the rest."""
     length, makes = _CARRIES.unpack_from(body)
     if not makes:
         start, creates = _CARRIES.size, None

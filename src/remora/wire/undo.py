@@ -1,4 +1,4 @@
-"""How to take back what packing a message did. No pickling here."""
+"""Undoes what packing a message did. No pickling here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class Undo(list[Callable[[], None]]):
-    """What takes back what packing a message did, if it is never sent. Each entry may run twice: that is as good as once.
+    """Functions that undo what packing a message did, if it is never sent. Each may run twice: that is as good as once.
 
-    While it is `armed`, no call answers for the message yet: if an exception of a signal handler ends the way there, and the
+    While it is `armed`, no call is responsible for the message yet: if an exception of a signal handler interrupts, and the
     list is dropped with its frames, the destructor runs what is in it.
     """
 
@@ -19,8 +19,8 @@ class Undo(list[Callable[[], None]]):
         self.armed = armed
 
     def run(self) -> None:
-        """Take everything back, last first."""
-        self.armed = True  # a strike in the midst of this leaves the rest to the destructor
+        """Run all of them, last first."""
+        self.armed = True  # an exception in the midst of this leaves the rest to the destructor
         while self:
             self[-1]()
             self.pop()  # now: had it been interrupted, it would be run again

@@ -13,7 +13,8 @@ import torch
 
 from remora import rpc
 from remora.errors import CallCancelled, CallTimeout
-from tests.agent.alone import wait_until, worker_alone
+from tests.agent.alone import worker_alone
+from tests.eventually import eventually
 
 gate = threading.Event()
 events: list[str] = []
@@ -164,7 +165,7 @@ def test_wait_for_cancels_the_call(me: str) -> None:
         return future
 
     assert asyncio.run(main()).cancelled()
-    wait_until(lambda: events == ["started", "cancelled"])
+    eventually(lambda: events == ["started", "cancelled"])
 
 
 def test_cancelling_a_task_cancels_the_call_it_awaits(me: str) -> None:
@@ -184,7 +185,7 @@ def test_cancelling_a_task_cancels_the_call_it_awaits(me: str) -> None:
 
     future = asyncio.run(main())
     assert future.cancelled()
-    wait_until(lambda: events == ["started", "cancelled"])
+    eventually(lambda: events == ["started", "cancelled"])
 
 
 def test_a_loop_that_closed_before_the_answer_came_is_no_trouble(me: str) -> None:
@@ -255,9 +256,9 @@ def test_all_coroutines_share_one_loop(me: str) -> None:
 
 def test_cancelling_reaches_the_coroutine(me: str) -> None:
     future = rpc.rpc_async(me, sleep_long)
-    wait_until(lambda: events == ["started"])
+    eventually(lambda: events == ["started"])
     assert future.cancel()
-    wait_until(lambda: events == ["started", "cancelled"])
+    eventually(lambda: events == ["started", "cancelled"])
     with pytest.raises(CallCancelled):
         future.wait()
 
@@ -267,16 +268,16 @@ def test_cancelling_reaches_coroutines_further_down(me: str) -> None:
         await rpc.rpc_async(to, sleep_long)
 
     future = rpc.rpc_async(me, relay, args=(me,))
-    wait_until(lambda: events == ["started"])
+    eventually(lambda: events == ["started"])
     future.cancel()
-    wait_until(lambda: events == ["started", "cancelled"])
+    eventually(lambda: events == ["started", "cancelled"])
 
 
 def test_a_coroutine_that_refuses_to_be_cancelled_harms_nobody(me: str) -> None:
     future = rpc.rpc_async(me, shrug_off_cancelling)
-    wait_until(lambda: events == ["started"])
+    eventually(lambda: events == ["started"])
     future.cancel()
-    wait_until(lambda: events == ["started", "shrugged"])
+    eventually(lambda: events == ["started", "shrugged"])
     assert future.cancelled()
     assert rpc.rpc_sync(me, async_double, args=(1,)) == 2
 
@@ -293,7 +294,7 @@ def test_the_deadline_of_the_call_is_inherited_by_calls_of_the_coroutine(me: str
     start = time.monotonic()
     with pytest.raises(CallTimeout):
         rpc.rpc_sync(me, note_timeout_of_nested_call, args=(me,), timeout=0.3)
-    wait_until(lambda: events == ["CallTimeout"], timeout=2.0)
+    eventually(lambda: events == ["CallTimeout"], timeout=2.0)
     assert time.monotonic() - start < 2.0
     gate.set()
 
@@ -309,5 +310,5 @@ def test_a_coroutine_may_make_a_synchronous_call_to_another_function(narrow: str
 def test_shutdown_cancels_coroutines_that_still_run() -> None:
     with worker_alone(graceful=False) as name:
         rpc.rpc_async(name, sleep_long).add_done_callback(lambda done: done.exception())  # type: ignore[attr-defined]
-        wait_until(lambda: events == ["started"])
+        eventually(lambda: events == ["started"])
     assert events == ["started", "cancelled"]

@@ -13,7 +13,8 @@ import torch
 from remora import rpc
 from remora.agent.calls.call import current_deadline
 from remora.errors import CallOutcomeUnknown, CallTimeout
-from tests.agent.alone import wait_until, worker_alone
+from tests.agent.alone import worker_alone
+from tests.eventually import eventually
 
 gate = threading.Event()
 seen: list[float | None] = []
@@ -165,7 +166,7 @@ def test_the_worker_lives_on_and_late_answers_are_dropped(patient: str) -> None:
             future.wait()
     gate.set()
     agent = rpc._get_current_rpc_agent().agent
-    wait_until(lambda: agent.dispatch.counts() == 0)
+    eventually(lambda: agent.dispatch.counts() == 0)
     assert rpc.rpc_sync(patient, double, args=(2,)) == 4
     assert agent.peers.active_calls() == 0
 
@@ -203,7 +204,7 @@ def test_under_a_call_without_deadline_the_default_holds(me: str) -> None:
 def test_an_inherited_deadline_ends_the_nested_call(patient: str) -> None:
     with pytest.raises(CallTimeout):
         rpc.rpc_sync(patient, note_when_nested_call_ends, args=(patient,), timeout=0.2)
-    wait_until(lambda: seen)
+    eventually(lambda: seen)
     assert seen[0] is not None
     assert seen[0] < 1.0
 
@@ -254,7 +255,7 @@ def test_the_callback_of_a_timeout_runs_when_every_worker_thread_is_busy(narrow:
 
 def test_a_thousand_deadlines_fire(patient: str) -> None:
     futures = [rpc.rpc_async(patient, wait_at_gate, timeout=0.2 + i / 5000) for i in range(1000)]
-    wait_until(lambda: all(future.done() for future in futures), timeout=5.0)
+    eventually(lambda: all(future.done() for future in futures), timeout=5.0)
     assert all(isinstance(future.exception(), CallTimeout) for future in futures)
 
 

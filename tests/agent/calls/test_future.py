@@ -19,7 +19,7 @@ from torch.futures import wait_all as wait_all_bound_early
 from remora import rpc
 from remora.agent.serving.dispatch import Request
 from remora.errors import CallCancelled, CallError
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 gate = threading.Event()
 ran: list[int] = []
@@ -306,7 +306,7 @@ def test_a_call_cancelled_before_it_ran_does_not_run(narrow: str) -> None:
     blocker = rpc.rpc_async(narrow, wait_at_gate, args=(1,))
     queued = rpc.rpc_async(narrow, wait_at_gate, args=(2,))
     assert queued.cancel()
-    wait_until(everything_arrived)
+    eventually(everything_arrived)
     gate.set()
     assert blocker.wait() == 1
     assert rpc.rpc_sync(narrow, double, args=(1,)) == 2, "whatever was queued before this has been dealt with"
@@ -317,7 +317,7 @@ def test_a_late_answer_to_a_cancelled_call_is_dropped(me: str) -> None:
     future = rpc.rpc_async(me, wait_at_gate, args=(1,))
     future.cancel()
     gate.set()
-    wait_until(lambda: ran == [1] or not rpc._get_current_rpc_agent().agent.dispatch.counts())
+    eventually(lambda: ran == [1] or not rpc._get_current_rpc_agent().agent.dispatch.counts())
     assert rpc.rpc_sync(me, double, args=(1,)) == 2
     assert future.cancelled()
 
@@ -329,7 +329,7 @@ def test_a_worker_forgets_calls_that_were_settled(me: str) -> None:
     future.cancel()
     gate.set()
     agent = rpc._get_current_rpc_agent().agent
-    wait_until(lambda: agent.peers.active_calls() == 0 and agent.dispatch.counts() == 0)
+    eventually(lambda: agent.peers.active_calls() == 0 and agent.dispatch.counts() == 0)
     assert rpc._get_debug_info()["agent.client_active_calls"] == "0"
 
 
@@ -339,8 +339,8 @@ def test_a_worker_forgets_calls_that_were_settled(me: str) -> None:
 @pytest.mark.parametrize("function", [double, fail])
 def test_a_settled_future_does_not_keep_the_bytes_of_the_reply(me: str, function: Any) -> None:
     future = rpc.rpc_async(me, function, args=("x" * 1000,))
-    wait_until(future.done)
-    wait_until(lambda: future._of.reply is None)  # the thread that settles it drops the reply right after
+    eventually(future.done)
+    eventually(lambda: future._of.reply is None)  # the thread that settles it drops the reply right after
     assert (future.exception() is None) == (function is double)
 
 
@@ -466,7 +466,7 @@ def test_a_settled_future_can_be_collected(me: str, use: Any) -> None:
         gc.collect()
         return reference() is None
 
-    wait_until(collected)
+    eventually(collected)
 
 
 def test_nothing_is_left_of_thousands_of_calls(me: str) -> None:
@@ -479,7 +479,7 @@ def test_nothing_is_left_of_thousands_of_calls(me: str) -> None:
         rpc.rpc_sync(me, double, args=(i,), timeout=0.9 if i % 2 else 60.0)
         torch.futures.wait_all([rpc.rpc_async(me, double, args=(j,), timeout=0.9) for j in range(4)])
     agent = rpc._get_current_rpc_agent().agent
-    wait_until(lambda: alive() <= before + 2)
+    eventually(lambda: alive() <= before + 2)
     assert agent.peers.active_calls() == agent.dispatch.counts() == 0
     peer = agent.peers.me
     assert peer.incoming is not None
@@ -506,11 +506,11 @@ def test_its_repr_says_of_what_it_is_the_future_and_what_became_of_it(me: str) -
 
 def test_to_print_a_failed_future_is_not_to_look_at_it(me: str, caplog: pytest.LogCaptureFixture) -> None:
     failing = rpc.rpc_async(me, fail, args=("unseen",))
-    wait_until(failing.done)
+    eventually(failing.done)
     assert "unseen" in repr(failing)
     del failing
     gc.collect()
-    wait_until(lambda: "nobody looked" in caplog.text)
+    eventually(lambda: "nobody looked" in caplog.text)
 
 
 def test_result_is_wait(me: str) -> None:

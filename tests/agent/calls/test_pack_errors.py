@@ -22,7 +22,8 @@ from remora.agent.serving import dispatch
 from remora.errors import CallTimeout, NotInitialized, RemoteError, SerializationError
 from remora.testing.world import World
 from remora.wire import exceptions
-from tests.agent.alone import NAME, wait_until
+from tests.agent.alone import NAME
+from tests.eventually import eventually
 
 HERE = "tests.agent.calls.test_pack_errors"
 lock = threading.Lock()
@@ -161,7 +162,7 @@ def test_looking_for_the_place_leaves_no_reference_behind() -> None:
         with pytest.raises(TypeError, match=r"args\[1\] of"):
             world.run(0, rpc.rpc_sync, "worker1", train, (rref, threading.Lock()))
         del rref
-        wait_until(lambda: not world.unrest())
+        eventually(lambda: not world.unrest())
 
 
 class Huge(list[Any]):
@@ -242,9 +243,9 @@ def outcome(future: Any) -> str:
 
 def test_whether_the_function_had_begun(world: World) -> None:
     first = world.run(0, rpc.rpc_async, "worker1", wait_at_gate, timeout=5.0)
-    wait_until(lambda: world[1].agent.pool.counts()[2] == 1)
+    eventually(lambda: world[1].agent.pool.counts()[2] == 1)
     second = world.run(0, rpc.rpc_async, "worker1", wait_at_gate, timeout=5.0)
-    wait_until(lambda: world[1].agent.dispatch.counts() == 2)
+    eventually(lambda: world[1].agent.dispatch.counts() == 2)
     world.clock.advance(6.0)
     assert "It had begun on worker1, and may still be running." in outcome(first)
     assert "It had not begun on worker1 0." in outcome(second)
@@ -252,16 +253,16 @@ def test_whether_the_function_had_begun(world: World) -> None:
 
 def test_whose_deadline_it_was(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     default = world.run(0, rpc.rpc_async, "worker2", wait_at_gate)
-    wait_until(lambda: world[2].agent.dispatch.counts() == 1)
+    eventually(lambda: world[2].agent.dispatch.counts() == 1)
     world.clock.advance(10.0)
     given = world.run(0, rpc.rpc_async, "worker1", call_on, ("worker2",), timeout=5.0)
-    wait_until(lambda: world[2].agent.dispatch.counts() == 2)
+    eventually(lambda: world[2].agent.dispatch.counts() == 2)
     world.clock.advance(21.0)
     assert "(30000 ms)" in outcome(default)
     assert "That is the default of this worker (rpc_timeout)." in outcome(default)
     assert "(5000 ms)" in outcome(given)
     assert "default" not in outcome(given)
-    wait_until(lambda: "CallTimeout" in (said := capfd.readouterr().err) and noted.append(said) is None)
+    eventually(lambda: "CallTimeout" in (said := capfd.readouterr().err) and noted.append(said) is None)
     nested = noted[0]
     assert "set timeout (5000 ms)" in nested
     assert f"It had the deadline of {HERE}.call_on, which worker0 called with 5000 ms, of which 5000 ms were left" in nested
@@ -352,7 +353,7 @@ class Remote(Dataset[Any]):
 def take_one(data: Remote, parent: str) -> None:
     batches = iter(DataLoader(data, num_workers=1))
     try:
-        with pytest.raises(NotInitialized, match=rf"forked from the one of {parent}(?s:.*)DataLoader: set num_workers=0"):
+        with pytest.raises(NotInitialized, match=rf"forked from the process of {parent}(?s:.*)set num_workers=0"):
             next(batches)
     finally:
         batches._shutdown_workers()  # type: ignore[attr-defined]

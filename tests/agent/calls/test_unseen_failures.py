@@ -16,7 +16,7 @@ import torch
 
 from remora import rpc
 from remora.agent.calls.future import Forgotten, forgotten
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 release = threading.Event()
 
@@ -43,13 +43,13 @@ def start_and_drop(to: str) -> int:
     """Start a call that fails and forget its future; the line of the start."""
     future = rpc.rpc_async(to, fail)
     line = sys._getframe().f_lineno - 1
-    wait_until(future.done)
+    eventually(future.done)
     return line
 
 
 def test_it_is_reported_once_with_file_and_line(me: str, caplog: pytest.LogCaptureFixture) -> None:
     line = start_and_drop(me)
-    wait_until(lambda: reports(caplog))
+    eventually(lambda: reports(caplog))
     (report,) = reports(caplog)
     assert f"{__file__}:{line}" in report
     assert "ValueError" in report
@@ -62,25 +62,25 @@ def test_it_is_reported_once_with_file_and_line(me: str, caplog: pytest.LogCaptu
 
 def test_a_future_dropped_before_its_call_failed_is_reported_too(me: str, caplog: pytest.LogCaptureFixture) -> None:
     rpc.rpc_async(me, fail)
-    wait_until(lambda: reports(caplog))
+    eventually(lambda: reports(caplog))
     assert len(reports(caplog)) == 1
 
 
 def test_each_of_several_is_reported(me: str, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(5):
         future = rpc.rpc_async(me, fail, args=(f"number {i}",))
-        wait_until(future.done)
+        eventually(future.done)
         del future
-        wait_until(lambda i=i: len(reports(caplog)) == i + 1)
+        eventually(lambda i=i: len(reports(caplog)) == i + 1)
     assert all(any(f"number {i}" in report for report in reports(caplog)) for i in range(5))
 
 
 def test_hundreds_that_are_dropped_together_are_one_line(me: str, caplog: pytest.LogCaptureFixture) -> None:
     futures = [rpc.rpc_async(me, fail, args=(f"number {i}",)) for i in range(200)]
-    wait_until(lambda: all(future.done() for future in futures))
+    eventually(lambda: all(future.done() for future in futures))
     futures.clear()
     gc.collect()
-    wait_until(lambda: bool(caplog.records))
+    eventually(lambda: bool(caplog.records))
     (said,) = [record.getMessage() for record in caplog.records]
     assert "number" in said
     assert "(199 more calls failed and nobody looked; this was the first)" in said
@@ -132,13 +132,13 @@ def _wait(future: Any) -> None:
 
 
 def _value(future: Any) -> None:
-    wait_until(future.done)
+    eventually(future.done)
     with pytest.raises(ValueError):
         future.value()
 
 
 def _exception(future: Any) -> None:
-    wait_until(future.done)
+    eventually(future.done)
     assert isinstance(future.exception(), ValueError)
 
 
@@ -183,7 +183,7 @@ def test_it_is_not_reported_when_somebody_looked(
     assert reports(caplog) == []
     # Something that is reported, so that the silence above means something.
     start_and_drop(me)
-    wait_until(lambda: reports(caplog))
+    eventually(lambda: reports(caplog))
     assert len(reports(caplog)) == 1
 
 
@@ -203,6 +203,6 @@ def test_a_synchronous_call_is_not_reported_on_top_of_raising(me: str, caplog: p
 def test_a_timeout_nobody_looked_at_is_reported(me: str, caplog: pytest.LogCaptureFixture) -> None:
     release.clear()
     rpc.rpc_async(me, wait_for_release, timeout=0.02)
-    wait_until(lambda: reports(caplog))
+    eventually(lambda: reports(caplog))
     release.set()
     assert "RPC ran for more than" in reports(caplog)[0]

@@ -19,6 +19,7 @@ from remora.agent.channel.bulk import LARGE
 from remora.agent.channel.delayed_flush import PATIENCE, DelayedFlush
 from remora.agent.channel.inbox import ACK, PING
 from remora.agent.runtime.timers import Timers
+from remora.options import FAST_PATHS
 from remora.testing.world import World
 from remora.transport.link import StreamLink
 from tests.agent.alone import wait_until
@@ -114,6 +115,7 @@ def timers() -> Iterator[Timers]:
     timers.stop()
 
 
+@pytest.mark.skipif(not FAST_PATHS.delayed_flush, reason="turned off")
 def test_what_waits_for_company_does_not_wait_for_long(alone: OutboxAlone, timers: Timers) -> None:
     company = DelayedFlush(timers)
     other = OutboxAlone()

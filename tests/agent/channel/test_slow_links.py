@@ -17,6 +17,7 @@ from remora.agent.channel import channel, flow_control
 from remora.agent.runtime.pool import WorkerPool
 from remora.options import Settings
 from remora.rpc.membership import MembershipEvent
+from remora.testing import virtual_clock
 from remora.testing.world import World
 from remora.transport.link import ENOUGH, StreamLink, waiter
 from remora.wire.frames import encode
@@ -99,8 +100,10 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.fixture
-def world(wire: Wire) -> Iterator[World]:
+def world(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Two workers that have one connection, and know what time it is only by the test."""
+    # However slow the machine: a second passes when both have read, and said, all that they could in the second before.
+    monkeypatch.setattr(virtual_clock, "SETTLE_LIMIT", 60.0)
     with World(2, clock="virtual", watch=0, shared_memory=0) as world:
         yield world
         for rank in range(2):

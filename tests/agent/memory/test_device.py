@@ -86,11 +86,11 @@ class Two:
 def test_nothing_is_lent_before_a_trial() -> None:
     two = Two()
     assert two.lend(torch.ones(3)) is None
-    trial = two.lender.trial(CPU)
-    assert trial is not None
-    assert two.lender.trial(CPU) is None  # one is enough
+    probe = two.lender.probe(CPU)
+    assert probe is not None
+    assert two.lender.probe(CPU) is None  # one is enough
     assert two.lend(torch.ones(3)) is None
-    two.receiver.try_out(trial, CPU)
+    two.receiver.try_out(probe, CPU)
     two.deliver()
     assert Exporter.lent == {}
     reference = two.lend(torch.ones(3), torch.zeros(2))
@@ -121,9 +121,9 @@ def test_to_who_is_waited_for_the_memory_itself_is_lent() -> None:
 
 def proven() -> Two:
     two = Two()
-    trial = two.lender.trial(CPU)
-    assert trial is not None
-    two.receiver.try_out(trial, CPU)
+    probe = two.lender.probe(CPU)
+    assert probe is not None
+    two.receiver.try_out(probe, CPU)
     two.deliver()
     return two
 
@@ -131,24 +131,24 @@ def proven() -> Two:
 def test_who_cannot_open_it_is_lent_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(Importer, "refuses", True)
     two = Two()
-    trial = two.lender.trial(CPU)
-    assert trial is not None
-    with pytest.raises(SerializationError, match=r"cannot be had here.*no way"):
-        two.receiver.try_out(trial, CPU)
+    probe = two.lender.probe(CPU)
+    assert probe is not None
+    with pytest.raises(SerializationError, match=r"could not open the device memory of .*no way"):
+        two.receiver.try_out(probe, CPU)
     with caplog.at_level(logging.WARNING, "remora"):
         two.deliver()
     assert "receiver cannot open device memory of this worker" in caplog.text
     assert Exporter.lent == {}
     assert two.lend(torch.ones(3)) is None
-    assert two.lender.trial(CPU) is None
+    assert two.lender.probe(CPU) is None
 
 
 def test_the_reason_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     two = Two("far")
     with caplog.at_level(logging.INFO, "remora"):
-        assert two.lender.trial(CPU) is None
-        assert two.lender.trial(CPU) is None
-    assert caplog.text.count("go to receiver by way of the host: it is far away") == 1
+        assert two.lender.probe(CPU) is None
+        assert two.lender.probe(CPU) is None
+    assert caplog.text.count("go to receiver over the host: it is far away") == 1
 
 
 def test_too_much_goes_over_the_host() -> None:
@@ -184,21 +184,21 @@ def test_what_is_dropped_or_not_sent_comes_back() -> None:
 
 def test_a_trial_that_was_not_sent_is_made_again() -> None:
     two = Two()
-    trial = two.lender.trial(CPU)
-    assert trial is not None
-    assert trial.startswith(THERE)
-    two.lender.retract(trial)
-    assert two.lender.trial(CPU) is not None
+    probe = two.lender.probe(CPU)
+    assert probe is not None
+    assert probe.startswith(THERE)
+    two.lender.retract(probe)
+    assert two.lender.probe(CPU) is not None
 
 
 def test_a_trial_that_was_dropped_proves_nothing() -> None:
     two = Two()
-    trial = two.lender.trial(CPU)
-    assert trial is not None
-    two.receiver.give_back(trial)
+    probe = two.lender.probe(CPU)
+    assert probe is not None
+    two.receiver.give_back(probe)
     two.deliver()
     assert two.lend(torch.ones(3)) is None
-    assert two.lender.trial(CPU) is not None
+    assert two.lender.probe(CPU) is not None
 
 
 def test_too_little_memory_at_the_receiver_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_too_little_memory_at_the_receiver_is_no_refusal(monkeypatch: pytest.Mon
 
 
 def test_nothing_is_lent_if_the_program_says_so() -> None:
-    assert Two(limit=0).lender.trial(CPU) is None
+    assert Two(limit=0).lender.probe(CPU) is None
 
 
 def test_within_a_process_it_is_handed_over() -> None:

@@ -14,7 +14,8 @@ import pytest
 from remora import rpc
 from remora.agent.peers.pending_connections import PendingTable
 from remora.protocol.conversation import MAGIC, VERSION
-from tests.agent.alone import wait_until, worker_alone
+from tests.agent.alone import worker_alone
+from tests.eventually import eventually
 
 KNOCKS = 600
 SAID = {"nothing": b"", "garbage": b"GET / HTTP/1.1\r\n\r\n", "half a hello": MAGIC + bytes([VERSION])}
@@ -48,18 +49,18 @@ def test_nothing_is_left_of_strangers(port: int, what: str, caplog: pytest.LogCa
                     connection.sendall(SAID[what])
 
     knock(20)
-    wait_until(lambda: not strangers())
+    eventually(lambda: not strangers())
     gc.collect()
     gc.disable()
     try:
         before = census()
         knock(KNOCKS)
-        wait_until(lambda: not strangers())
+        eventually(lambda: not strangers())
 
         def grown() -> dict[str, int]:
             return {name: n - before[name] for name, n in census().items() if n - before[name] > KNOCKS / 4}
 
-        wait_until(lambda: not grown())  # (what the pool has to do for the last of them takes a moment)
+        eventually(lambda: not grown())  # (what the pool has to do for the last of them takes a moment)
     finally:
         gc.enable()
 
@@ -70,5 +71,5 @@ def test_those_who_stay_are_bounded(port: int) -> None:
     with ExitStack() as stack:
         for _ in range(limit + 50):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
-        wait_until(lambda: strangers() == limit - limit // 4)
-    wait_until(lambda: not strangers())
+        eventually(lambda: strangers() == limit - limit // 4)
+    eventually(lambda: not strangers())

@@ -17,7 +17,7 @@ from remora.agent.peers.reconnect import AT_ONCE, DialQueue
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
 from remora.protocol.membership import OwnTime
 from remora.testing.world import World
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 
 def fail_to_connect(world: World, error: Exception, times: int) -> list[int]:
@@ -101,10 +101,10 @@ def test_few_dial_at_a_time_and_those_that_take_long_hold_up_nobody() -> None:
         queue.submit(partial(dial, takes_long=True))
     for _ in range(AT_ONCE + 5):
         queue.submit(partial(dial, takes_long=False))
-    wait_until(lambda: len(running) == 3 + AT_ONCE)
+    eventually(lambda: len(running) == 3 + AT_ONCE)
     assert len(threads) == 3 + AT_ONCE
     go_on.set()
-    wait_until(lambda: len(running) == 3 + AT_ONCE + 5)
+    eventually(lambda: len(running) == 3 + AT_ONCE + 5)
     for thread in threads:
         thread.join(10.0)
 

@@ -17,7 +17,7 @@ from remora.errors import AuthenticationError, WorkerLost
 from remora.protocol.conversation import SEAL_SIZE, Kind, header
 from remora.protocol.handshake import Identity, Responder, Why
 from remora.testing.world import World
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 Answer = Callable[[bytes], bytes]
 
@@ -120,7 +120,7 @@ def test_an_impostor_that_stays_is_a_silent_peer_and_the_error_says_what_it_said
             cut(world)
             with pytest.raises(WorkerLost, match=r"proves nothing.*did not prove itself.*shutting down"):
                 world.run(0, rpc.rpc_sync, "worker1", double, args=(4,))
-            wait_until(lambda: world[0].members()[1].state == "dead")
+            eventually(lambda: world[0].members()[1].state == "dead")
             assert world[0].members()[1].reason.startswith("it has been silent for")
 
 

@@ -13,7 +13,7 @@ from remora.agent.runtime.leader_followers import THRESHOLDS
 from remora.agent.runtime.pool import WorkerPool
 from remora.protocol.leader import IDLE, Leadership, Thresholds
 from remora.transport.poller import EpollPoller, Poller
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 Work = Callable[[], object]
 
@@ -69,7 +69,7 @@ class Peer:
     def leader(self) -> int:
         """Which thread leads, when it is back from what it did."""
         self.call()
-        wait_until(lambda: self.state.doing is IDLE)
+        eventually(lambda: self.state.doing is IDLE)
         return self.state.thread
 
     def close(self) -> None:

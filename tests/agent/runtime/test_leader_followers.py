@@ -14,8 +14,8 @@ import pytest
 
 import remora.agent
 from remora.agent.runtime import leader_followers as runtime
+from remora.agent.runtime.current import blocking_region
 from remora.agent.runtime.leader_followers import LeaderFollowers
-from remora.agent.runtime.pool import blocking_region
 from remora.protocol.leader import (
     HELP,
     IDLE,
@@ -32,8 +32,8 @@ from remora.protocol.leader import (
 )
 from remora.transport.gate import AT_ONCE
 from remora.transport.poller import EpollPoller, Event, Seen, SelectPoller
-from tests.agent.alone import wait_until
 from tests.agent.runtime.conftest import HOUR, Peer, Start, thresholds
+from tests.eventually import eventually
 
 USUAL = Thresholds()
 
@@ -51,7 +51,7 @@ def test_one_thread_runs_everything_and_one_follows(start: Start, patient: dict[
     finally:
         other.close()
     assert set(peer.ran_by + other.ran_by) == {peer.state.thread}
-    wait_until(lambda: peer.pool.counts()[:2] == (2, 2))
+    eventually(lambda: peer.pool.counts()[:2] == (2, 2))
 
 
 def test_a_function_that_blocks_does_not_hold_up_the_next(start: Start) -> None:
@@ -114,7 +114,7 @@ def test_a_leader_that_comes_back_leads_again(start: Start, patient: dict[str, f
     peer.work[1] = wait
     for _ in range(20):
         peer.call(1)
-        wait_until(lambda: peer.state.doing is IDLE)
+        eventually(lambda: peer.state.doing is IDLE)
         peer.call(0)
     assert set(peer.ran_by) == {lead}
 
@@ -130,7 +130,7 @@ def test_a_leader_that_waits_in_a_service_hands_over_at_once(start: Start, patie
 
     peer.work[2] = released.set
     peer.pool.submit_system(wait)
-    wait_until(lambda: peer.state.doing is WAITING)
+    eventually(lambda: peer.state.doing is WAITING)
     peer.call(2)
 
 
@@ -145,11 +145,11 @@ def test_a_leader_that_stays_away_is_replaced(start: Start) -> None:
         peer.call()
         return peer.state.thread != lead
 
-    wait_until(replaced)
+    eventually(replaced)
     second = peer.state.thread
     released.set()
     peer.answers(1)
-    wait_until(lambda: peer.pool.counts()[2] == 0 and peer.state.doing is IDLE)
+    eventually(lambda: peer.pool.counts()[2] == 0 and peer.state.doing is IDLE)
     del peer.ran_by[:]
     for _ in range(20):
         peer.call()
@@ -188,7 +188,7 @@ def test_a_leader_that_fails_is_replaced(start: Start, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(peer.poller, "fired", fail)
     peer.poller.wake()
-    wait_until(lambda: leading_thread(peer) not in (first, None))
+    eventually(lambda: leading_thread(peer) not in (first, None))
     for _ in range(3):
         peer.call()
     assert set(peer.ran_by[1:]) == {peer.state.thread}
@@ -201,7 +201,7 @@ def test_a_thread_that_replaces_a_leader_is_looked_after_too(start: Start) -> No
     peer.work[1] = lambda: released.wait(10.0)
     for number in range(USUAL.helped + 6):
         peer.ask(1)
-        wait_until(lambda number=number: len(peer.ran_by) == number + 1)  # type: ignore[misc]
+        eventually(lambda number=number: len(peer.ran_by) == number + 1)  # type: ignore[misc]
     released.set()
     peer.answers(USUAL.helped + 6)
 
@@ -219,8 +219,8 @@ def test_a_helper_ends_after_a_while(start: Start) -> None:
     peer.answers(4)
     helpers = set(peer.ran_by) - {lead}
     assert len(helpers) == 3
-    wait_until(lambda: not helpers & {thread.ident for thread in threading.enumerate()})
-    wait_until(lambda: peer.pool.counts()[:2] == (2, 2))
+    eventually(lambda: not helpers & {thread.ident for thread in threading.enumerate()})
+    eventually(lambda: peer.pool.counts()[:2] == (2, 2))
 
 
 def test_only_a_few_helpers_are_kept(start: Start) -> None:
@@ -229,7 +229,7 @@ def test_only_a_few_helpers_are_kept(start: Start) -> None:
     peer.work[1] = lambda: meeting.wait(10.0)
     peer.ask(*[1] * 12)
     peer.answers(12)
-    wait_until(lambda: peer.pool.counts()[0] <= USUAL.spare + 1)
+    eventually(lambda: peer.pool.counts()[0] <= USUAL.spare + 1)
     peer.call()
 
 
@@ -299,10 +299,10 @@ def test_a_leader_spins_while_it_pays_and_then_sleeps(start: Start, monkeypatch:
         peer.call()
         return peer.state.streak >= USUAL.streak
 
-    wait_until(brisk)
-    wait_until(lambda: looks)
-    wait_until(lambda: peer.state.doing is IDLE and not peer.state.alarm_set)
-    wait_until(lambda: stays(looks, 0.1))
+    eventually(brisk)
+    eventually(lambda: looks)
+    eventually(lambda: peer.state.doing is IDLE and not peer.state.alarm_set)
+    eventually(lambda: stays(looks, 0.1))
 
 
 def stays(looks: list[int], seconds: float) -> bool:
@@ -319,11 +319,11 @@ def test_system_tasks_run_while_the_leader_is_stuck(start: Start) -> None:
     released, served = threading.Event(), threading.Event()
     peer.work[1] = lambda: released.wait(10.0)
     peer.ask(1)
-    wait_until(lambda: peer.pool.counts()[2] == 1)
+    eventually(lambda: peer.pool.counts()[2] == 1)
     peer.pool.submit_system(served.set)
     assert served.wait(10.0)
     peer.pool.call_soon(served.clear)
-    wait_until(lambda: not served.is_set())
+    eventually(lambda: not served.is_set())
     released.set()
     assert peer.theirs.recv(1) == b"\1"
 
@@ -333,7 +333,7 @@ def test_system_tasks_do_not_wait_until_the_leader_is_found_stuck(start: Start, 
     released, served = threading.Event(), threading.Event()
     peer.work[1] = lambda: released.wait(10.0)
     peer.ask(1)
-    wait_until(lambda: peer.state.doing is RUNNING)
+    eventually(lambda: peer.state.doing is RUNNING)
     peer.pool.submit_system(served.set)
     assert served.wait(10.0)
     released.set()

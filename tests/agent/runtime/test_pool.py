@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from remora.agent.runtime.pool import WorkerPool, blocking_region
+from remora.agent.runtime.current import blocking_region
+from remora.agent.runtime.pool import WorkerPool
 from remora.transport.poller import EpollPoller, Poller, SelectPoller
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 MakeCrew = Callable[[int], WorkerPool]
 
@@ -56,19 +57,19 @@ def test_jobs_run_up_to_the_limit_at_once_and_all_of_them_in_the_end(make_pool: 
     pool, gate = make_pool(3), Gate()
     for _ in range(20):
         pool.submit(gate)
-    wait_until(lambda: gate.inside == 3)
+    eventually(lambda: gate.inside == 3)
     assert len(pool.backlog) == 17
     assert pool.counts()[2] == 3
     gate.open()
-    wait_until(lambda: gate.passed == 20)
+    eventually(lambda: gate.passed == 20)
     assert gate.most == 3
-    wait_until(lambda: pool.counts()[2] == 0)
+    eventually(lambda: pool.counts()[2] == 0)
 
 
 def test_services_run_when_every_place_is_taken(make_pool: MakeCrew) -> None:
     pool, gate = make_pool(1), Gate()
     pool.submit(gate)
-    wait_until(lambda: gate.inside == 1)
+    eventually(lambda: gate.inside == 1)
     served = threading.Event()
     pool.submit_system(served.set)
     assert served.wait(2.0)
@@ -82,12 +83,12 @@ def test_services_that_block_do_not_hold_up_others(make_pool: MakeCrew) -> None:
     pool, gate = make_pool(1), Gate()
     for _ in range(10):
         pool.submit_system(gate)
-    wait_until(lambda: gate.inside == 10)
+    eventually(lambda: gate.inside == 10)
     done = threading.Event()
     pool.submit(done.set)
     assert done.wait(2.0)
     gate.open()
-    wait_until(lambda: gate.passed == 10)
+    eventually(lambda: gate.passed == 10)
 
 
 def test_a_job_that_waits_gives_its_place_away(make_pool: MakeCrew) -> None:
@@ -103,7 +104,7 @@ def test_a_job_that_waits_gives_its_place_away(make_pool: MakeCrew) -> None:
     pool.submit(first)
     pool.submit(second.set)
     assert finished.wait(5.0)
-    wait_until(lambda: pool.counts()[2] == 0)
+    eventually(lambda: pool.counts()[2] == 0)
 
 
 def test_jobs_that_wait_for_further_jobs_nest_to_any_depth(make_pool: MakeCrew) -> None:
@@ -120,7 +121,7 @@ def test_jobs_that_wait_for_further_jobs_nest_to_any_depth(make_pool: MakeCrew) 
 
     pool.submit(lambda: descend(60, done))
     assert done.wait(10.0)
-    wait_until(lambda: pool.counts()[2] == 0)
+    eventually(lambda: pool.counts()[2] == 0)
 
 
 def test_a_job_that_fails_costs_no_place(make_pool: MakeCrew, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,8 +141,8 @@ def test_a_job_that_fails_costs_no_place(make_pool: MakeCrew, caplog: pytest.Log
     done = threading.Event()
     pool.submit(done.set)
     assert done.wait(2.0)
-    wait_until(lambda: caplog.text.count("SystemExit: words") == 6)  # services and jobs run on different threads
-    wait_until(lambda: pool.counts()[2] == 0)
+    eventually(lambda: caplog.text.count("SystemExit: words") == 6)  # services and jobs run on different threads
+    eventually(lambda: pool.counts()[2] == 0)
 
 
 class Parting:
@@ -167,7 +168,7 @@ def test_what_a_job_takes_along_when_it_goes_finds_nothing_locked(make_pool: Mak
     for _ in range(3):
         pool.submit(Parting(pool, could))  # they follow upon each other
     gate.open()
-    wait_until(lambda: len(could) == 3)
+    eventually(lambda: len(could) == 3)
     assert could == [True] * 3
 
 
@@ -186,7 +187,7 @@ def test_waiting_inside_waiting_counts_once(make_pool: MakeCrew) -> None:
         active.append(pool.counts()[2])
 
     pool.submit(job)
-    wait_until(lambda: len(active) == 2)
+    eventually(lambda: len(active) == 2)
     assert active == [0, 1]
 
 
@@ -196,10 +197,10 @@ def test_threads_come_when_needed_and_most_go_again(make_pool: MakeCrew) -> None
     gate = Gate()
     for _ in range(40):
         pool.submit(gate)
-    wait_until(lambda: gate.inside == 40)
+    eventually(lambda: gate.inside == 40)
     assert pool.counts()[0] <= 45
     gate.open()
-    wait_until(lambda: gate.passed == 40 and pool.counts()[0] <= 10)
+    eventually(lambda: gate.passed == 40 and pool.counts()[0] <= 10)
 
 
 def test_many_jobs_from_many_threads(make_pool: MakeCrew) -> None:
@@ -215,7 +216,7 @@ def test_many_jobs_from_many_threads(make_pool: MakeCrew) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: len(ran) == 3000)
+    eventually(lambda: len(ran) == 3000)
     assert sorted(ran) == list(range(3000))
 
 
@@ -224,7 +225,7 @@ def test_an_idle_pool_sleeps(make_pool: MakeCrew) -> None:
     gate.open()
     for _ in range(8):
         pool.submit(gate)
-    wait_until(lambda: gate.passed == 8)
+    eventually(lambda: gate.passed == 8)
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.03
@@ -235,12 +236,12 @@ def test_stopping_tells_how_many_are_still_at_it() -> None:
     pool.start()
     for _ in range(2):
         pool.submit(gate)
-    wait_until(lambda: gate.inside == 2)
+    eventually(lambda: gate.inside == 2)
     start = time.monotonic()
     assert pool.stop(0.2) == 2
     assert time.monotonic() - start < 2.0
     gate.open()
-    wait_until(lambda: gate.passed == 2)
+    eventually(lambda: gate.passed == 2)
 
 
 def test_what_comes_after_the_stop_is_dropped() -> None:
@@ -261,7 +262,7 @@ def test_what_must_be_done_is_done_though_everybody_is_going_home() -> None:
 
     def late() -> None:
         going.set()
-        wait_until(lambda: pool._stopped)
+        eventually(lambda: pool._stopped)
         pool.submit_system(lambda: done.append("what can be left"))
         pool.submit_final(lambda: done.append("what cannot"))
         seen.set()
@@ -278,5 +279,5 @@ def test_a_pool_may_be_stopped_by_one_of_its_own() -> None:
     pool.start()
     left: list[int] = []
     pool.submit(lambda: left.append(pool.stop(2.0)))
-    wait_until(lambda: left)
+    eventually(lambda: left)
     assert left == [1], "itself"

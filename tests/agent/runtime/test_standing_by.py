@@ -22,7 +22,8 @@ from remora.testing.world import World
 from remora.transport.poller import EpollPoller, SelectPoller
 from remora.vocabulary.messages import MessageType
 from remora.wire.pickler import pack
-from tests.agent.alone import NAME, wait_until, worker_alone
+from tests.agent.alone import NAME, worker_alone
+from tests.eventually import eventually
 
 ASKED, ANSWERED = MessageType.RUN_WITH_PROFILING_REQ, MessageType.RUN_WITH_PROFILING_RESP  # workers do not use them
 SOON = 5.0  # seconds: much longer than it takes, much shorter than what blocks would
@@ -117,7 +118,7 @@ def on_asked(world: World, what: Callable[[], None]) -> None:
 def test_others_are_served_while_a_handler_that_runs_inline_blocks(world: World) -> None:
     on_asked(world, wait_at_gate)
     asked = ask(world, 1)
-    wait_until(lambda: gate.came)
+    eventually(lambda: gate.came)
     for _ in range(3):
         call(world, 2)
     follow(world, "worker2")
@@ -137,7 +138,7 @@ class SlowToPack:
 
 def test_others_are_served_while_a_value_that_is_fetched_is_packed(world: World) -> None:
     fetched = fetch(world, 1, made(world, 1))
-    wait_until(lambda: gate.came)
+    eventually(lambda: gate.came)
     call(world, 2)
     follow(world, "worker2")
     gate.open()
@@ -148,7 +149,7 @@ def made(world: World, i: int) -> rpc.RRef[Any]:
     """Worker i has worker 0 make a value, and waits until it is there."""
     with world.acting(i):
         reference: rpc.RRef[Any] = rpc.remote("worker0", SlowToPack)
-        wait_until(reference.confirmed_by_owner)
+        eventually(reference.confirmed_by_owner)
         return reference
 
 
@@ -173,7 +174,7 @@ def rest(world: World) -> None:
     """Wait until one thread of worker 0 leads, and one stands by."""
     if world[0].agent.poller.gate is None:
         pytest.skip("this system has no gate")
-    wait_until(lambda: world[0].agent.pool.counts()[:2] == (2, 2))
+    eventually(lambda: world[0].agent.pool.counts()[:2] == (2, 2))
 
 
 def test_though_two_handlers_block(larger: World) -> None:
@@ -183,7 +184,7 @@ def test_though_two_handlers_block(larger: World) -> None:
     rest(larger)
     for i in (1, 2):
         ask(larger, i)
-        wait_until(lambda i=i: len(gate.came) == i)  # type: ignore[misc]
+        eventually(lambda i=i: len(gate.came) == i)  # type: ignore[misc]
     call(larger, 3, timeout=SOON)
 
 
@@ -194,7 +195,7 @@ def test_though_two_values_are_packed(larger: World) -> None:
     fetched = []
     for i, reference in references.items():
         fetched.append(fetch(larger, i, reference))
-        wait_until(lambda i=i: len(gate.came) == i)  # type: ignore[misc]
+        eventually(lambda i=i: len(gate.came) == i)  # type: ignore[misc]
     call(larger, 3, timeout=SOON)
     gate.open()
     assert [future.wait() for future in fetched] == [7, 7]
@@ -216,7 +217,7 @@ def test_services_that_block_do_not_hold_up_the_one_behind_them(world: World) ->
     on_asked(world, leave_some)
     ask(world, 1).wait()
     assert served.wait(SOON)
-    wait_until(lambda: len(gate.came) == 4)
+    eventually(lambda: len(gate.came) == 4)
 
 
 def test_callbacks_that_block_do_not_hold_up_those_of_later_calls(narrow: str) -> None:
@@ -225,7 +226,7 @@ def test_callbacks_that_block_do_not_hold_up_those_of_later_calls(narrow: str) -
         _go[:] = [go]
         rpc.rpc_async(narrow, answer_when_told).add_done_callback(lambda done: gate())
         go.set()
-        wait_until(lambda i=i: len(gate.came) == i + 1)  # type: ignore[misc]
+        eventually(lambda i=i: len(gate.came) == i + 1)  # type: ignore[misc]
     assert len(set(gate.came)) == 8, "each on a thread of its own"
     assert rpc.rpc_sync(narrow, double, args=(2,), timeout=SOON) == 4
 
@@ -247,9 +248,9 @@ def test_nor_those_of_calls_that_are_answered_at_the_same_time(narrow: str) -> N
         rpc.rpc_async(narrow, answer_when_told).done()
         first, second = (rpc.rpc_async(narrow, double, args=(i,)) for i in (1, 2))
         first.add_done_callback(lambda done: gate())
-        wait_until(lambda: agent.dispatch.counts() == 3)
+        eventually(lambda: agent.dispatch.counts() == 3)
         go.set()
-        wait_until(lambda blocked=blocked: len(gate.came) > blocked)  # type: ignore[misc]
+        eventually(lambda blocked=blocked: len(gate.came) > blocked)  # type: ignore[misc]
         assert second.wait(timeout=SOON) == 4
 
 
@@ -267,7 +268,7 @@ def threads() -> int:
 def burst(name: str) -> None:
     """Many functions block at once, and then do not any more."""
     futures: list[torch.futures.Future[Any]] = [rpc.rpc_async(name, wait_at_gate) for _ in range(MANY)]
-    wait_until(lambda: len(gate.came) == MANY)
+    eventually(lambda: len(gate.came) == MANY)
     assert threads() > MANY, "and somebody stands by"
     gate.open()
     torch.futures.wait_all(futures)
@@ -279,7 +280,7 @@ def test_after_many_functions_that_blocked_two_threads_are_left() -> None:
         if rpc._get_current_rpc_agent().agent.poller.gate is None:
             pytest.skip("this system has no gate")
         burst(name)
-        wait_until(lambda: threads() == 2)
+        eventually(lambda: threads() == 2)
         assert rpc.rpc_sync(name, double, args=(2,), timeout=SOON) == 4
 
 
@@ -289,5 +290,5 @@ def test_only_a_few_are_given_that_moment(poller: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(agents, "WorkerPool", partial(WorkerPool, thresholds=Thresholds(term=3600.0)))
     with worker_alone(num_worker_threads=MANY) as name:
         burst(name)
-        wait_until(lambda: threads() <= 5)  # with the one that leads
+        eventually(lambda: threads() <= 5)  # with the one that leads
         assert rpc.rpc_sync(name, double, args=(2,), timeout=SOON) == 4

@@ -12,7 +12,8 @@ import torch
 from torch.futures import wait_all as wait_all_bound_early
 
 from remora import rpc
-from tests.agent.alone import NAME, wait_until, worker_alone
+from tests.agent.alone import NAME, worker_alone
+from tests.eventually import eventually
 
 gate = threading.Event()
 running: list[str] = []
@@ -128,7 +129,7 @@ def test_several_threads_descend_at_the_same_time(narrow: str) -> None:
 def test_no_more_functions_run_at_once_than_there_are_worker_threads() -> None:
     with worker_alone(num_worker_threads=3) as name:
         futures = [rpc.rpc_async(name, wait_at_gate) for _ in range(10)]
-        wait_until(lambda: len(running) == 3)
+        eventually(lambda: len(running) == 3)
         extra = rpc.rpc_async(name, double, args=(1,))
         with pytest.raises(TimeoutError):
             extra.wait(timeout=0.1)
@@ -139,7 +140,7 @@ def test_no_more_functions_run_at_once_than_there_are_worker_threads() -> None:
 
 def test_as_many_functions_run_at_once_as_there_are_worker_threads(me: str) -> None:
     futures = [rpc.rpc_async(me, wait_at_gate) for _ in range(16)]
-    wait_until(lambda: len(running) == 16)
+    eventually(lambda: len(running) == 16)
     assert len(set(running)) == 16, "each on a thread of its own"
     gate.set()
     torch.futures.wait_all(futures)
@@ -156,7 +157,7 @@ def test_a_worker_with_512_threads_starts_none_it_does_not_need() -> None:
 def test_a_hundred_functions_block_at_once() -> None:
     with worker_alone(num_worker_threads=256) as name:
         futures = [rpc.rpc_async(name, wait_at_gate) for _ in range(100)]
-        wait_until(lambda: len(running) == 100)
+        eventually(lambda: len(running) == 100)
         gate.set()
         torch.futures.wait_all(futures)
 
@@ -164,7 +165,7 @@ def test_a_hundred_functions_block_at_once() -> None:
 def test_a_promise_holds_no_thread(narrow: str) -> None:
     promises: list[torch.futures.Future[int]] = _promises
     futures = [rpc.rpc_async(narrow, promise_later) for _ in range(20)]
-    wait_until(lambda: len(promises) == 20)
+    eventually(lambda: len(promises) == 20)
     assert rpc.rpc_sync(narrow, double, args=(2,), timeout=5.0) == 4
     for i, promise in enumerate(promises):
         promise.set_result(i)
@@ -206,7 +207,7 @@ def test_callbacks_do_not_run_on_a_thread_that_waits_in_a_synchronous_call(me: s
         """While the main thread waits, the answer for the callback arrives, and then its own."""
         assert asked.wait(5.0)
         agent = rpc._get_current_rpc_agent().agent
-        wait_until(lambda: agent.peers.active_calls() == 2)
+        eventually(lambda: agent.peers.active_calls() == 2)
         first_gate.set()
 
     first_gate.clear()
@@ -243,7 +244,7 @@ def test_functions_do_not_run_on_a_thread_that_waits_in_a_synchronous_call(narro
     other = threading.Thread(target=lambda: running.append(rpc.rpc_sync(narrow, take_lock, timeout=5.0)))
     with lock:
         other.start()
-        wait_until(lambda: rpc._get_current_rpc_agent().agent.dispatch.counts() == 1)
+        eventually(lambda: rpc._get_current_rpc_agent().agent.dispatch.counts() == 1)
         # The only place is taken by take_lock, so this one has to wait for it: nobody may run it on our thread.
         future = rpc.rpc_async(narrow, double, args=(1,), timeout=5.0)
         with pytest.raises(TimeoutError):
@@ -280,4 +281,4 @@ def test_threads_end_with_their_worker() -> None:
     with worker_alone() as name:
         gate.set()
         torch.futures.wait_all([rpc.rpc_async(name, wait_at_gate) for _ in range(16)])
-    wait_until(lambda: set(threading.enumerate()) <= before)
+    eventually(lambda: set(threading.enumerate()) <= before)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from remora.agent.runtime.timers import Timers
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_actions_run_at_their_time_and_in_order(timers: Timers) -> None:
     ran: list[tuple[str, float]] = []
     for name, after in (("late", 0.06), ("early", 0.02), ("later", 0.09), ("now", 0.0), ("past", -5.0)):
         timers.at(start + after, lambda name=name: ran.append((name, time.monotonic() - start)))  # type: ignore[misc]
-    wait_until(lambda: len(ran) == 5)
+    eventually(lambda: len(ran) == 5)
     assert [name for name, _ in ran[-3:]] == ["early", "late", "later"]
     assert {name for name, _ in ran[:2]} == {"now", "past"}
     assert all(at >= after for (_, at), after in zip(ran[-3:], (0.02, 0.06, 0.09), strict=True)), "never too early"
@@ -44,7 +44,7 @@ def test_timers_of_one_moment_all_run_in_the_order_they_were_set(timers: Timers)
     ran: list[int] = []
     for i in range(100):
         timers.at(when, lambda i=i: ran.append(i))  # type: ignore[misc]
-    wait_until(lambda: len(ran) == 100)
+    eventually(lambda: len(ran) == 100)
     assert ran == list(range(100))
 
 
@@ -55,7 +55,7 @@ def test_a_cancelled_timer_does_not_run(timers: Timers) -> None:
     timers.at(when, lambda: ran.append("kept"))
     timer.cancel()
     timer.cancel()
-    wait_until(lambda: ran)
+    eventually(lambda: ran)
     assert ran == ["kept"]
 
 
@@ -80,7 +80,7 @@ def test_an_action_may_set_and_cancel_timers(timers: Timers) -> None:
             timers.at(time.monotonic(), again)
 
     timers.at(time.monotonic(), again)
-    wait_until(lambda: ran == [0, 1, 2, 3, 4])
+    eventually(lambda: ran == [0, 1, 2, 3, 4])
 
 
 def test_cancelled_timers_do_not_pile_up(timers: Timers) -> None:
@@ -103,4 +103,4 @@ def test_an_action_may_stop_the_timers() -> None:
     timers = Timers("test")
     timers.start()
     timers.at(time.monotonic(), timers.stop)
-    wait_until(lambda: not timers._thread.is_alive())
+    eventually(lambda: not timers._thread.is_alive())

@@ -26,8 +26,8 @@ from remora.protocol.leader import (
     Thresholds,
 )  # fmt: skip
 from remora.transport.gate import AT_ONCE
-from tests.agent.alone import wait_until
 from tests.agent.runtime.conftest import HOUR, Peer, Start
+from tests.eventually import eventually
 
 USUAL = Thresholds()
 ME = 7
@@ -278,7 +278,7 @@ def test_nor_is_a_long_list_of_short_tasks(start: Start, looks: Looks) -> None:
     peer.work[1] = short
     found = looks(peer)
     peer.call(1)
-    wait_until(lambda: ended > begun + 0.6)
+    eventually(lambda: ended > begun + 0.6)
     assert len(found) < 4
 
 
@@ -338,7 +338,7 @@ def test_a_leader_that_is_about_to_answer_is_left_to_it(start: Start) -> None:
 
     peer.work[1] = answer
     peer.ask(1)
-    wait_until(lambda: len(peer.ran_by) == 2)
+    eventually(lambda: len(peer.ran_by) == 2)
     peer.ask(0)
     assert peer.answers(2) == b"\0\1"
     assert set(peer.ran_by) == {lead}
@@ -388,7 +388,7 @@ def test_an_idle_worker_sets_no_alarm(start: Start, monkeypatch: pytest.MonkeyPa
     assert gate is not None
     set_alarm = gate.alarm
     monkeypatch.setattr(gate, "alarm", lambda seconds: (alarms.append(seconds), set_alarm(seconds)))
-    wait_until(lambda: not peer.state.alarm_set and rests(alarms))  # one that was set before it was idle may ring
+    eventually(lambda: not peer.state.alarm_set and rests(alarms))  # one that was set before it was idle may ring
     assert rests(alarms)
 
 

@@ -8,7 +8,7 @@ from remora import rpc
 from remora.agent.serving import error_log
 from remora.agent.serving.error_log import Raised
 from remora.testing.world import World
-from tests.agent.alone import wait_until
+from tests.eventually import eventually
 
 
 def fail(number: int) -> None:
@@ -52,7 +52,7 @@ def test_many_failures_of_a_function_are_one_traceback_and_a_count(capsys: pytes
             counts = [line.split()[2] for line in seen.splitlines() if line.startswith("ValueError: raised ")]
             return sum(map(int, counts))
 
-        wait_until(lambda: reported() == 199)
+        eventually(lambda: reported() == 199)
     assert seen.count("Traceback") == 1
     assert "test_error_log.py:" in seen.splitlines()[-1]
     assert seen.endswith(", in fail)\n")

@@ -6,7 +6,6 @@ one lie in memory that was freed.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from remora.wire.pack_scope import incoming
 from remora.wire.pickler import pack, unpack
 from remora.wire.raw_memory import from_bytes
 from remora.wire.tensors import layouts, reducers, storages
+from tests.thorough import THOROUGH
 
 HUGE = 1 << 62
 # (offset, shape, strides) over 64 bytes, for elements of 4.
@@ -188,7 +188,7 @@ I = torch.tensor  # noqa: E741
     ],
 )
 def test_a_sparse_tensor_that_makes_no_sense_is_refused(indices: Any, values: Any, shape: Any, coalesced: bool) -> None:
-    with pytest.raises(SerializationError, match=r"no sense|cannot be"):
+    with pytest.raises(SerializationError, match=r"not valid|cannot have"):
         layouts._coo(indices, values, shape, coalesced, False)
 
 
@@ -208,7 +208,7 @@ def test_a_sparse_tensor_that_makes_no_sense_is_refused(indices: Any, values: An
 def test_and_a_compressed_one(layout: str, compressed: list[int], plain: list[int]) -> None:
     blocks = layout in ("sparse_bsr", "sparse_bsc")
     values, shape = (torch.ones(2, 2, 2), (4, 4)) if blocks else (torch.ones(2), (2, 2))
-    with pytest.raises(SerializationError, match="no sense"):
+    with pytest.raises(SerializationError, match="not valid"):
         layouts._compressed(layout, I(compressed), I(plain), values, shape, False)
     with pytest.raises(SerializationError, match="no compressed layout"):
         layouts._compressed("strided", I(compressed), I(plain), values, shape, False)
@@ -273,7 +273,7 @@ def test_each_flipped_bit_of_a_pickle_with_tensors_is_an_error_or_a_value() -> N
     sent = (torch.arange(6.0).view(2, 3).t(), torch.arange(9000), torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr())
     packed = pack(sent)
     outcomes = set()
-    for bit in range(0, len(packed.body) * 8, 1 if os.environ.get("REMORA_THOROUGH") else 7):
+    for bit in range(0, len(packed.body) * 8, 1 if THOROUGH else 7):
         body = bytearray(packed.body)
         body[bit // 8] ^= 1 << bit % 8
         if any(opcode in body for opcode in (pickle.LONG_BINPUT, pickle.BINPUT)) and body[bit // 8] in b"rqRJ\x8d\x8e\x96":

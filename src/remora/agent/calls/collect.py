@@ -104,7 +104,7 @@ class _Collection:
         self.futures = futures
         self.everything: Future[list[torch.futures.Future[Any]]] = Future(_Members(futures))
         self._missing = set(map(id, futures))  # those that have no value yet
-        self._concluding = TryLock()
+        self._concluding = TryLock()  # guards: the end of the collection, which one thread tells
 
     def one_is_done(self, future: torch.futures.Future[Any]) -> None:
         """May be called more than once for one future: a thread that is struck by an exception is followed by another."""

@@ -21,7 +21,7 @@ import torch
 from remora.agent.calls.call_context import recorded
 from remora.agent.calls.stdlib_futures import Standing, Waiter
 from remora.agent.runtime.clean_state import run_clean
-from remora.agent.runtime.pool import blocking_region, current_clock
+from remora.agent.runtime.current import blocking_region, current_clock
 from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, blocks_itself, explain_block
 from remora.clock import NEVER, SYSTEM, Clock
 from remora.devices import streams

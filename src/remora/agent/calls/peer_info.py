@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from remora.agent.memory.routing import Ways
+from remora.agent.memory.routing import PeerRoutes
 from remora.clock import Clock
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 
@@ -23,7 +23,7 @@ class PeerInfo:
     does not answer, and the reason is not known.
     """
 
-    ways: Ways  # of tensors on devices; known when there is a channel
+    ways: PeerRoutes  # of tensors on devices; known when there is a channel
     shares_main: bool  # whether its main module is the one of this process
 
     def __init__(

@@ -33,7 +33,7 @@ class Standing:
     __slots__ = ("condition", "state", "waiters")
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self.condition = threading.Condition()  # guards: state and waiters, as the standard library wants it
         self.state = PENDING
         self.waiters: list[Waiter] = []  # both are guarded by the condition
 

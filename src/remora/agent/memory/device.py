@@ -1,14 +1,13 @@
-"""Device memory on its way to one peer and from it: lent where possible, and given back. Not which device goes where.
+"""Lends device memory to one peer where possible, takes it back, and copies what the peer lends. Maps no devices.
 
-Three roads, chosen for each message. Within a process the receiver gets the memory itself. Between processes of a host it
-gets a reference to it and makes one copy (`remora.transport.cuda_ipc`). Everything else goes over the host, in
-buffers of the
-message. Arguments are values: what is lent is a copy, made in the order of the sender's current stream; but if the caller
-waits for the answer, it is the memory itself, and its stream waits for the copy of the peer before it goes on.
+Each message takes one of three ways. Within a process the receiver gets the memory itself. Between processes of a host the
+receiver gets a reference to the memory and makes one copy (`remora.transport.cuda_ipc`). Everything else goes over the
+host, in buffers of the message. Arguments are values: the sender lends a copy, made in the order of its current stream. If
+the caller waits for the answer, it lends the memory itself, and its stream waits for the copy of the peer before it goes on.
 
-Whether a process can open the memory of another is known only when it has tried. So the first tensors go over the host,
-together with a *trial*; when the peer says that it has it, memory is lent. It says so, and gives back what it never fetched,
-among the numbers of shared memory (`remora.agent.memory.shared`), told from them by a mark.
+A process must try to open the memory of another to know that it can. So the first tensors go over the host, together with a
+*probe*. When the peer confirms that it opened the probe, memory is lent. The peer confirms, and returns what it never
+fetched, among the numbers of shared memory (`remora.agent.memory.shared`); a mark tells the two apart.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ log = logging.getLogger("remora")
 HERE, THERE = b"h", b"t"  # what a reference begins with: memory of this process, or of another one
 DEVICE = 1 << 63  # marks a number of lent device memory
 REFUSED = 1 << 62  # … that cannot be opened, and neither can other memory
-OPENED = 1 << 61  # … that was a trial, and can be
+OPENED = 1 << 61  # … that was a probe, and can be
 
 _NUMBER = struct.Struct("<Q")
 _token = secrets.token_hex(8)
 _numbers = itertools.count().__next__
-# lent within this process, by whom
+# lent within this process, by lender
 _here: dict[int, tuple[list[torch.UntypedStorage], streams.StreamPoint | None, object]] = {}
 
 
 def identity() -> dict[str, object]:
-    """What others must know of this process to be lent its device memory, or to lend it theirs."""
+    """Return what other processes must know of this one to exchange device memory with it."""
     return {"process": _process(), "ipc": cuda_ipc.identity()}
 
 
@@ -54,7 +53,7 @@ def _process() -> str:
 
 
 class DeviceExchange:
-    """What one peer and we lend each other."""
+    """The device memory that this worker and one peer lend each other."""
 
     __slots__ = (
         "_exporter", "_importer", "_limit", "_peer", "_reasons", "_said", "_state", "_trial", "_unused", "name", "process",
@@ -74,15 +73,16 @@ class DeviceExchange:
         self._said = False  # and whether we have said so
 
     def learn(self, identity: object) -> None:
-        """By what the peer says of itself."""
+        """Take the peer's identity, from its record."""
         self._peer = identity if isinstance(identity, dict) else {}
         self._reasons.clear()
 
-    # Outbox.
+    # Sending.
 
     def lend(self, regions: Sequence[Region], target: torch.device, in_place: bool = False) -> bytes | None:
-        """A reference to a copy of these, which are all on one device; None if they have to go over the host. `in_place`: to
-        the memory itself, where another process can copy it; then whoever lends it calls `fence` before it goes on."""
+        """Return a reference to a copy of these regions, which are all on one device; None if they have to go over the host.
+        With `in_place` the reference names the memory itself, where another process can copy it; the caller then calls
+        `fence` before it goes on."""
         device = regions[0][0].device
         streams.watch((device,))
         if target.type == "cpu":
@@ -113,15 +113,15 @@ class DeviceExchange:
             self._exporter = cuda_ipc.Exporter(self._limit)
         return self._exporter
 
-    def trial(self, device: torch.device) -> bytes | None:
-        """Something for the peer to try out, once."""
+    def probe(self, device: torch.device) -> bytes | None:
+        """Return a reference for the peer to try, once; None if it has had one."""
         if self._state != "unknown" or not self._limit or self._peer.get("process") == _process():
             return None
         if self._why_not(device):
             return None
         try:
-            probe = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
-            reference = self._exporting().export([(probe, 0, 64)])
+            piece = torch.zeros(64, dtype=torch.uint8, device=device).untyped_storage()
+            reference = self._exporting().export([(piece, 0, 64)])
         except RuntimeError:  # no memory: the next message may have better luck
             return None
         if reference is None:
@@ -130,14 +130,14 @@ class DeviceExchange:
         return THERE + reference
 
     def fence(self, references: Iterable[bytes]) -> None:
-        """The message has been answered, so the peer has begun its copies. Have the current stream wait for them: what is
-        done to the memory from here on is not seen by the peer."""
+        """Make the current stream wait for the peer's copies. The message has been answered, so the peer has begun them, and
+        it does not see later changes of the memory."""
         for reference in references:
             if reference[:1] == THERE and self._exporter is not None:
                 self._exporter.fence(cuda_ipc.number_of(reference[1:]))
 
     def retract(self, reference: bytes) -> None:
-        """What was lent with a message that is never sent."""
+        """Take back what was lent with a message that is never sent."""
         if reference[:1] == HERE:
             _here.pop(_NUMBER.unpack_from(reference, 1)[0], None)
         elif self._exporter is not None:
@@ -157,12 +157,12 @@ class DeviceExchange:
     def _explain(self, device: torch.device, reason: str) -> None:
         if not self._said:
             self._said = True
-            log.info("tensors on %s go to %s by way of the host: %s", device, self.name, reason)
+            log.info("tensors on %s go to %s over the host: %s", device, self.name, reason)
 
-    # Inbox.
+    # Receiving.
 
     def land(self, frame: Frame) -> None:
-        """Take note of the device memory that a message refers to."""
+        """Give the message the device memory that it refers to."""
         assert frame.buffers is not None, "its memory is here"
         sizes = 0 if frame.flags & SHARED else len(frame.buffers)  # they come behind the manifest
         frame.body, manifest = split(frame.body, sizes)
@@ -178,51 +178,51 @@ class DeviceExchange:
             return self._importer.fetch(reference[1:], device)
         except OSError as error:
             self._unused.append(DEVICE | REFUSED | cuda_ipc.number_of(reference[1:]))
-            log.warning("device memory of %s cannot be opened here, so it will not lend any more: %s", self.name, error)
+            log.warning("cannot open device memory of %s, so its tensors now go over the host: %s", self.name, error)
             raise SerializationError(
-                f"tensors on a device are in memory of {self.name} that cannot be had here ({error}); they will not be sent "
-                "that way again: try again"
+                f"could not open the device memory of {self.name} ({error}). Tensors from there now go over the host: retry "
+                "the call"
             ) from error
         except BaseException:  # there is not enough memory for a copy, most likely
             self.give_back(reference)
             raise
 
     def give_back(self, reference: bytes) -> None:
-        """It was never fetched. Called by a destructor: it takes no lock."""
+        """Return memory that was never fetched. A destructor calls this: it takes no lock."""
         if reference[:1] == HERE:
             _here.pop(_NUMBER.unpack_from(reference, 1)[0], None)
         else:
             self._unused.append(DEVICE | cuda_ipc.number_of(reference[1:]))
 
     def try_out(self, reference: bytes, device: torch.device) -> None:
-        """See whether memory of the peer can be opened here, and say so."""
+        """Try to open memory of the peer, and tell the peer if it worked."""
         self.fetch(reference, device)
         self._unused.append(DEVICE | OPENED | cuda_ipc.number_of(reference[1:]))
 
-    # In the end.
+    # Memory that comes back.
 
     def take_back(self, numbers: Iterable[int]) -> None:
-        """The peer has what we lent it, or cannot have it."""
+        """Take back what the peer has copied, or cannot open."""
         for marked in numbers:
             number = marked & ~(DEVICE | REFUSED | OPENED)
             if marked & REFUSED:
                 self._state = "refused"
                 self._said = True
-                log.warning("%s cannot open device memory of this worker: tensors go there by way of the host", self.name)
+                log.warning("%s cannot open device memory of this worker: tensors go there over the host", self.name)
             elif number == self._trial and self._state == "tried":
                 self._state = "proven" if marked & OPENED else "unknown"  # (it was dropped: try again)
             if self._exporter is not None:
                 self._exporter.give_back([number])
 
     def trim(self, now: float) -> None:
-        """Let go of what the peer has copied, and of what has not been used for a while."""
+        """Free what the peer has copied, and what has not been used for a while."""
         if self._exporter is not None:
             self._exporter.collect()
         if self._importer is not None:
             self._importer.trim(now)
 
     def forget(self) -> None:
-        """The peer is gone, or we are."""
+        """Free everything: the peer or this worker is gone."""
         for number in [number for number, lent in list(_here.items()) if lent[2] is self]:
             _here.pop(number, None)
         if self._exporter is not None:
@@ -232,14 +232,14 @@ class DeviceExchange:
 
 
 def tidy(handovers: Iterable[DeviceExchange], now: float) -> None:
-    """Let go of device memory that is not used any more. May wait for a device."""
+    """Free device memory that is not used any more. May wait for a device."""
     for each in handovers:
         each.trim(now)
     cuda_ipc.sweep()
 
 
 def _taken_over(number: int, device: torch.device) -> list[torch.UntypedStorage]:
-    """Memory that was lent within this process: it is the receiver's now, or it is copied to another device."""
+    """Return memory that was lent within this process: the same memory, or a copy on another device."""
     storages, moment, _ = _here.pop(number)
     if moment is not None:
         moment.join([copies.span(each, 0, each.nbytes()) for each in storages])

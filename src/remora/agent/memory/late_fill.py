@@ -1,9 +1,9 @@
-"""Messages that came before their shared memory was filled. No thread waits for a request or for a future's reply: one
-thread of the worker looks after all of them.
+"""Holds messages that came before their shared memory was filled. No thread waits for a request or for a future's reply:
+one thread of the worker polls all of them.
 
-A lender sends a small message first and copies its tensors then (`shm.LateFill`), which takes some microseconds. If it is
-stopped in between, or never meant to, the message waits: until it is filled, until its deadline, until the lender is gone,
-and for `loans.FILL_LIMIT` seconds at most. It keeps no place among the jobs meanwhile, and no thread.
+A lender sends a small message first and then copies its tensors (`shm.LateFill`), which takes some microseconds. If the
+lender is stopped in between, or never copies, the message waits: until it is filled, until its deadline, until the lender is
+gone, and for `borrower.FILL_LIMIT` seconds at most. Meanwhile it occupies neither a slot of the pool nor a thread.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from remora.agent.runtime.pool import blocking_region
+from remora.agent.runtime.current import blocking_region
 from remora.clock import NEVER
-from remora.transport.shm.borrower import PATIENCE, Filling, Hole
+from remora.transport.shm.borrower import SPIN_LIMIT, Filling, Hole
 
 LONGEST_PAUSE = 0.02  # seconds from one look at messages that wait to the next
 
@@ -23,7 +23,7 @@ Resume = Callable[[], None]
 
 
 class Owner(Protocol):
-    """What the memory of a peer's messages belongs to (`agent.bulk.PeerSharedMemory`)."""
+    """The owner of the memory of a peer's messages (`agent.memory.shared.PeerSharedMemory`)."""
 
     name: str
     ended: bool
@@ -45,14 +45,14 @@ class LateMemory:
 
     @property
     def settled(self) -> bool:
-        """Whether `wait` returns at once: it is filled, or not worth waiting for."""
+        """Return True if `wait` returns at once: the memory is filled, or will never be."""
         return self._filling.told or self._filling.overdue or not self._is_worthwhile()
 
     def _is_worthwhile(self) -> bool:
         return not self._owner.ended and self._owner.now() < self.deadline
 
     def settled_or_later(self, deadline: float, resume: Resume) -> bool:
-        """Whether `wait` returns at once, now or within a millisecond. If not, `resume` is called when it does."""
+        """Return True if `wait` returns at once, now or within a millisecond. If not, call `resume` when it does."""
         self.deadline = deadline
         if self._filling.wait_briefly() or self.settled:
             return True
@@ -60,7 +60,7 @@ class LateMemory:
         return False
 
     def wait(self, deadline: float) -> str:
-        """Wait until all of it can be used. Why it cannot, if it cannot."""
+        """Wait until all of it can be used. Return the reason if it cannot."""
         self.deadline = deadline
         owner, filling = self._owner, self._filling
         try:
@@ -84,17 +84,17 @@ class LateMessages:
     """The messages of one worker that wait for their memory."""
 
     def __init__(self, serve: Callable[[Resume], None]) -> None:
-        self._serve = serve  # has a thread of the worker call something, though it may be going home
+        self._serve = serve  # runs a function on a thread of the worker, also while the worker stops
         self._waiting: dict[LateMemory, Resume] = {}
-        self._turn = threading.Lock()  # of the thread that looks after them; no thread waits for it
+        self._turn = threading.Lock()  # held by the thread that polls the messages; no thread waits for it
 
     def add(self, memory: LateMemory, resume: Resume) -> None:
-        """Have `resume` called when the memory of a message is there, or not worth waiting for."""
-        self._waiting[memory] = resume  # first: a thread that looks after them sees it, or leaves the turn to the next
+        """Call `resume` when the memory of a message is filled, or will never be."""
+        self._waiting[memory] = resume  # first: the polling thread sees it, or leaves the turn to the next
         self._serve(self._look_after)
 
     def _look_after(self) -> None:
-        pause = PATIENCE
+        pause = SPIN_LIMIT
         while self._waiting and self._turn.acquire(False):
             try:
                 with blocking_region():

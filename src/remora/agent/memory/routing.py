@@ -1,7 +1,7 @@
-"""Which way tensors on devices go between this worker and each other one: by the maps of both. Moves nothing.
+"""Chooses the device on which a tensor arrives at each peer, by the device maps of both workers. Moves nothing.
 
-Requests go by the caller's map, replies by its inverse. Gradients go back to where their tensors came from; a map that leads
-there saves a copy, and where there is none they go over the host and are put in place by their receiver.
+Requests follow the caller's map, replies its inverse. Gradients return to the devices of their tensors: a map that leads
+there saves a copy. Without one they go over the host, and the receiver copies them to the device.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from remora.wire.device_buffers import Region
 DEVICES = "devices"  # what a worker says of its devices, in its record
 
 
-class Way:
-    """A `Route`: where tensors arrive that are sent to a peer in messages of one kind."""
+class PeerRoute:
+    """The `Route` of messages of one kind to one peer."""
 
     __slots__ = ("_handover", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
 
@@ -43,7 +43,7 @@ class Way:
         self.moves_cpu = bool(problem) or device_map.get(registry.HOST, registry.HOST) != registry.HOST
 
     def target(self, device: torch.device) -> torch.device:
-        """See `Route`."""
+        """Return the device on which a tensor on `device` arrives. Raises if there is none."""
         if self._problem:
             raise ValueError(self._problem)
         found = self._map.get(device)
@@ -56,29 +56,29 @@ class Way:
         return device if self._there.has(device) else registry.HOST
 
     def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """See `Route`."""
+        """Return a reference to regions that are to arrive on `target`; None if they have to go in buffers."""
         return self._handover.lend(regions, target, self._in_place)
 
-    def trial(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
-        """See `Route`."""
-        return None if target.type == "cpu" else self._handover.trial(regions[0][0].device)
+    def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
+        """Return a reference for the receiver to try, if it has not been tried yet."""
+        return None if target.type == "cpu" else self._handover.probe(regions[0][0].device)
 
     def retract(self, reference: bytes) -> None:
-        """See `Route`."""
+        """Take back what was lent for a message that is never sent."""
         self._handover.retract(reference)
 
 
-class Ways(NamedTuple):
-    """All there are to one peer."""
+class PeerRoutes(NamedTuple):
+    """All routes to one peer."""
 
-    awaited: Way  # of requests whose caller waits for the reply
-    requests: Way
-    replies: Way
-    gradients: Way
+    awaited: PeerRoute  # of requests whose caller waits for the reply
+    requests: PeerRoute
+    replies: PeerRoute
+    gradients: PeerRoute
 
 
-class Places:
-    """The devices of one worker, and of those it knows."""
+class DeviceRouting:
+    """The devices of one worker and of the peers it knows."""
 
     def __init__(self, name: str, wishes: maps.Wishes, auto: bool) -> None:
         self._name = name
@@ -87,7 +87,7 @@ class Places:
         self._known: dict[str, Placement] = {name: self.mine}
 
     def credentials(self) -> dict[str, object]:
-        """What others must know."""
+        """Return what other workers must know of the devices here."""
         return {DEVICES: {**self.mine.to_json(), **identity()}}
 
     def check_group(self, records: Sequence[WorkerRecord]) -> None:
@@ -99,7 +99,7 @@ class Places:
             raise ValueError(problem)
 
     def check_alone(self, records: Sequence[WorkerRecord]) -> None:
-        """The same for a worker of a group that others may join: what is wrong with its own devices and maps."""
+        """Do the same for a worker of a dynamic group: check only its own devices and maps."""
         for record in records:
             self._known[record.name] = _placement_of(record)
         problem = maps.problem_of_devices(self._name, self.mine)
@@ -109,8 +109,8 @@ class Places:
         if problem:
             raise ValueError(problem)
 
-    def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> Ways:
-        """The ways to a peer, by what it says of itself."""
+    def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> PeerRoutes:
+        """Return the routes to a peer, by its record."""
         name, there = record.name, _placement_of(record)
         self._known[name] = there
         wrong_there = maps.problem_between(self._name, self.mine, name, there) if name in self.mine.maps else ""
@@ -119,19 +119,19 @@ class Places:
         back = {} if wrong_back else maps.inverse(there.maps.get(self._name, {}))
         streams.watch(self.devices())
         refusal = "" if self._auto else _no_map(name, forth)
-        return Ways(
-            Way(forth, there, wrong_there, refusal, handover, in_place=True),
-            Way(forth, there, wrong_there, refusal, handover),
-            Way(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
-            Way({**back, **forth}, there, "", "", handover),
+        return PeerRoutes(
+            PeerRoute(forth, there, wrong_there, refusal, handover, in_place=True),
+            PeerRoute(forth, there, wrong_there, refusal, handover),
+            PeerRoute(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
+            PeerRoute({**back, **forth}, there, "", "", handover),
         )
 
     def map_for(self, name: str) -> DeviceMap:
-        """Our map for a peer."""
+        """Return the device map of this worker for a peer."""
         return dict(self.mine.maps.get(name, {}))
 
     def devices(self) -> list[torch.device]:
-        """Those of this worker."""
+        """Return the devices of this worker."""
         return maps.used_by(self._name, self._known)
 
 
@@ -139,7 +139,7 @@ def _placement_of(record: WorkerRecord) -> Placement:
     return Placement.from_json(record.extra.get(DEVICES))
 
 
-# The words are those programs match on.
+# Programs match on these texts.
 
 
 def _no_map(name: str, device_map: DeviceMap) -> str:

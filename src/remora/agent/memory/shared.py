@@ -1,10 +1,10 @@
-"""Large tensors between workers of one host: through shared memory, if both can. The messages go the usual way.
+"""Passes large tensors between workers of one host through shared memory, if both can. Messages take the usual way.
 
 (Tensors on devices: `remora.agent.memory.device`.)
 
 A message whose tensors are in shared memory has SHARED among its flags and says at the end of its body where they are.
-The receiver gives the memory back, when it is done with it, with the next message of this kind that it sends itself, or
-by a word (GIVE_BACK) that goes along with whatever else is sent next. """
+The receiver returns the memory, when it is done with it, in the next message of this kind that it sends itself, or in a
+control frame (GIVE_BACK) that shares the next write. """
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ _TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what i
 
 
 def credentials() -> dict[str, object]:
-    """What others must know of this process to share memory with it."""
+    """Return what other processes must know of this one to share memory with it."""
     return {"memory": shm.identity()}
 
 
 def lent_bytes(body: bytes | bytearray | memoryview) -> int:
-    """How much memory a message of ours has lent, by its body."""
+    """Return the number of bytes that a message of ours has lent, by its body."""
     end = len(body) - _TAIL.size
     reference, returned = _TAIL.unpack_from(body, end)
     return shm.lent_bytes(body, end - returned - reference)
 
 
 def _parted(body: memoryview) -> tuple[memoryview, memoryview, memoryview]:
-    """The body of a message with shared memory: what is pickled, the reference to the memory, and what is given back.
+    """Split the body of a message with shared memory: the pickle, the reference to the memory, and the returned segments.
     ValueError if it has no such parts."""
     end = len(body) - _TAIL.size
     reference, returned = _TAIL.unpack_from(body, end) if end >= 0 else (0, 0)
     if end < 0 or reference + returned > end or returned % 8:
-        raise ValueError("a message with shared memory does not say where that is")
+        raise ValueError("a message with shared memory has no reference to it")
     start = end - returned - reference
     return body[:start], body[start : end - returned], body[end - returned : end]
 
 
 class PeerSharedMemory:
-    """What two workers share: the segments we lend one, and those it lends us; and in `handover`, memory of devices."""
+    """The memory that this worker and one peer share: segments that either lends, and in `handover`, device memory."""
 
     __slots__ = (
         "_again_at", "_borrower", "_key", "_late", "_lender", "_messages", "ended", "handover", "name", "now", "refused",
@@ -92,8 +92,8 @@ class PeerSharedMemory:
         self.handover = DeviceExchange(name, device_memory, self.unused)
 
     def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
-        """The body of a message whose tensors are in shared memory; and how to get them there, as soon as the message
-        was sent, if that is still to be done. None if they have to go another way."""
+        """Return the body of a message whose tensors are in shared memory, and a function that copies them there after the
+        message was sent, if that is still to be done. None if the tensors have to go another way."""
         now = self.now()
         if not self.willing or now < self._again_at:
             return None
@@ -126,12 +126,12 @@ class PeerSharedMemory:
         self._lender.filled(placement, self.now())
 
     def copied(self, copying: Copying) -> None:
-        """What was to be copied later is there."""
+        """Note that a late copy is done."""
         self._late.pop(id(copying.placement), None)
         self._lender.filled(copying.placement, self.now())
 
     def _load(self, placement: shm.Placement, packed: Packed) -> None:
-        """The same for a message some of whose tensors come from devices, which can fail."""
+        """Copy the tensors of a message of which some come from devices, which can fail."""
         assert packed.loading is not None, "something is on its way"
         numbers = packed.loading.numbers
         placement.fill(packed.buffers, numbers)
@@ -139,19 +139,19 @@ class PeerSharedMemory:
         self._lender.filled(placement, self.now())
 
     def set_process(self, process: int) -> None:
-        """The number of the peer's process, by the word of the kernel: its memory is there, and nowhere else. -1: it is
-        none that can be seen from here."""
+        """Set the id of the peer's process, as the kernel tells it: memory of no other process is accepted. -1: the process
+        cannot be seen from here."""
         self._borrower.process = self.handover.process = process
 
     def learn_process(self, process: object) -> None:
-        """The same by the peer's own word, where the kernel has none (TCP)."""
+        """Set the same from the peer's record, where the kernel does not tell it (TCP)."""
         if not self._borrower.process and isinstance(process, int) and process > 0:
             self.set_process(process)
 
     def borrow(self, frame: Frame) -> int:
-        """Give a message the memory it refers to. If that cannot be had, it has no buffers (None). How many bytes were
-        lent. A thread that is struck by an exception in the midst of it leaves what it has borrowed with the message, and
-        another one can do it again."""
+        """Give a message the memory it refers to, and return the number of bytes lent. If the memory cannot be mapped, the
+        message has no buffers (None). A thread that an exception interrupts here leaves what it has borrowed with the
+        message, and another thread can repeat it."""
         if frame.loans is None:
             frame.loans = {}
         reference = memoryview(b"")
@@ -168,7 +168,7 @@ class PeerSharedMemory:
             if isinstance(error, OSError) and error.errno in _SHORTAGE:
                 frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
                 self.unused.append(shm.SHORT)
-                log.warning("there are no descriptors or memory for tensors that %s shares: %s", self.name, str(error))
+                log.warning("no descriptors or memory to map the shared memory of %s: %s", self.name, str(error))
             else:
                 self.refuse(str(error))
             return 0
@@ -181,18 +181,18 @@ class PeerSharedMemory:
         return lent
 
     def refuse(self, why: str) -> None:
-        """The peer lends what cannot be used. It is to send its tensors over the connection from now on."""
+        """Tell the peer that its memory cannot be used, so that it sends its tensors over the connection from now on."""
         self.unused.append(shm.UNUSABLE)
         if not self.refused:
             self.refused = True
-            log.error("memory that %s shares cannot be used, so it is to use the connection: %s", self.name, why)
+            log.error("cannot use the shared memory of %s, so its tensors now go over the connection: %s", self.name, why)
 
     def borrowed_bytes(self) -> int:
-        """How much of the peer's memory has tensors of ours in it."""
+        """Return the number of bytes of the peer's memory that tensors here use."""
         return self._borrower.borrowed_bytes()
 
     def returns(self) -> bytes:
-        """What is not used any more, as the body of a word."""
+        """Return the segments that are not used any more, as the body of a control frame."""
         numbers = self._borrower.given_back()
         return write_numbers(numbers)
 
@@ -215,15 +215,15 @@ class PeerSharedMemory:
             self.handover.take_back(on_devices)
 
     def trim(self, now: float) -> None:
-        """Unmap what has not been used for a while; and make copies that a sender was kept from making (by an exception
-        in a signal handler): the peer waits for them."""
+        """Unmap what has not been used for a while. Make the copies that a sender did not make (an exception in a signal
+        handler interrupted it), because the peer waits for them."""
         self._borrower.trim(now)
         for copying in list(self._late.values()):
             if now - copying.since > GRACE:
                 copying()
 
     def forget(self) -> None:
-        """The peer is gone, or we are."""
+        """Free everything: the peer or this worker is gone."""
         self.ended = True
         self._lender.forget(self._key)
         self._borrower.close()
@@ -232,9 +232,9 @@ class PeerSharedMemory:
 
 
 class Copying:
-    """Copies the tensors of a message to shared memory when the message has been sent, come what may: the peer waits
-    for them, perhaps already. Once: when they are there, the peer may change them. The first thread to begin does it,
-    again if it is interrupted; so if the sender never gets to it, the tick does (`PeerSharedMemory.trim`)."""
+    """Copies the tensors of a message to shared memory after the message was sent, in any case: the peer waits for them. It
+    copies once, because the peer may change them afterwards. The first thread to begin does it, and repeats it if it is
+    interrupted. If the sender never begins, the tick does (`PeerSharedMemory.trim`)."""
 
     __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
 
@@ -242,7 +242,7 @@ class Copying:
         self._sharing = sharing
         self.placement = placement
         self._packed = packed
-        self._thread: dict[str, int] = {}  # the one that does it; `setdefault` decides
+        self._thread: dict[str, int] = {}  # the thread that copies; `setdefault` decides
         self.since = now
 
     def __call__(self) -> None:
@@ -275,17 +275,17 @@ class SharedMemory:
         self._memory = shm.identity() if limit else ""
 
     def with_peer(self, key: WorkerKey, name: str) -> PeerSharedMemory:
-        """What we share with a peer. We can take what it lends; what it can take is to be learned."""
+        """Return the memory shared with a peer. This worker can borrow at once; `learn` says if the peer can, too."""
         return PeerSharedMemory(self.lender, key, name, self._device_memory, self._now, self._messages)
 
     def learn(self, sharing: PeerSharedMemory, extra: dict[str, object]) -> None:
-        """By what a peer says of itself: can it use what we lend?"""
+        """Read from a peer's record if it can use what this worker lends."""
         sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
         sharing.handover.learn(extra.get("devices"))
         sharing.learn_process(extra.get("pid"))
 
     def counters(self, sharing: Iterable[PeerSharedMemory]) -> dict[str, int | float]:
-        """Bytes of memory that this worker has for large messages, beside what the program's own objects take."""
+        """Return the bytes of memory that this worker has for large messages, beside the program's own objects."""
         return {
             "agent.shared_memory_bytes": self.lender.counts()[0],  # ours: lent, or kept for the next messages
             "agent.shared_memory_lent_bytes": self.lender.lent_bytes(),  # the part of it that others have

@@ -20,7 +20,7 @@ from remora.agent.calls.future import Future
 from remora.agent.peers.greeting import cannot_talk
 from remora.agent.peers.peer import Peer, State
 from remora.agent.peers.reconnect import LEFT
-from remora.agent.runtime.pool import blocking_region
+from remora.agent.runtime.current import blocking_region
 from remora.agent.serving.dispatch import Request
 from remora.clock import NEVER
 from remora.errors import AuthenticationError, ProtocolError, RemoraError, RendezvousError

@@ -104,7 +104,7 @@ class HandshakeClient:
         self.own_time = OwnTime()  # for how long this worker has been running
         self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
         self._settings = settings
-        self._lock = threading.RLock()  # guards the two below
+        self._lock = threading.RLock()  # guards: _dialled and _stopped
         self._dialled: set[socket.socket] = set()  # not yet links
         self._stopped = False
 
@@ -195,7 +195,7 @@ class HandshakeClient:
         wanted = self._settings.transports
         if wanted:
             usable = sorted((a for a in usable if a.kind in wanted), key=lambda a: wanted.index(a.kind))
-        return [address for address in usable if address.kind != "inproc" or sockets.has_room(address.path)]
+        return [address for address in usable if address.kind != "inproc" or sockets.listens_inproc(address.path)]
 
     def _through(
         self, address: Address, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None]

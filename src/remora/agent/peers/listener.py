@@ -70,7 +70,7 @@ class Listener:
         self._timers = timers
         self._bells: list[_ListenSocket] = []
         self._room: str | None = None
-        self._lock = threading.RLock()  # guards _strangers and _closed
+        self._lock = threading.RLock()  # guards: _strangers and _closed
         self._strangers: PendingTable[_PendingConnection] = PendingTable(_most_strangers())
         self._closed = False
         # What strangers have cost of late. Two threads may count at the same moment: it is a brake, and no account.
@@ -270,7 +270,7 @@ class _PendingConnection:
         self._fd = sock.fileno()
         self._buffer = b""  # of the first message
         self._reads = 0
-        self._turn = threading.Lock()  # one thread at a time listens to it
+        self._turn = threading.Lock()  # guards: the handshake; one thread at a time takes part in it
         sock.setblocking(False)
 
     def fileno(self) -> int:

@@ -18,7 +18,7 @@ from remora.agent.channel.channel import Channel
 from remora.agent.channel.function_table import LONGEST
 from remora.agent.hooks import Hooks
 from remora.agent.memory.device import tidy
-from remora.agent.memory.routing import Places
+from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import SharedMemory
 from remora.agent.peers.admission import Admission
 from remora.agent.peers.connector import Connector
@@ -62,7 +62,7 @@ class PeerManager:
         dispatch: Dispatch,
         settings: Settings,
         introduction: HandshakeClient,
-        places: Places,
+        places: DeviceRouting,
         hooks: Hooks,
     ) -> None:
         self._pool = pool

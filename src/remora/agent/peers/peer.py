@@ -56,7 +56,7 @@ class Peer(PeerInfo):
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.greeted = False  # it called when it started, and was answered
         self.parted = False  # we said goodbye to it, behind our answers
-        self.lock = threading.RLock()  # guards state, doubt, dialling and incoming
+        self.lock = threading.RLock()  # guards: state, doubt, dialling and incoming
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.sharing: PeerSharedMemory | None = None  # memory that it and we share
         self._keeper = keeper

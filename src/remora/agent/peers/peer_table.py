@@ -20,7 +20,7 @@ class PeerTable:
 
     def __init__(self) -> None:
         self.me: Peer  # this worker as its own peer
-        self._lock = threading.RLock()  # guards the three tables
+        self._lock = threading.RLock()  # guards: the three tables
         self.by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
         self._graves: dict[WorkerKey, Peer] = {}  # in the order in which they went

@@ -53,7 +53,7 @@ class DialQueue:
 
     def __init__(self, serve: Callable[[Callable[[], None]], object]) -> None:
         self._serve = serve
-        self._lock = threading.RLock()  # guards the two below
+        self._lock = threading.RLock()  # guards: _running and _waiting
         self._running = 0
         self._waiting: deque[Callable[[Callable[[], None]], None]] = deque()
 

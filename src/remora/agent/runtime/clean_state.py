@@ -1,8 +1,8 @@
-"""The state in which a call starts: what torch and Python keep for each thread, as a new thread has it.
+"""Gives each call the per-thread state of torch and Python that a new thread has.
 
-A function may leave grad mode off, a mode entered or a context variable set. The next function on the same thread, which is
-another caller's, must not see that. So each call has a `contextvars.Context` of its own (given by the pool, or by the event
-loop), and torch's state is looked at after each: `is_clean` takes half a microsecond, and `make_clean` is seldom needed.
+A function may leave grad mode off, a mode entered or a context variable set. The next function on the same thread belongs to
+another caller and must not see that. So each call has a `contextvars.Context` of its own (from the pool or the event loop),
+and torch's state is checked after each call: `is_clean` takes half a microsecond, and `make_clean` is seldom needed.
 
 Covered: grad mode, inference mode, forward-mode and multithreading switches of autograd, autocast, the default device,
 torch function modes, torch dispatch modes, hooks for saved tensors. Current devices and streams: `remora.devices.streams`.
@@ -36,7 +36,7 @@ _default_dtypes: dict[str, torch.dtype] = {}  # of autocast, on a new thread
 
 
 class _Switches(NamedTuple):
-    """Those of autograd."""
+    """The switches of autograd."""
 
     grad: bool = True
     inference: bool = False
@@ -44,7 +44,7 @@ class _Switches(NamedTuple):
     multithreading: bool = True
 
     def set(self) -> None:
-        """All but inference mode, for which a guard has to be entered first."""
+        """Set all but inference mode, for which a guard has to be entered first."""
         torch._C._set_grad_enabled(self.grad)
         torch._C._set_fwd_grad_enabled(self.forward_grad)
         torch._C._set_multithreading_enabled(self.multithreading)
@@ -55,7 +55,7 @@ def _switches() -> _Switches:
 
 
 def is_clean() -> bool:
-    """Whether this thread is as a new one, as far as torch is concerned."""
+    """Return True if torch's state of this thread is that of a new thread."""
     return (
         _grad()
         and not _inference()
@@ -69,7 +69,7 @@ def is_clean() -> bool:
 
 
 class _Home(threading.local):
-    """For each thread of ours, the way back to a clean state.
+    """The saved clean state of each thread of the worker.
 
     The guard remembers the switches of autograd and the dispatch keys of the thread as they were when it was entered, and
     restores all of them when it is left. It is entered before the thread runs anything of the program.
@@ -91,19 +91,19 @@ _home = _Home()
 
 
 def begin_thread() -> None:
-    """To be called first by each thread of ours that runs code of the program."""
+    """Save the clean state. Each thread of a worker that runs code of the program calls this first."""
     assert _home.guard is not None
 
 
 def make_clean() -> None:
-    """Make this thread, which is one of ours, clean again. What was left is dropped."""
+    """Make this thread, which belongs to a worker, clean again. What a function left is dropped."""
     _take_off()
     _home.guard.__exit__(None, None, None)
     _home.guard = _entered(False)
 
 
 class _Taken(NamedTuple):
-    """What was taken off a thread, in the order in which it is put back."""
+    """The state that was taken off a thread, in the order in which it is restored."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     autocast_cache: bool
@@ -157,7 +157,7 @@ def _autocast_of(kind: str) -> tuple[str, bool, torch.dtype]:
 
 
 def _popped(there: Callable[[], object], pop: Callable[[], Any]) -> tuple[Any, ...]:
-    """All of a stack; the lowest first."""
+    """Pop all of a stack; return it with the lowest entry first."""
     found: list[Any] = []
     while there():
         found.append(pop())
@@ -174,7 +174,7 @@ def _pop_hooks() -> Any:
 
 
 def run_clean(callback: Callable[..., R], /, *args: Any) -> R:
-    """Call a callback in a clean state, and leave this thread, which may be anybody's, as it was."""
+    """Call a callback in a clean state, and restore the state of this thread, which may belong to the program."""
     guard = _entered(False)
     taken = None if is_clean() else _take_off()
     try:
@@ -236,11 +236,11 @@ class InItsOwnState(Coroutine[Any, Any, R]):
         return self.send(None)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._steps, name)  # for those who print tasks
+        return getattr(self._steps, name)  # for programs that print tasks
 
 
 def new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **how: Any) -> asyncio.Task[Any]:
-    """A task factory: what a coroutine starts begins in the grad mode and inference mode of that moment, else clean."""
+    """Make a task (a task factory of asyncio). It begins in the current grad mode and inference mode, otherwise clean."""
     if not isinstance(coroutine, InItsOwnState):
         coroutine = InItsOwnState(coroutine, _grad(), _inference())
     return asyncio.Task(coroutine, loop=loop, **how)

@@ -12,7 +12,7 @@ from typing import Any
 
 from remora.agent.channel.flow_control import FlowControl
 from remora.agent.runtime.clean_state import InItsOwnState, begin_thread, new_task
-from remora.agent.runtime.pool import set_current_worker
+from remora.agent.runtime.current import set_current_worker
 from remora.clock import SYSTEM, Clock
 from remora.transport.clock_selector import ClockedSelector
 
@@ -27,8 +27,8 @@ class Coroutines:
     def __init__(self, name: str, clock: Clock = SYSTEM, worker: object = None) -> None:
         self._name = name
         self._clock = clock
-        self.worker = worker  # the current worker in its coroutines
-        self._starting = threading.RLock()
+        self.worker = worker  # the worker for which the coroutines act
+        self._starting = threading.RLock()  # guards: _loop, _thread and _stopped
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -41,7 +41,8 @@ class Coroutines:
         done: Done,
         grad_enabled: bool = True,
     ) -> Callable[[], None]:
-        """Run a coroutine in a context; `done([value], error)` is called on the loop's thread. A way to cancel it."""
+        """Run a coroutine in a context, and return a function that cancels it. The loop's thread calls `done([value],
+        error)`."""
         loop = self._started()
         task: list[asyncio.Task[None]] = []
 
@@ -71,7 +72,7 @@ class Coroutines:
 
     @property
     def idle(self) -> bool:
-        """Whether all coroutines wait. Known only of those that live by another clock than the system's."""
+        """Return True if all coroutines wait. Known only under another clock than the system's."""
         return not isinstance(self._loop, _ClockedLoop) or self._loop.selector.idle
 
     def _serve(self) -> None:
@@ -84,8 +85,8 @@ class Coroutines:
         while not self._stopped:
             try:
                 loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):  # of a task that a coroutine began: whoever awaits it is told
-                log.exception("a task of %s wanted to exit", self._name)
+            except (SystemExit, KeyboardInterrupt):  # of a task that a coroutine began
+                log.exception("a task of %s raised SystemExit or KeyboardInterrupt; its event loop goes on", self._name)
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -121,12 +122,12 @@ class _ClockedLoop(asyncio.SelectorEventLoop):
 
 
 def _nothing() -> None:
-    """Done by a loop that is to look at the clock."""
+    """Do nothing: the loop runs this to look at the clock again."""
 
 
 async def _follow(coroutine: Coroutine[Any, Any, Any], flow_control: FlowControl, done: Done) -> None:
-    """Run a coroutine to its end and pass the outcome on in the same go: results that wait for the loop to come round
-    would pile up. It begins when the caller has room for its answer (others may have filled it since it was admitted)."""
+    """Run a coroutine to its end and pass the outcome on in the same step: results that waited for the next round of the
+    loop would pile up. It begins when the caller has room for its answer (other calls may have used it since)."""
     try:
         await _room(flow_control)
         held = [await coroutine]
@@ -150,4 +151,4 @@ def _tell(loop: asyncio.AbstractEventLoop, room: asyncio.Future[None]) -> None:
     try:
         loop.call_soon_threadsafe(lambda: None if room.done() else room.set_result(None))
     except RuntimeError:
-        pass  # the loop is closed: nobody waits
+        pass  # the loop is closed: no coroutine waits

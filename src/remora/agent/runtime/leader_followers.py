@@ -44,25 +44,24 @@ class LeaderFollowers:
         self._thresholds = thresholds
         self._long, self._long_answer, self._medium = thresholds.long, thresholds.long_answer, thresholds.medium
         self._stopped = False
-        # Guards `state.thread` and `state.followers`. Nothing is called or made while it is held, so no destructor can run
-        # there and wait.
-        self._lock = threading.RLock()
+        # Nothing is called or made while it is held, so no destructor can run there and wait.
+        self._lock = threading.RLock()  # guards: state.thread and state.followers
         self._at_gate: set[int] = set()  # threads that count as followers, and are in `wait`; each change is one operation
 
     @property
     def idle(self) -> int:
-        """How many threads have nothing to do."""
+        """Return the number of threads that have nothing to do."""
         return self.state.followers + (self.state.doing is IDLE)
 
     # Threads with nothing to do.
 
     def add_idle(self, n: int = 1) -> None:
-        """One more thread is on its way to the gate (or will not come)."""
+        """Count one more thread on its way to the gate (or one less)."""
         with self._lock:
             self.state.followers += n
 
     def events(self) -> list[Event] | None:
-        """What the current thread is to do next, while another thread follows; None if it is not needed any more.
+        """Return what the current thread is to do next, while another thread follows; None if it is not needed any more.
 
         A leader's steps are inlined: `idle`, `shut_due`, `slept`, `busy` and `alarm_due` of the machine.
         """
@@ -100,8 +99,8 @@ class LeaderFollowers:
         return events
 
     def wait(self, term: float = -1.0) -> list[Event] | None:
-        """Sleep until there is something to do, for `term` seconds at most if it is not negative. The current thread has
-        been counted as a follower. None: it is not needed any more. While it does what came, another thread follows."""
+        """Sleep until there is something to do, for `term` seconds at most if it is not negative, and return it. The current
+        thread counts as a follower. None: it is not needed any more. While it works, another thread follows."""
         gate = self._gate
         if self.state.thread == NONE and gate is not None and self._take_over(NONE):
             self.add_idle(-1)
@@ -118,7 +117,7 @@ class LeaderFollowers:
         return events
 
     def _follow(self) -> list[Event] | None:
-        """The current thread has helped."""
+        """Follow again after the current thread has helped."""
         limits = self._thresholds
         if self.state.followers >= limits.spare:
             return [] if self._queued() else None
@@ -126,7 +125,7 @@ class LeaderFollowers:
         return self.wait(limits.term)
 
     def _spin(self, end: float) -> Seen | None:
-        """Poll until `end`, without parked. After an interruption the leader does not spin for a while."""
+        """Poll until `end`, without sleeping. After an interruption the leader does not spin for a while."""
         look, clock, state, limits = self._poller.glance, self._clock, self.state, self._thresholds
         before = clock()
         while True:
@@ -188,7 +187,7 @@ class LeaderFollowers:
             self._start_thread()
 
     def before_task(self) -> None:
-        """The current thread is about to run a task that may block: what else is queued should not wait for it long.
+        """Note that the current thread is about to run a task that may block: what else is queued must not wait for it long.
 
         A leader's step is inlined: `begin_task` of the machine.
         """
@@ -217,7 +216,7 @@ class LeaderFollowers:
                 self.watchdog.open_gate()
 
     def nearly_done(self) -> None:
-        """What the current thread has left to do takes no time. (`answer` of the machine, inlined.)"""
+        """Note that the current thread has almost nothing left to do. (`answer` of the machine, inlined.)"""
         state = self.state
         if state.thread == get_ident():
             state.doing = ANSWERING
@@ -225,7 +224,7 @@ class LeaderFollowers:
             state.long_at = self._clock() + self._long_answer
 
     def leader_blocks(self) -> None:
-        """The current thread is about to wait. If it leads, others are to do what comes."""
+        """Note that the current thread is about to block. If it leads, another thread takes over."""
         if self.state.thread == get_ident() and self._gate is not None:
             self.watchdog.apply(self.state.block())
         if get_ident() in self._at_gate:  # a destructor waits in `wait`: this thread counts as a follower, and is none
@@ -235,14 +234,14 @@ class LeaderFollowers:
         self.ensure_follower()
 
     def wake(self) -> None:
-        """Have a thread see that there is something to do."""
+        """Wake a thread to see what there is to do."""
         if self.state.wakes_leader(get_ident()):
             self._poller.wake()
         else:
             self.request_helper()
 
     def leave(self) -> None:
-        """The current thread ends, or has failed. If it led, another one is to do so."""
+        """Note that the current thread ends, or has failed. If it led, another thread takes over."""
         effects = self.state.leave(get_ident())
         if effects:
             self.ensure_follower()

@@ -1,15 +1,22 @@
-"""The threads of a worker: they watch its links and run what arrives. Knows nothing of messages.
+"""The thread pool of a worker: its threads watch the links and run what arrives. Knows nothing of messages.
 
-All threads are alike. Each waits at the poller; the one that gets an event reads the link and runs the function that was
-asked for itself, without waking another thread first. Three rules keep this free of deadlock:
+A thread that gets an event reads the link and runs the requested function itself, without waking another thread first. The
+pool runs four kinds of tasks:
 
-    C1  Somebody is always on watch, or stands by (`agent.runtime.leader`). A thread that is about to run user code makes
-        sure of it, and starts a thread if nobody is left.
-    C2  At most `limit` jobs run at once; further ones wait in the backlog. A thread that waits for a remote call inside
-        a job does not count (`blocking_region`), so calls may nest to any depth with a limit of one.
-    C3  Service work (completing futures, answering pings, connecting) never waits for a place among the jobs.
+    user tasks         functions of the program, limited in number; further ones wait in the backlog
+    system tasks       Remora's own work that may block: completing futures, connecting
+    nonblocking tasks  Remora's own work that cannot block and takes no time
+    idle tasks         nonblocking work that can wait until the current thread has nothing else to do
 
-Threads are daemons, started when needed, and kept.
+Three rules keep this free of deadlock:
+
+    C1  One thread always leads or follows (`agent.runtime.leader_followers`). A thread that is about to run a task that may
+        block makes sure of it, and starts a thread if none is left.
+    C2  At most `limit` user tasks run at once. A thread that waits for a remote call inside a user task does not count
+        (`current.blocking_region`), so calls may nest to any depth with a limit of one.
+    C3  System tasks never wait for a slot.
+
+Threads are daemons. The pool starts them when needed, and spare followers end after a while.
 """
 
 from __future__ import annotations
@@ -18,12 +25,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from contextvars import Context
-from typing import Any
 
 from remora.agent.runtime.clean_state import begin_thread, is_clean, make_clean
+from remora.agent.runtime.current import thread_state
 from remora.agent.runtime.leader_followers import THRESHOLDS, LeaderFollowers
 from remora.clock import SYSTEM, Clock
 from remora.protocol.leader import Thresholds
@@ -34,72 +40,8 @@ log = logging.getLogger("remora")
 Task = Callable[[], None]
 
 
-class _ThreadState(threading.local):
-    """What the current thread is doing."""
-
-    pool: WorkerPool | None = None
-    in_job = False
-    handling_events_of: WorkerPool | None = None  # whose events it handles, before it looks at the services itself
-    worker: Any = None  # whose thread this is, or for whom it acts
-
-
-thread_state = _ThreadState()
-
-
-def current_worker() -> Any:
-    """The worker whose function the current thread runs; None on threads of the program."""
-    return thread_state.worker
-
-
-def current_clock() -> Clock:
-    """The clock of the worker for whom the current thread acts; the system's for any other thread."""
-    return getattr(thread_state.worker, "clock", SYSTEM)
-
-
-def reset_thread_state() -> None:
-    """In a forked child: the thread that lives on was a thread of the parent's worker, perhaps."""
-    thread_state.pool = thread_state.handling_events_of = None
-    thread_state.in_job = False
-    thread_state.worker = None
-
-
-def set_current_worker(worker: object) -> object:
-    """Let calls made by the current thread be calls of `worker`. Returns for whom it acted before."""
-    before, thread_state.worker = thread_state.worker, worker
-    return before
-
-
-@contextmanager
-def blocking_region() -> Iterator[None]:
-    """Wrap every wait for something remote: if this thread runs a job of some worker, its place is free meanwhile."""
-    pool = release_slot()
-    try:
-        yield
-    finally:
-        if pool is not None:
-            reacquire_slot(pool)
-
-
-def release_slot() -> WorkerPool | None:
-    """What `blocking_region` does at first, for those in a hurry. If this thread runs a job: of whom."""
-    pool = thread_state.pool
-    if not thread_state.in_job or pool is None:
-        if pool is not None:
-            pool.about_to_block()  # in a service: it has no place to give away, but others must see to what comes
-        return None
-    thread_state.in_job = False
-    pool.release_slot()
-    return pool
-
-
-def reacquire_slot(pool: WorkerPool) -> None:
-    """And at last."""
-    pool.reacquire_slot()
-    thread_state.in_job = True
-
-
 class WorkerPool:
-    """Runs jobs and services on threads that also watch the poller."""
+    """Runs tasks on threads that also watch the poller."""
 
     def __init__(
         self,
@@ -112,23 +54,23 @@ class WorkerPool:
     ) -> None:
         self.name = name
         self.clock = clock
-        self.worker = worker  # the current worker on its threads
+        self.worker = worker  # the worker for which the threads act
         self.limit = limit
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
-        self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing left to do then
-        # Guards the count. Nothing is called or made while it is held: the collector could run a destructor there, which
-        # might wait for a job that needs a place.
-        self._lock = threading.RLock()
-        self._active = 0
+        self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing else to do
+        # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
+        # user task that needs a slot.
+        self._lock = threading.RLock()  # guards: _active
+        self._active = 0  # user tasks that run, without those that wait for something remote
         self._threads: set[threading.Thread] = set()  # each change is one operation, which needs no lock
-        self.backlog: deque[Task] = deque()  # jobs that wait for a place
+        self.backlog: deque[Task] = deque()  # user tasks that wait for a slot
         self._system_tasks: deque[Task] = deque()
         self._nonblocking: deque[Task] = deque()
         self._idle_tasks: deque[Task] = deque()
-        self._woken_for_backlog = False  # somebody was woken for the backlog and has not come yet
+        self._woken_for_backlog = False  # a thread was woken for the backlog and has not come yet
         self._stopped = False
-        self._left_behind = False  # `stop` waits no longer for threads that have not gone home
+        self._left_behind = False  # `stop` waits no longer for threads that have not ended
         self._key = {0: True}  # the thread that takes it closes the poller
 
     # The threads.
@@ -138,15 +80,15 @@ class WorkerPool:
         self.leader.ensure_follower()
 
     def _start_thread(self) -> None:
-        """Start a thread, which is counted as being on watch from now, so that nobody else starts one for the same need."""
+        """Start a thread, which counts as a follower from now on, so that no other thread starts one for the same need."""
         thread = threading.Thread(target=self._work, name=f"remora-{self.name}-{len(self._threads)}", daemon=True)
-        self._threads.add(thread)  # first: `stop` says that it stops, and then looks who is there
+        self._threads.add(thread)  # first: `stop` sets `_stopped`, and then looks which threads there are
         if self._stopped:
             self._threads.discard(thread)
             return
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is going down: those who are here must do
+        except RuntimeError:  # the interpreter is going down: the threads that exist must do
             self._threads.discard(thread)
             self.leader.add_idle(-1)
 
@@ -166,12 +108,12 @@ class WorkerPool:
             self._threads.discard(threading.current_thread())
             if self._threads:
                 if self._stopped:
-                    self.leader.stop()  # pass the news on
+                    self.leader.stop()  # wake the next thread to end
             elif self._left_behind:
                 self._lock_up()
 
     def _handle(self, events: list[Event]) -> None:
-        """Take in what came, and run it. C1: another thread follows (`LeaderFollowers.events`)."""
+        """Handle events, and run the tasks that they queue. C1: another thread follows (`LeaderFollowers.events`)."""
         thread_state.handling_events_of = self
         self._woken_for_backlog = False  # from here on it sees what is in the backlog
         for source, what in events:
@@ -185,20 +127,20 @@ class WorkerPool:
         while self._system_tasks:
             self._run_system_task()
         if self.backlog:
-            self._run_jobs()
+            self._run_user_tasks()
         while self._idle_tasks:
             self._do_one(self._idle_tasks)
 
     def _queued(self) -> int:
-        jobs = len(self.backlog) if self._active < self.limit else 0
-        return jobs + len(self._system_tasks) + len(self._nonblocking)
+        runnable = len(self.backlog) if self._active < self.limit else 0
+        return runnable + len(self._system_tasks) + len(self._nonblocking)
 
-    # Jobs: user code, limited in number.
+    # User tasks, limited in number (C2).
 
-    def submit(self, job: Task) -> None:
-        """Queue a job. (Whoever handles an event looks at the backlog itself next, and need not do more than append.)"""
+    def submit(self, task: Task) -> None:
+        """Queue a user task. (A thread that handles an event runs the backlog next, and only needs to append.)"""
         if not self._stopped:
-            self.backlog.append(job)
+            self.backlog.append(task)
             self._wake_for_backlog()
 
     def _wake_for_backlog(self) -> None:
@@ -206,8 +148,8 @@ class WorkerPool:
             self._woken_for_backlog = True
             self.leader.wake()
 
-    def _run_jobs(self) -> None:
-        """Run what is in the backlog, one after the other, while there is a place for it."""
+    def _run_user_tasks(self) -> None:
+        """Run the tasks of the backlog, one after the other, while there is a slot."""
         done = 0
         while True:
             with self._lock:
@@ -217,75 +159,76 @@ class WorkerPool:
                 self._active += 1
             done = 1
             try:
-                job = self.backlog.popleft()
+                task = self.backlog.popleft()
             except IndexError:
                 continue  # another thread was faster
             self.leader.before_task()  # C1
-            thread_state.in_job = True
+            thread_state.in_user_task = True
             try:
-                Context().run(job)  # what it sets there is gone with it: the next one is another caller's
+                Context().run(task)  # context variables end with the task: the next one is another caller's
             except BaseException:
-                log.exception("a job of %s failed", self.name)
-            thread_state.in_job = False
+                log.exception("a task of %s failed", self.name)
+            thread_state.in_user_task = False
             if not is_clean():
                 make_clean()
-            del job  # not under the lock: with it may go what the program made, and code of the program runs then
+            del task  # not under the lock: dropping it may run destructors of the program
 
     def _active_add(self, n: int) -> None:
         with self._lock:
             self._active += n
 
     def about_to_block(self) -> None:
-        """The current thread is going to wait: others are to do what comes."""
+        """Note that the current thread is about to block: another thread handles what comes."""
         self.leader.leader_blocks()
 
     def release_slot(self) -> None:
-        """C2: the current thread, which runs a job, is about to wait for something remote."""
+        """Free the slot of the current thread, which is about to wait for something remote in a user task (C2)."""
         self._active_add(-1)
         self.leader.leader_blocks()
         if self.backlog:
             self._wake_for_backlog()
 
     def reacquire_slot(self) -> None:
-        """It waits no longer. The limit may be passed for a moment: the job must go on."""
+        """Count the slot again. The limit may be exceeded for a moment: the task must go on."""
         self._active_add(+1)
 
-    # Services: our own work, unlimited (C3).
+    # Remora's own work, unlimited (C3).
 
-    def submit_system(self, service: Task) -> None:
-        """Have a thread of the pool run `service` soon, whatever the load. Safe in destructors: it takes no lock."""
+    def submit_system(self, task: Task) -> None:
+        """Run a system task soon, whatever the load. Safe in destructors: it takes no lock."""
         if self._stopped:
             return
-        self._system_tasks.append(service)
+        self._system_tasks.append(task)
         if thread_state.handling_events_of is not self:
             self.leader.wake()
 
-    def submit_final(self, service: Task) -> None:
-        """The same for what must be done even if everybody is going home: whoever stops the pool does it then."""
-        self._system_tasks.append(service)
+    def submit_final(self, task: Task) -> None:
+        """Run a system task that must run even if the pool stops: then the thread in `stop` runs it."""
+        self._system_tasks.append(task)
         if not self._stopped and thread_state.handling_events_of is not self:
             self.leader.wake()
 
-    def call_soon(self, service: Task) -> None:
-        """The same for what cannot block and takes no time: nobody is woken to stand by meanwhile."""
+    def call_soon(self, task: Task) -> None:
+        """Run a nonblocking task soon. No thread is woken to follow meanwhile."""
         if self._stopped:
             return
-        self._nonblocking.append(service)
+        self._nonblocking.append(task)
         if thread_state.handling_events_of is not self:
             self.leader.wake()
 
     def look_again(self) -> None:
-        """Called at each tick. An exception may have struck a thread between leaving work to the pool and waking it."""
+        """Wake a thread if tasks are left. The tick calls this: an exception may have interrupted a thread after it queued
+        a task and before it woke the pool."""
         if (self._system_tasks or self._nonblocking) and not self._stopped:
             self.leader.wake()
 
-    def call_idle(self, work: Task) -> None:
-        """Do what takes no time, and what nobody waits for, when the current thread has nothing else to do: now, if it is
-        none of the pool."""
+    def call_idle(self, task: Task) -> None:
+        """Run a nonblocking task that no thread waits for when the current thread has nothing else to do: now, if it is
+        not a thread of the pool."""
         if thread_state.pool is self:
-            self._idle_tasks.append(work)
+            self._idle_tasks.append(task)
         else:
-            _shielded(work)
+            _shielded(task)
 
     def _run_nonblocking(self) -> None:
         while self._nonblocking:
@@ -293,45 +236,45 @@ class WorkerPool:
 
     def _do_one(self, queue: deque[Task]) -> None:
         try:
-            work = queue.popleft()
+            task = queue.popleft()
         except IndexError:
             return  # another thread was faster
         try:
-            work()
+            task()
         except BaseException:
             _report()
 
     def _run_system_task(self) -> None:
         try:
-            service = self._system_tasks.popleft()
+            task = self._system_tasks.popleft()
         except IndexError:
             return
         self.leader.before_task()  # C1
-        _shielded(Context().run, service)
+        _shielded(Context().run, task)
         if not is_clean():
             make_clean()
 
     # Figures, and the end.
 
     def counts(self) -> tuple[int, int, int]:
-        """(threads, threads on watch, jobs running)."""
+        """Return the numbers of threads, of idle threads, and of running user tasks."""
         return len(self._threads), max(self.leader.idle, 0), self._active
 
     def busy(self, asleep: Set[threading.Thread]) -> int:
-        """For tests: how much is being done or is to be done, not counting what is done by threads that sleep."""
+        """Return the number of running and queued tasks, without those of threads that sleep. For tests."""
         at_work = len(self._threads - asleep) - self.leader.idle
         return at_work + len(self.backlog) + len(self._system_tasks) + len(self._nonblocking) + len(self._idle_tasks)
 
     def abandon(self) -> None:
-        """In a forked child: there are no threads, and nothing is to be done."""
+        """Stop in a forked child, which has none of the threads."""
         self._stopped = True
         self._lock = threading.RLock()  # one of the parent's threads may have held the other one
 
     def stop(self, patience: float) -> int:
-        """Let the threads go home. How many still run a function after `patience` seconds; the last one locks up."""
+        """End the threads. Return how many still run a function after `patience` seconds; the last one closes the poller."""
         self._stopped = True
         threads = self._threads - {threading.current_thread()}
-        self.backlog.clear()  # their callers have lost us
+        self.backlog.clear()  # their callers get WorkerLost
         end = time.monotonic() + patience
         for thread in threads:
             while (thread.is_alive() or thread in self._threads) and time.monotonic() < end:
@@ -339,20 +282,20 @@ class WorkerPool:
                 if thread.is_alive():
                     thread.join(0.02)
                 else:
-                    time.sleep(0.001)  # another one is starting it at this moment
+                    time.sleep(0.001)  # another thread is starting it at this moment
         self._run_nonblocking()
         while self._system_tasks:
             self._run_system_task()
         while self._idle_tasks:
             self._do_one(self._idle_tasks)
         stuck = len(self._threads)
-        self._left_behind = True  # from here on, the last thread sees that it is the last; or we do
+        self._left_behind = True  # from here on, the last thread sees that it is the last; or this one does
         if not self._threads:
             self._lock_up()
         return stuck
 
     def _lock_up(self) -> None:
-        """Close the poller, once: of several threads that find that none is left, one gets the key."""
+        """Close the poller, once: of several threads that find that none is left, one takes the key."""
         if self._key.pop(0, None) is not None:
             self._poller.close()
 

@@ -1,11 +1,11 @@
-"""SerialQueue of a shared machine: taken one at a time and in order, by whichever thread comes, and no thread ever waits.
+"""A queue of steps of a shared machine. Any thread runs them, one at a time and in order, and no thread ever waits.
 
-A thread may find itself in the midst of a step when it wants to take another: the garbage collector runs a destructor
-there, or a signal handler interrupts it, and either may do anything, like making a reference. A lock would wait for a frame
-that cannot go on. So a step is put into a queue. If no step is under way it is taken at once; else when that one ends.
+A thread may be in the midst of a step when it wants to run another: the garbage collector runs a destructor there, or a
+signal handler interrupts it, and either may do anything, such as making a reference. A lock would wait for a frame that
+cannot go on. So a step is put into a queue. If no step is under way, it runs at once; otherwise when that one ends.
 
 A signal handler may raise an exception in the midst of a step. Then the step stays in the queue, another thread is asked to
-go on, and the step is taken once more, from its beginning.
+go on, and the step runs once more, from its beginning.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = logging.getLogger("remora")
 
 
 class SerialQueue:
-    """The queue. `later` has another thread call a function soon, and may be called anywhere. What a step returns, if it is
-    anything, is passed to `then`, as a part of the step."""
+    """The queue. `later` makes another thread call a function soon, and may be called anywhere. If a step returns something,
+    `then` is called with it, as a part of the step."""
 
     __slots__ = ("_later", "_queue", "_then", "_turn")
 
@@ -32,19 +32,19 @@ class SerialQueue:
         self._later = later
         self._then = then
         self._queue: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._turn = TryLock(needed=True)  # to take steps
+        self._turn = TryLock(needed=True)  # guards: the steps; the thread that has it takes them in order
 
     def __bool__(self) -> bool:
-        """Whether a step has yet to end."""
+        """Return True if a step has yet to end."""
         return bool(self._queue)
 
     def mine(self) -> bool:
-        """Whether a step of the current thread is under way, which does not end before the current frame returns."""
+        """Return True if a step of the current thread is under way. It does not end before the current frame returns."""
         return self._turn.mine()
 
     def post(self, step: Callable[..., object], *args: Any) -> None:
-        """Have `step(*args)` done: now, or after those that were posted before. All steps are taken, if no frame of any
-        thread is doing so already. The thread that ends looks once more, so none is left."""
+        """Run `step(*args)`: now, or after the steps that were posted before. This runs all steps, unless a frame of some
+        thread does so already. The thread that ends looks once more, so none is left."""
         queue, turn = self._queue, self._turn
         try:
             queue.append((step, args))
@@ -70,15 +70,15 @@ class SerialQueue:
             raise
 
     def go_on(self) -> None:
-        """Take those that are left."""
+        """Run the steps that are left."""
         self.post(_nothing)
 
     def post_later(self, step: Callable[..., object], *args: Any) -> None:
-        """The same as `post`, but never now, nor on this thread."""
+        """Post a step that another thread runs later."""
         self._queue.append((step, args))
         if len(self._queue) == 1:  # else another one is in the queue, and the thread that takes it out looks once more
             self._later(self.go_on)
 
 
 def _nothing() -> None:
-    """A step that is none."""
+    """Do nothing: posting it makes a thread run the steps that are left."""

@@ -1,5 +1,4 @@
-"""One thread that calls functions at given times. It never shares a pool, so timeouts fire however busy the worker
-is."""
+"""Calls functions at given times, on a thread of its own. It shares no pool, so timeouts fire however busy the worker is."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _COMPACT_ABOVE = 1024
 
 
 class Timer:
-    """A promise to call `action` at `when` (by the worker's clock). Clear `action` to cancel."""
+    """One call of `action` at `when` (by the worker's clock). Clear `action` to cancel."""
 
     __slots__ = ("action", "owner", "when")
 
@@ -29,26 +28,27 @@ class Timer:
 
     @property
     def pending(self) -> bool:
-        """Whether it will go off. False from before the action runs, so what comes while it runs sets another one."""
+        """Return True if it will fire. False from before the action runs, so an event during the action sets another
+        timer."""
         return self.action is not None
 
     def cancel(self) -> None:
-        """Never call it. Costs nothing now; the entry goes away later."""
+        """Never call the action. The entry is removed later."""
         if self.action is not None:
             self.action = None
             self.owner.cancelled += 1
 
 
 class Timers:
-    """Timers, and the thread that serves them. Only that thread touches the heap: others post what they want, and take
-    no lock, since a destructor or a signal handler may set a timer anywhere."""
+    """Timers, and the thread that serves them. Only that thread touches the heap. Other threads post entries and take no
+    lock, since a destructor or a signal handler may set a timer anywhere."""
 
     def __init__(self, name: str, clock: Clock = SYSTEM) -> None:
         self.clock = clock
         self._posted: deque[tuple[float, int, Timer]] = deque()
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = count()
-        self._alarm = threading.Lock()  # released to wake the thread
+        self._alarm = threading.Lock()  # guards: nothing; it is released to wake the thread
         self._alarm.acquire()
         self._next = float("inf")  # when the thread will look again
         self._stopped = False
@@ -67,12 +67,12 @@ class Timers:
         return timer
 
     def soon(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Call `action` in a moment, which is our own patience and nobody's deadline."""
+        """Call `action` after a short delay of Remora's own, which is no deadline of the program."""
         return self.at(self.clock.soon(seconds), action)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is due."""
+        """Return True if nothing is due."""
         if self._stopped:
             return True
         return self._next > self.clock.now() and all(when >= self._next for when, _, _ in list(self._posted))
@@ -84,7 +84,7 @@ class Timers:
             pass  # it is awake, or will be
 
     def _sleep(self, seconds: float | None) -> bool:
-        """False if the time has passed and nothing else happened."""
+        """Sleep. Return False if the time has passed and nothing else happened."""
         if self._posted or self._stopped:
             return True
         return self._alarm.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))

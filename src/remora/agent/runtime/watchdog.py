@@ -26,7 +26,7 @@ class Watchdog:
         self._clock = clock
 
     def look(self) -> bool:
-        """The alarm rang for the current thread, a follower. Whether it leaves the gate to see what is queued."""
+        """Return True if the current thread, a follower for which the alarm rang, leaves the gate to run what is queued."""
         gate, state = self._gate, self._state
         assert gate is not None
         called = state.rang()
@@ -64,7 +64,7 @@ class Watchdog:
             gate.alarm(AT_ONCE)
 
     def request_helper(self) -> None:
-        """Have a thread other than the leader see that something is queued."""
+        """Wake a thread other than the leader to run what is queued."""
         self.apply(self._state.call_helper())
 
     def _wake_follower(self) -> None:
@@ -74,7 +74,7 @@ class Watchdog:
             self._gate.alarm(AT_ONCE)
 
     def stop(self) -> None:
-        """Let every thread return: the ones that return first call this again for the next."""
+        """Let every thread return: each thread that returns calls this again for the next."""
         self._poller.wake()
         if self._gate is not None:
             self._gate.alarm(AT_ONCE)

@@ -1,6 +1,6 @@
 """Run by an interpreter that starts with this folder on its PYTHONPATH. Makes way for the sitecustomize it stands before.
 
-It may be an interpreter in which nobody expects us (another Python, a tool written in Python), so it never fails.
+It may be an interpreter that has nothing to do with Remora (another Python, a tool written in Python), so it never fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _watch() -> None:
 
 
 def _make_way() -> None:
-    """Run the sitecustomize that would have been run without us, and let it have the name."""
+    """Run the sitecustomize that this one hides, and let it have the name."""
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:

@@ -1,1 +1,1 @@
-"""Where programs look for `remote_module`."""
+"""The package in which programs look for `remote_module`."""

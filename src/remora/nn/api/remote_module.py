@@ -39,7 +39,7 @@ _UNSUPPORTED = [
 
 
 class _RemoteModule(torch.nn.Module):
-    """What RemoteModule is made of. Also takes a TorchScript interface; see `remora.nn.scripting`."""
+    """The implementation of RemoteModule. Also takes a TorchScript interface; see `remora.nn.scripting`."""
 
     on: str | int
     device: str
@@ -48,7 +48,7 @@ class _RemoteModule(torch.nn.Module):
     module_rref: RRef[Any]
 
     # It is called by `nn.Module.__call__`: torch.fx replaces that one while it traces, and it runs the hooks of all modules.
-    # These are what it looks at. A module that was made here has its own; one that arrived has only what travels.
+    # It looks at these attributes. A module that was made here has its own; a received module has only what travels.
     _backward_hooks = _backward_pre_hooks = _forward_hooks = _forward_pre_hooks = NO_HOOKS
     _forward_hooks_with_kwargs = _forward_hooks_always_called = _forward_pre_hooks_with_kwargs = NO_HOOKS
     _is_full_backward_hook = None
@@ -79,13 +79,13 @@ class _RemoteModule(torch.nn.Module):
     def init_from_module_rref(
         remote_device: str, module_rref: RRef[Any], _module_interface_cls: Any = None
     ) -> RemoteModule:
-        """A RemoteModule for a module that exists already. Calls go to its owner, whatever `remote_device` says."""
+        """Make a RemoteModule for a module that exists already. Calls go to its owner, whatever `remote_device` says."""
         module = RemoteModule.__new__(RemoteModule)
         module._init(*destination.parse(remote_device), module_rref, _module_interface_cls)
         return module
 
     def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
-        """Call the module on its worker; a future of what it returns."""
+        """Call the module on its worker. Return a future of its result."""
         return _forward_async(self.module_rref, self._moved_to(), *args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,15 +96,15 @@ class _RemoteModule(torch.nn.Module):
         return _moved_to(self.device, self.is_device_map_set)
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[torch.nn.Parameter]]:
-        """References to the parameters, as a DistributedOptimizer takes them."""
+        """Return references to the parameters, as a DistributedOptimizer takes them."""
         return rpc.rpc_sync(self.module_rref.owner(), _param_rrefs, args=(self.module_rref, recurse))
 
     def get_module_rref(self) -> RRef[Any]:
-        """The reference to the module."""
+        """Return the reference to the module."""
         return self.module_rref
 
     def parameters(self, recurse: bool = True) -> NoReturn:
-        """Refused: the parameters are not here."""
+        """Raise: the parameters are not here."""
         raise ValueError("Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead.")
 
     def train(self, mode: bool = True) -> _RemoteModule:
@@ -113,14 +113,14 @@ class _RemoteModule(torch.nn.Module):
         return self
 
     def eval(self) -> _RemoteModule:
-        """The same as `train(False)`."""
+        """Do the same as `train(False)`."""
         return self.train(False)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise RuntimeError("Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when using RPC")
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """What `torch.jit.script` compiles in place of this."""
+        """Return the module that `torch.jit.script` compiles in place of this."""
         if self._interface is None:
             raise RuntimeError("only a RemoteModule with a module interface can be scripted")
         return scripting.scriptable(self._interface, self)
@@ -167,7 +167,7 @@ for _name in _UNSUPPORTED:
 
 
 def _moved_to(device: str, is_device_map_set: bool) -> tuple[str, bool] | None:
-    """(the device that tensors are moved to, whether results stay there); None on the CPU, where nothing is moved."""
+    """Return the device that tensors are moved to, and True if results stay there; None on the CPU, where nothing moves."""
     return None if device == "cpu" else (device, is_device_map_set)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 
 from remora.agent.calls.future import Future, failure_of, when_done
-from remora.agent.runtime.pool import current_worker
+from remora.agent.runtime.current import current_worker
 from remora.agent.serving.execution import Deferred, call_script
 from remora.rpc.profiler import tracing
 from remora.rpc.profiler.tracing import Event, Trace, What

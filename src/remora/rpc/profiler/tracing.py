@@ -187,7 +187,10 @@ def _parse_with_calls(records: Any) -> list[FunctionEvent]:
     if trace is None:
         return events
     first = next((record for thread in records for record in thread if record.name() == "__start_profile"), None)
-    trace.thread = first.thread_id() if first is not None else 0
+    if first is not None:
+        trace.thread = first.thread_id()
+        # The profiler's own zero: this thread may have been descheduled between that record and the trace's beginning.
+        trace.opened = first.start_us()
     return trace.complete(events)
 
 

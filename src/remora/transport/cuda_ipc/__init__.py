@@ -1,9 +1,9 @@
-"""Memory of CUDA devices between processes of one host: named by its owner, copied once by its receiver. No messages.
+"""Passes memory of CUDA devices between processes of one host: the owner names it, the receiver copies it once. No messages.
 
 The owner of a tensor *exports* its memory: a reference of some hundred bytes, which goes with a message. The receiver
-*fetches* it: a copy on the device into memory of its own, in the order of its current stream. In a tally of words that both
-share, the owner's stream says when the memory is ready and the receiver's when it has been copied. So nobody waits for a
-device, and the owner sees when it may let go. When one process dies, the other writes the missing words itself.
+*fetches* it: a copy on the device into memory of its own, in the order of its current stream. In flags that both share, the
+owner's stream writes when the memory is ready and the receiver's when it has been copied. So no thread waits for a device,
+and the owner sees when it may free the memory. When one process dies, the other writes the missing flags itself.
 
 Importing this neither needs nor initialises CUDA.
 """

@@ -1,6 +1,6 @@
-"""Whether memory of devices can be shared, and with whom, as far as one process can tell. Shares nothing.
+"""Finds out if device memory can be shared, and with which processes, as far as one process can tell. Shares nothing.
 
-Whether another process can really open it is not known before it has tried: so let it try once, with a small piece.
+Another process must try to open it to be sure: so it tries once, with a small piece.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import torch
 
 from remora.transport.cuda_ipc import driver as cuda
-from remora.transport.cuda_ipc.flags import Tally, Word
+from remora.transport.cuda_ipc.flags import FlagPage, Word
 from remora.transport.shm import lender as shm
 
 
 @functools.cache
 def available(device: torch.device) -> str:
-    """Why memory of a device cannot be exported; empty if it can. This initialises CUDA, if it is a CUDA device."""
+    """Return why memory of a device cannot be exported; empty if it can. This initialises CUDA, if it is a CUDA device."""
     if device.type != "cuda":
-        return f"only CUDA can share memory of a device, and this is {device}"
+        return f"only CUDA devices can share memory, and {device} is not one"
     if not identity():
         return "this system does not let processes share memory, or torch is built without CUDA"
     try:
@@ -39,20 +39,20 @@ def _try(sample: torch.Tensor) -> str:
 
 
 def _try_words(driver: cuda.Driver, device: torch.device, stream: torch.cuda.Stream) -> str:
-    tally = Tally.create()
+    flags = FlagPage.create()
     try:
         with driver.on(device):
-            tally.attach(driver, device)
-            driver.write(stream.cuda_stream, tally.place(0, Word.READY), 1)
-            driver.wait(stream.cuda_stream, tally.place(0, Word.READY), 1)
+            flags.attach(driver, device)
+            driver.write(stream.cuda_stream, flags.place(0, Word.READY), 1)
+            driver.wait(stream.cuda_stream, flags.place(0, Word.READY), 1)
         stream.synchronize()  # nothing else is on it
-        return "" if tally.has_reached(0, Word.READY, 1) else f"streams of {device} cannot write where the host can read"
+        return "" if flags.has_reached(0, Word.READY, 1) else f"streams of {device} cannot write where the host can read"
     finally:
-        tally.close()
+        flags.close()
 
 
 def identity() -> str:
-    """What another process must know of this one to tell whether it can be reached; empty if it cannot be."""
+    """Return what another process must know of this one to share memory with it; empty if it cannot."""
     place = _place() if torch.version.cuda else ""
     return f"{place} {os.getpid()}" if place else ""
 
@@ -63,7 +63,7 @@ def _place() -> str:
 
 
 def reachable(theirs: str) -> str:
-    """Why the process of this identity cannot fetch what this one exports; empty if nothing speaks against it."""
+    """Return why the process of this identity cannot fetch what this one exports; empty if no reason is known."""
     place, _, process = theirs.rpartition(" ")
     our_place, _, our_process = identity().rpartition(" ")
     if not place or not our_place:

@@ -1,25 +1,25 @@
-"""What cannot be let go of yet, because the other process may be using it, or a stream of ours. Looked at now and then."""
+"""Frees memory later that the other process, or a stream of this one, may still use. `sweep` polls it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-LetGo = Callable[[bool], bool]  # told whether the other process is gone, lets go of what it can, and says if that was all
+LetGo = Callable[[bool], bool]  # takes True if the other process is gone, frees what it can; True: all of it
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # guards: _left
 _left: list[tuple[int, LetGo]] = []
 
 
 def leave(process: int, let_go: LetGo) -> None:
-    """Let go of what is shared with that process: now, or when `sweep` finds that nobody uses it any more."""
+    """Free what is shared with that process: now, or when `sweep` finds that it is not used any more."""
     with _lock:
         _left.append((process, let_go))
     sweep()
 
 
 def sweep() -> None:
-    """Let go of what has become possible. To be called now and then."""
+    """Free what is not used any more. Called periodically."""
     if not _left:
         return
     with _lock:
@@ -27,7 +27,7 @@ def sweep() -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, one that has ended and was not waited for aside."""
+    """Return True if there is such a process, and it is not a zombie."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -36,5 +36,5 @@ def is_running(process: int) -> bool:
 
 
 def count() -> int:
-    """How much is left."""
+    """Return the number of entries that are left."""
     return len(_left)

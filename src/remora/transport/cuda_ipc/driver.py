@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver that torch has no name for: memory of other processes, and words to wait for. No policy.
+"""The few calls of the CUDA driver that torch does not wrap: memory of other processes, and flags to wait for. No policy.
 
 By ctypes from the driver's own library, whose interface stays the same from version to version. Importing this does not
 load it, and `load` does not initialise CUDA: that is left to torch. torch's own way of sharing memory is not used. It wraps
@@ -65,7 +65,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 @functools.cache
 def load() -> Driver:
-    """The driver; DriverError says why there is none."""
+    """Return the driver; DriverError says why there is none."""
     if torch.version.cuda is None:
         raise DriverError("this torch is built without CUDA")
     try:
@@ -75,7 +75,7 @@ def load() -> Driver:
 
 
 class Driver:
-    """Its calls. Those that have to do with a device are made inside `on(device)`, after torch has initialised CUDA."""
+    """The calls. Those for a device are made inside `on(device)`, after torch has initialised CUDA."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -106,7 +106,7 @@ class Driver:
         return ordinal.value
 
     def uuid(self, device: torch.device) -> bytes:
-        """What the device is called in every process that sees it."""
+        """Return the name that the device has in every process that sees it."""
         known = self._uuids.get(device.index)
         if known is None:
             name = (ctypes.c_char * UUID_BYTES)()
@@ -115,16 +115,16 @@ class Driver:
         return known
 
     def find(self, uuid: bytes) -> torch.device | None:
-        """The device of that name, if this process sees it."""
+        """Return the device of that name, if this process sees it."""
         devices = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
         return next((device for device in devices if self.uuid(device) == uuid), None)
 
     def stream(self, device: torch.device) -> int:
-        """The current stream."""
+        """Return the current stream."""
         return streams.raw(device)
 
     def is_idle(self, stream: int) -> bool:
-        """Whether all that was given to it is done. Does not disturb those who capture a graph of what they do meanwhile."""
+        """Return True if the stream has no work left. Does not disturb a thread that captures a graph meanwhile."""
         mode = ctypes.c_int(_RELAXED)
         self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         try:
@@ -133,11 +133,11 @@ class Driver:
             self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     def new_storage(self, size: int, device: torch.device) -> torch.UntypedStorage:
-        """Fresh memory of torch's, to be used on the current stream."""
+        """Return new memory of torch's, to be used on the current stream."""
         return torch.UntypedStorage(size, device=device)  # type: ignore[no-untyped-call]
 
     def allocation(self, pointer: int) -> tuple[int, int, int]:
-        """Of the allocation that a pointer points into: where it begins, its size, and a number that no other has had."""
+        """Return the beginning and the size of the allocation that a pointer points into, and its unique number."""
         base, size, number = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
         found = self._library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer)
         self._check(found, "find an allocation")
@@ -145,13 +145,14 @@ class Driver:
         return base.value, size.value, number.value
 
     def handle(self, base: int) -> bytes:
-        """By which other processes can open an allocation."""
+        """Return the handle by which other processes can open an allocation."""
         handle = _Handle()
         self._check(self._library.cuIpcGetMemHandle(ctypes.byref(handle), base), "share memory")
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Where an allocation of another process begins in this one. To be closed once for each time it was opened."""
+        """Open an allocation of another process, and return its address here. To be closed once for each time it was
+        opened."""
         pointer = ctypes.c_uint64()
         opened = self._library.cuIpcOpenMemHandle_v2(
             ctypes.byref(pointer), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS
@@ -160,30 +161,30 @@ class Driver:
         return pointer.value
 
     def close(self, pointer: int) -> None:
-        """The reverse of `open`."""
+        """Undo one `open`."""
         self._check(self._library.cuIpcCloseMemHandle(pointer), "close memory of another process")
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        """In the order of the stream."""
+        """Copy bytes, in the order of the stream."""
         self._check(self._library.cuMemcpyAsync(target, source, size, stream), "copy")
 
     def register(self, address: int, size: int) -> int:
-        """Let devices use memory of the host: their pointer to it."""
+        """Let devices use memory of the host. Return their pointer to it."""
         self._check(self._library.cuMemHostRegister_v2(address, size, _PORTABLE_AND_MAPPED), "register memory")
         pointer = ctypes.c_uint64()
         self._check(self._library.cuMemHostGetDevicePointer_v2(ctypes.byref(pointer), address, 0), "map memory")
         return pointer.value
 
     def unregister(self, address: int) -> None:
-        """The reverse. Nothing may be under way that uses it."""
+        """Undo `register`. No work under way may use the memory."""
         self._check(self._library.cuMemHostUnregister(address), "unregister memory")
 
     def write(self, stream: int, pointer: int, value: int) -> None:
-        """Write a word when the stream gets there, and all before it can be seen."""
+        """Write a word when the stream gets there, after all earlier work is visible."""
         self._check(self._library.cuStreamWriteValue32_v2(stream, pointer, value, 0), "write a word")
 
     def wait(self, stream: int, pointer: int, value: int) -> None:
-        """The stream goes on when the word has reached the value (counting on after 2**32 - 1 with 0)."""
+        """Make the stream wait until the word has reached the value (0 follows 2**32 - 1)."""
         self._check(self._library.cuStreamWaitValue32_v2(stream, pointer, value, _AT_LEAST), "wait for a word")
 
     def _check(self, code: int, what: str) -> None:
@@ -194,7 +195,7 @@ class Driver:
 
 
 class _Place(AbstractContextManager[None]):
-    """Where calls for a device are made: its context, current in the thread from `with` on. Any number at a time."""
+    """The context of a device, current in the thread inside `with`. It nests."""
 
     __slots__ = ("_context", "_driver")
 

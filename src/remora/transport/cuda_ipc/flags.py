@@ -1,7 +1,7 @@
-"""A page of words that two processes and their devices share: what is ready, what has been copied. No tensors.
+"""A page of flags that two processes and their devices share: which memory is ready, which has been copied. No tensors.
 
-Streams of either process write a word when they get there, and wait for one. So do the processes, at once: that is how one
-that has outlived the other lets go of what waits for it. The page has no name, and is gone with the last who uses it.
+Streams of either process write a word when they get there, and wait for one. So do the processes, at once: that is how a
+process that outlives the other releases streams that wait for it. The page has no name, and is gone with its last user.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS_AT = 64
 
 
 class Word(IntEnum):
-    """The words of a slot: how often it was ready, was copied, and a stream of its owner went on after that."""
+    """The words of a slot count how often it was ready, was copied, and a stream of its owner went on after that."""
 
     READY = 0
     COPIED = 1
@@ -37,7 +37,7 @@ class Word(IntEnum):
 _WORDS = len(Word)
 
 
-class Tally:
+class FlagPage:
     """The page. Devices can use it from `attach` on."""
 
     def __init__(self, page: mmap.mmap, made: tuple[int, int] | None = None) -> None:
@@ -48,8 +48,8 @@ class Tally:
         self._attached: tuple[Driver, torch.device, int] | None = None
 
     @classmethod
-    def create(cls) -> Tally:
-        descriptor = os.memfd_create("remora-tally", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def create(cls) -> FlagPage:
+        descriptor = os.memfd_create("remora-flags", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             seal(descriptor, _SIZE)
             os.posix_fallocate(descriptor, 0, _SIZE)  # or a write would end the process when memory is short
@@ -63,14 +63,14 @@ class Tally:
 
     @property
     def name(self) -> tuple[int, int, int]:
-        """What another process needs to open it: number, process and descriptor."""
+        """Return number, process and descriptor, by which another process opens it."""
         assert self._made is not None, "only its maker can name it"
         number, descriptor = self._made
         return number, os.getpid(), descriptor
 
     @classmethod
-    def open(cls, number: int, process: int, descriptor: int) -> Tally:
-        """One that another process has made. OSError or ValueError if it cannot be had."""
+    def open(cls, number: int, process: int, descriptor: int) -> FlagPage:
+        """Open a page that another process has made. OSError or ValueError if that fails."""
         opened = open_sealed(process, descriptor, _SIZE)
         try:
             page = mmap.mmap(opened, _SIZE)
@@ -78,28 +78,28 @@ class Tally:
             os.close(opened)
         if _NUMBER.unpack_from(page)[0] != number:
             page.close()
-            raise OSError("it is not the one that was named")
+            raise OSError("it does not have the number that was named")
         _GUEST.pack_into(page, _NUMBER.size, os.getpid())
         return cls(page)
 
     @property
     def guest(self) -> int:
-        """The process that has opened it; 0 if none has."""
+        """Return the process that has opened it; 0 if none has."""
         process: int = _GUEST.unpack_from(self._page, _NUMBER.size)[0]
         return process
 
     def attach(self, driver: Driver, device: torch.device) -> None:
-        """Let devices use it. To be called on a device, and again as often as you like."""
+        """Let devices use it. Called on a device; repeated calls do no harm."""
         if self._attached is None:
             self._attached = (driver, device, driver.register(self._address, _SIZE))
 
     def place(self, slot: int, word: Word) -> int:
-        """Where devices find a word."""
+        """Return the address of a word for devices."""
         assert self._attached is not None, "attached"
         return self._attached[2] + _WORDS_AT + 4 * (_WORDS * slot + word)
 
     def has_reached(self, slot: int, word: Word, value: int) -> bool:
-        """Whether it is there, or beyond."""
+        """Return True if the word has the value, or a later one."""
         return (self._words[_WORDS * slot + word] - value) % EVERY < EVERY // 2
 
     def mark(self, slot: int, word: Word, value: int) -> None:
@@ -108,7 +108,7 @@ class Tally:
             self._words[_WORDS * slot + word] = value
 
     def close(self) -> None:
-        """Let go of it. No stream of ours may be about to use it."""
+        """Unmap it. No stream of this process may be about to use it."""
         if self._attached is not None:
             driver, device, _ = self._attached
             with driver.on(device):

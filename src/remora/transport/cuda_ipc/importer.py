@@ -1,4 +1,4 @@
-"""The receiver's side: opens memory of another process's devices, and copies it. Receives no messages."""
+"""The receiver's side: opens device memory of another process, and copies it. Receives no messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from remora.transport.cuda_ipc import driver as cuda
 from remora.transport.cuda_ipc.deferred_free import leave
-from remora.transport.cuda_ipc.flags import Tally, Word
+from remora.transport.cuda_ipc.flags import FlagPage, Word
 from remora.transport.cuda_ipc.reference import Place, Reference, Unreachable
 
 IDLE = 10.0  # seconds after which an allocation that is not used is closed; until then it stays, even if its owner frees it
@@ -25,69 +25,69 @@ class _Allocation:
     pointer: int
     size: int
     device: torch.device
-    slot: int = 0  # the last copy from it: which use of which slot of the tally
+    slot: int = 0  # the last copy from it: which use of which slot of the flags
     use: int = 0
     used_at: float = 0.0
 
 
 class Importer:
-    """What one worker has of the device memory of one other."""
+    """The device memory of one peer that this worker has opened."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, process: int = 0) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards: the table of imports
         self._clock = clock
-        self._process = process  # whose memory it is; 0: not known, then the first one that it names
-        self._tally: Tally | None = None
-        self._tally_name: tuple[int, int, int] | None = None
+        self._process = process  # the owner of the memory; 0: not known, then the first process that it names
+        self._flags: FlagPage | None = None
+        self._flags_name: tuple[int, int, int] | None = None
         self._open: dict[tuple[bytes, int], _Allocation] = {}  # the one used last is the last
         self._copies: dict[int, int] = {}  # slot -> its use by the last copy
 
     def fetch(self, reference: bytes | memoryview, device: torch.device) -> list[torch.UntypedStorage]:
-        """Copies of what a reference names, on a device of ours, ready in the order of its current stream.
+        """Return copies of what a reference names, on a device of ours, ready in the order of its current stream.
 
-        Unreachable if it cannot be had. If this fails, the exporter is told (in the tally) that it need not wait, where
+        Unreachable if it cannot be had. If this fails, the exporter is told (in the flags) that it need not wait, where
         that can be said.
         """
         named = Reference.parse(reference)
         with self._lock:
-            tally = self._tally_of(named)
+            flags = self._flags_of(named)
             try:
                 driver = cuda.load()
                 with driver.on(device):
-                    tally.attach(driver, device)
-                    return self._copy(driver, tally, named, device)
+                    flags.attach(driver, device)
+                    return self._copy(driver, flags, named, device)
             except BaseException as error:
-                tally.mark(named.slot, Word.COPIED, named.use)
+                flags.mark(named.slot, Word.COPIED, named.use)
                 if isinstance(error, cuda.DriverError):
                     raise Unreachable(str(error)) from error
                 raise
 
     def _copy(
-        self, driver: cuda.Driver, tally: Tally, named: Reference, device: torch.device
+        self, driver: cuda.Driver, flags: FlagPage, named: Reference, device: torch.device
     ) -> list[torch.UntypedStorage]:
         sources = [self._source(driver, named, place) for place in named.places]
         storages = [driver.new_storage(place.size, device) for place in named.places]
         stream = driver.stream(device)
         self._copies[named.slot] = named.use
-        if not tally.has_reached(named.slot, Word.READY, named.use):
-            driver.wait(stream, tally.place(named.slot, Word.READY), named.use)
+        if not flags.has_reached(named.slot, Word.READY, named.use):
+            driver.wait(stream, flags.place(named.slot, Word.READY), named.use)
         for storage, source, place in zip(storages, sources, named.places, strict=True):
             driver.copy(storage.data_ptr(), source, place.size, stream)
-        driver.write(stream, tally.place(named.slot, Word.COPIED), named.use)
+        driver.write(stream, flags.place(named.slot, Word.COPIED), named.use)
         return storages
 
-    def _tally_of(self, named: Reference) -> Tally:
-        if self._tally is None:
+    def _flags_of(self, named: Reference) -> FlagPage:
+        if self._flags is None:
             if self._process and named.process != self._process:
                 raise Unreachable(f"it is memory of process {named.process}, which is not the lender's")
             try:
-                self._tally = Tally.open(*named.tally)
+                self._flags = FlagPage.open(*named.flags)
             except (OSError, ValueError) as error:
-                raise Unreachable(f"the tally of process {named.process} cannot be opened: {error}") from error
-            self._tally_name, self._process = named.tally, named.process
-        if named.tally != self._tally_name:
-            raise Unreachable("this is not from the exporter that the others are from")
-        return self._tally
+                raise Unreachable(f"the flags of process {named.process} cannot be opened: {error}") from error
+            self._flags_name, self._process = named.flags, named.process
+        if named.flags != self._flags_name:
+            raise Unreachable("the reference is from another exporter than the earlier ones")
+        return self._flags
 
     def _source(self, driver: cuda.Driver, named: Reference, place: Place) -> int:
         key = (place.handle, place.allocation)
@@ -112,19 +112,19 @@ class Importer:
             self._close(driver, key)
 
     def _close(self, driver: cuda.Driver, key: tuple[bytes, int]) -> None:
-        """Unless it is being copied from."""
+        """Close an allocation, unless a copy from it is under way."""
         allocation = self._open[key]
-        assert self._tally is not None, "something was fetched"
-        if self._tally.has_reached(allocation.slot, Word.COPIED, allocation.use):
+        assert self._flags is not None, "something was fetched"
+        if self._flags.has_reached(allocation.slot, Word.COPIED, allocation.use):
             del self._open[key]
             with driver.on(allocation.device):
                 driver.close(allocation.pointer)
 
     def discard(self, reference: bytes | memoryview) -> None:
-        """This will not be fetched: the exporter need not hold it. Unreachable if that cannot be said."""
+        """Tell the exporter that this will not be fetched. Unreachable if the exporter cannot be told."""
         named = Reference.parse(reference)
         with self._lock:
-            self._tally_of(named).mark(named.slot, Word.COPIED, named.use)
+            self._flags_of(named).mark(named.slot, Word.COPIED, named.use)
 
     def trim(self, now: float) -> None:
         """Close what has not been used for a while."""
@@ -134,26 +134,26 @@ class Importer:
 
     @property
     def opened(self) -> int:
-        """How many allocations are open."""
+        """Return the number of open allocations."""
         return len(self._open)
 
     def close(self) -> None:
-        """Nothing more is fetched: the exporter is gone, or we leave. What we are still copying is closed afterwards."""
-        if self._tally is not None:
+        """Stop fetching: the exporter or this worker is gone. Allocations with copies under way are closed afterwards."""
+        if self._flags is not None:
             leave(self._process, self._let_go)
 
     def _let_go(self, is_alone: bool) -> bool:
         with self._lock:
-            tally = self._tally
-            if tally is None:
+            flags = self._flags
+            if flags is None:
                 return True
-            if is_alone:  # nobody will ever say that it is ready
+            if is_alone:  # no process will ever write that it is ready
                 for slot, use in self._copies.items():
-                    tally.mark(slot, Word.READY, use)
-            if not all(tally.has_reached(slot, Word.COPIED, use) for slot, use in self._copies.items()):
+                    flags.mark(slot, Word.READY, use)
+            if not all(flags.has_reached(slot, Word.COPIED, use) for slot, use in self._copies.items()):
                 return False
             for key in list(self._open):
                 self._close(cuda.load(), key)
-            tally.close()
-            self._tally = None
+            flags.close()
+            self._flags = None
         return True

@@ -1,4 +1,4 @@
-"""What is said of exported memory in a message: bytes to be read by the process that fetches it. Opens nothing."""
+"""The reference to exported memory in a message: bytes that the fetching process reads. Opens nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PLACE = struct.Struct(f"<{HANDLE_BYTES}sQQQ")
 
 
 class Unreachable(OSError):
-    """What a reference names cannot be had."""
+    """The memory that a reference names cannot be opened."""
 
 
 class Place(NamedTuple):
-    """A piece of an allocation: how to open that, its number, and where in it the piece is."""
+    """A piece of an allocation: the allocation's handle and number, and the place of the piece in it."""
 
     handle: bytes
     allocation: int
@@ -31,38 +31,38 @@ class Place(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """One export: its number, which use of which slot it is in which tally, the device, and the pieces of memory."""
+    """One export: its number, its page of flags, slot and use, the device, and the pieces of memory."""
 
     number: int
     slot: int
     use: int
-    tally: tuple[int, int, int]
+    flags: tuple[int, int, int]
     device: bytes
     places: list[Place]
 
     @property
     def process(self) -> int:
-        """Whose memory it is."""
-        return self.tally[1]
+        """Return the process that owns the memory."""
+        return self.flags[1]
 
     def pack(self) -> bytes:
-        head = _HEAD.pack(self.number, self.slot, self.use, *self.tally, self.device, len(self.places))
+        head = _HEAD.pack(self.number, self.slot, self.use, *self.flags, self.device, len(self.places))
         return head + b"".join(_PLACE.pack(at.handle, at.allocation, at.offset, at.size) for at in self.places)
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Reference:
-        """The reverse; Unreachable if it is not one."""
+        """Read a reference; Unreachable if the bytes are not one."""
         try:
-            number, slot, use, tally, process, descriptor, device, count = _HEAD.unpack_from(data)
+            number, slot, use, flags, process, descriptor, device, count = _HEAD.unpack_from(data)
             places = [Place(*_PLACE.unpack_from(data, _HEAD.size + i * _PLACE.size)) for i in range(count)]
         except struct.error as error:
             raise Unreachable(f"a reference to device memory is cut short: {error}") from None
         if slot >= SLOTS:
             raise Unreachable(f"a reference to device memory names slot {slot} of {SLOTS}")
-        return cls(number, slot, use, (tally, process, descriptor), device, places)
+        return cls(number, slot, use, (flags, process, descriptor), device, places)
 
 
 def number_of(reference: bytes | memoryview) -> int:
-    """The number under which the exporter holds what a reference names."""
+    """Return the number under which the exporter holds what a reference names."""
     number: int = _HEAD.unpack_from(reference)[0]
     return number

@@ -1,10 +1,9 @@
-"""Memory that others have lent us (`shm`): used in place, and given back segment by segment, with the last tensor in
-each.
+"""Maps memory that peers lend (`lender`), uses it in place, and returns each segment when its last tensor is gone.
 
-Lent memory is shared with its lender, so it may not be shared with anybody else. When this process is about to fork,
-every segment with a tensor in it becomes ours: its pages are mapped anew at the same address, as a private copy. From
-then on the tensors lie in memory like any other, of which parent and child have a copy each; the segments go back to
-their lenders. So to fork takes the time to copy what is on loan. All else of an arena is not there in a child
+Lent memory is shared with its lender, so no other process may share it. When this process is about to fork,
+every segment with a tensor in it becomes private: its pages are mapped anew at the same address, as a private copy. From
+then on the tensors lie in ordinary memory, of which parent and child have a copy each, and the segments go back to
+their lenders. So a fork takes the time to copy what is on loan. A child does not have the rest of an arena
 (MADV_DONTFORK): a child made without Python's knowledge that looks at a borrowed tensor ends with a fault, and does not
 see what it should not.
 
@@ -15,9 +14,9 @@ A message may come before its memory is filled: the thread that unpacks it waits
 long: to see that a segment which is used for the first time has memory, and to have its pages mapped.
 
 What a message says is checked once, from bytes of our own: whose file it is (the process at the other end of the link, or
-the one that the lender's record names), that it is sealed memory of the size and number that are named and no larger than
-twice the memory of this host, that all places are in it, aligned and apart, and that nothing is lent twice. A loan with a
-hole in it is refused: the receiver would allocate what the lender did not. Then nothing that the lender does can make our
+the process that the lender's record names), that it is sealed memory of the size and number that are named and no larger
+than twice the memory of this host, that all places are in it, aligned and apart, and that nothing is lent twice. A loan with
+a hole in it is refused: the receiver would allocate what the lender did not. Then nothing that the lender does can make our
 memory vanish; but it can write to what it has lent at any time, so the bytes in a borrowed tensor are as good as the lender.
 """
 
@@ -43,7 +42,7 @@ from remora.transport.shm import lender as shm
 from remora.transport.shm.lender import ALIGNED, HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise, places_in
 from remora.wire.buffer_pool import everywhere
 
-PATIENCE = 1e-3  # seconds to look for the end of a copy without sleeping
+SPIN_LIMIT = 1e-3  # seconds to look for the end of a copy without sleeping
 FILL_LIMIT = 30.0  # seconds for a copy of a megabyte at most; a lender that was stopped may go on till then
 
 _PRIVATE: int = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0) | getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -57,23 +56,23 @@ _arenas: dict[int, weakref.ref[_Arena]] = {}  # all that this process has borrow
 
 
 class Hole(ValueError):
-    """A segment was lent in which there is no memory."""
+    """A lent segment has pages without memory."""
 
 
 class Borrower:
-    """What one worker has of the memory of one other. For any number of threads, without a lock."""
+    """The memory that one worker has borrowed from one peer. For any number of threads, without a lock."""
 
     def __init__(self) -> None:
         self._arena: _Arena | None = None
-        self.process = 0  # of the lender; 0: not known, then the first one that it names; -1: none that we can see
+        self.process = 0  # of the lender; 0: not known, then the first process that it names; -1: no visible process
         self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
 
     def take(
         self, reference: bytes | memoryview, now: float, loans: dict[int, Any] | None = None
     ) -> tuple[list[torch.UntypedStorage], Filling | None]:
-        """The memory that a message refers to, and what to wait for before it is used, if anything. OSError or
-        ValueError if it cannot be had; then none of it is on loan. `loans`: what an attempt that was struck by an
-        exception has borrowed."""
+        """Return the memory that a message refers to, and a `Filling` to wait for before it is used, if it is not filled
+        yet. OSError or ValueError if it cannot be mapped; then none of it is on loan. `loans`: what an attempt that an
+        exception interrupted has borrowed."""
         places = places_in(reference)
         number, process, descriptor, size, _, times, _ = REFERENCE.unpack_from(reference)
         spans = _spans(places, size)
@@ -83,7 +82,7 @@ class Borrower:
         again = {loan for loan in spans if loan in loans and loan in arena.active} if loans else ()
         for loan, (start, _) in spans.items():
             if loan not in again and (loan in arena.active or start in arena.starts):
-                raise ValueError(f"the segment at {start} is lent a second time, and the first tensors are still in it")
+                raise ValueError(f"the segment at {start} is lent a second time, while tensors still use it")
         unmapped = [(start, end) for start, end in spans.values() if arena.mapped.get(start, 0) < end]
         filling = Filling(arena, places[0][1] - HEAD, times, unmapped) if times or unmapped else None
         for loan, (start, end) in spans.items():
@@ -104,11 +103,11 @@ class Borrower:
         arena = self._arena
         if arena is not None and arena.number == number:
             if arena.mapping.size != size:
-                raise ValueError(f"an arena of {arena.mapping.size} bytes is said to have {size}")
+                raise ValueError(f"a reference gives {size} bytes to an arena of {arena.mapping.size}")
             if not arena.forked:
                 return arena
         elif arena is not None and arena.starts:
-            raise ValueError("it is in a second arena, while the first is in use")
+            raise ValueError("a reference names a second arena, while the first is in use")
         if self.process and process != self.process:
             raise ValueError(f"it is memory of process {process}, which is not the lender's")
         arena = _Arena(number, process, descriptor, size)
@@ -116,7 +115,7 @@ class Borrower:
         return arena
 
     def borrowed_bytes(self) -> int:
-        """How much of the lender's memory has tensors of ours in it."""
+        """Return the number of bytes of the lender's memory that tensors here use."""
         arena = self._arena
         return 0 if arena is None else sum(end - start for start, end, _, _ in list(arena.active.values()))
 
@@ -131,7 +130,7 @@ class Borrower:
         self._arena = None
 
     def given_back(self) -> list[int]:
-        """The segments that are not used any more; the lender has to be told."""
+        """Return the segments that are not used any more, for the lender."""
         numbers: list[int] = []
         try:
             while self.unused:
@@ -142,7 +141,7 @@ class Borrower:
 
 
 class Filling(LateFill):
-    """What a message lent us, while it is still being copied there, or not mapped."""
+    """The memory of a message that the lender still fills, or that is not mapped yet."""
 
     __slots__ = ("_arena", "_limit", "_unmapped")
 
@@ -154,23 +153,23 @@ class Filling(LateFill):
 
     @property
     def told(self) -> bool:
-        """Whether all of it is there, as the lender says."""
+        """Return True if the lender has marked all of it as filled."""
         return not self.times or super().told
 
     @property
     def ready(self) -> bool:
-        """Whether it can be used."""
+        """Return True if it can be used."""
         return self.told and not self._unmapped
 
     @property
     def overdue(self) -> bool:
-        """Whether the lender has had more time than a copy can take."""
+        """Return True if the lender has had more time than a copy can take."""
         return time.monotonic() > self._limit
 
     def wait(self, worthwhile: Callable[[], bool]) -> bool:
-        """Return when all of it can be used: in no time, unless the lender was stopped in the midst of it. False if it is
-        overdue, or not worthwhile any more. `Hole` if there is no memory in it."""
-        patience = time.monotonic() + PATIENCE
+        """Wait until all of it can be used: almost no time, unless the lender was stopped in the midst of it. Return False
+        if it is overdue, or not worthwhile any more. `Hole` if there is no memory in it."""
+        patience = time.monotonic() + SPIN_LIMIT
         while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
             if self.told:
                 self._map()
@@ -180,14 +179,14 @@ class Filling(LateFill):
             if time.monotonic() < patience:
                 _make_way()
             else:
-                time.sleep(PATIENCE)
+                time.sleep(SPIN_LIMIT)
         return False
 
     def wait_briefly(self) -> bool:
-        """Whether all of it is there now, or within a millisecond: so it is if no thread was stopped meanwhile."""
+        """Return True if all of it is filled now, or within a millisecond, as it is unless a thread was stopped."""
         if self.told:
             return True
-        patience = time.monotonic() + PATIENCE
+        patience = time.monotonic() + SPIN_LIMIT
         while time.monotonic() < patience:
             _make_way()
             if self.told:
@@ -206,7 +205,7 @@ def _make_way() -> None:
 
 
 class _Token:
-    """Says that a tensor lies in a segment that a message lent us. Dropped with the last tensor that does."""
+    """Lives as long as a tensor lies in the segment of a loan."""
 
     __slots__ = ("_arena", "_loan")
 
@@ -231,7 +230,7 @@ _Span = tuple[int, int, deque[int], "Filling | None"]
 
 
 def _spans(places: list[tuple[int, int, int]], size: int) -> dict[int, tuple[int, int]]:
-    """By loan, the pages that a message uses of its segment: from and to. ValueError if that cannot be."""
+    """Return, by loan, the first and last page that a message uses of its segment. ValueError if they are not valid."""
     if not places:
         raise ValueError("a message refers to no memory")
     if not PAGE < size <= 2 * shm.HOST_MEMORY:
@@ -260,7 +259,7 @@ def _check_apart(spans: list[tuple[int, int]]) -> None:
 
 
 class _Arena:
-    """An arena of a lender, as this process has it."""
+    """An arena of a lender, mapped in this process."""
 
     __slots__ = ("__weakref__", "_private", "active", "forked", "mapped", "mapping", "number", "starts", "used_at")
 
@@ -275,7 +274,7 @@ class _Arena:
         opened = shm.open_sealed(process, descriptor, size)
         try:
             if os.pread(opened, 8, 0) != number.to_bytes(8, "little"):
-                raise ValueError("an arena is not the one that was lent")
+                raise ValueError("an arena does not have the number that was named")
         except BaseException:
             os.close(opened)
             raise
@@ -289,15 +288,15 @@ class _Arena:
             arenas.pop(id(self), None)
 
     def map(self, start: int, end: int) -> None:
-        """Have pages mapped at once, if the lender has put memory there. (It can take that away again: what we touch then we
-        allocate, which is no more than the lender had allocated.)"""
+        """Map pages at once, if the lender has put memory there. (It can remove that again: then touching it allocates, at
+        most what the lender had allocated.)"""
         if shm.has_holes(self.mapping.descriptor, start, end):
             raise Hole(f"there is no memory in a part of the {end - start} bytes that are lent")
         shm.populate(self.mapping.address + start, end - start)
         self.mapped[start] = end
 
     def part(self) -> None:
-        """We are about to fork: what is on loan becomes ours, and goes back to its lender."""
+        """Make what is on loan private, and return it to its lender. Called before a fork."""
         for loan, (start, end, unused, filling) in list(self.active.items()):
             if filling is not None and not filling.ready:
                 continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
@@ -310,18 +309,18 @@ class _Arena:
                 self.starts.discard(start)
 
     def free(self, loan: int) -> None:
-        """The last tensor has gone of what became ours."""
+        """Free private memory whose last tensor is gone."""
         span = self._private.pop(loan, None)
         if span is not None:
             madvise(self.mapping.address + span[0], span[1] - span[0], mmap.MADV_DONTNEED)
 
     def _make_private(self, offset: int, size: int) -> bool:
-        """Replace shared pages by copies of our own, at the same address. A thread that writes there meanwhile does so
-        to the one or the other: what it wrote to a shared page is copied, and there is no time between the two.
+        """Replace shared pages by private copies, at the same address. A thread that writes there meanwhile writes to the
+        one or the other: the copy includes what it wrote to a shared page, and there is no time between the two.
 
-        False if we cannot be sure that all was copied. Then the lender does not get it back: what was not copied is
-        still seen by way of its page. If the pages cannot be replaced at all, they stay shared, and a child does not
-        have them."""
+        Return False if some pages may not have been copied. Then the lender does not get them back, because this process
+        still sees the shared page. If the pages cannot be replaced at all, they stay shared, and a child does not have
+        them."""
         address = self.mapping.address + offset
         try:
             shm.map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)
@@ -338,5 +337,5 @@ def _before_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # In a child nothing is on loan. (`shm` sees to the descriptors.)
+    # In a child nothing is on loan. (`lender` closes the descriptors.)
     os.register_at_fork(before=_before_fork, after_in_child=_arenas.clear)

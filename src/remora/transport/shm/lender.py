@@ -1,10 +1,10 @@
-"""Memory that processes of one host share: lent with a message, used in place by its receiver, and given back. No messages.
+"""Lends memory to processes of one host: the receiver of a message uses it in place, and returns it. No messages.
 
 A worker has an *arena* for each peer that it lends memory to: a file without a name (`memfd`), of which both map all. It
 copies tensors into *segments* of the arena and says in its message where they are; the peer makes tensors there without
-copying anything (`loans`). When the last tensor in a segment is gone the segment is given back, and lent again: its pages
-are there already, which makes the copy several times as fast as one into fresh memory. However many segments there are,
-each end needs one descriptor. Each large tensor has a segment to itself, so a small one that is kept does not keep it.
+copying anything (`borrower`). When the last tensor in a segment is gone, the peer returns the segment, and it is lent again:
+its pages exist already, which makes the copy several times as fast as a copy into fresh memory. However many segments there
+are, each end needs one descriptor. Each large tensor has a segment to itself, so a small tensor does not keep it on loan.
 
 An arena has no name in the file system, so nothing is left behind however a process ends: the borrower opens it by way of
 the lender's `/proc/<pid>/fd` (`open_sealed`, which opens nothing else). Its size is sealed, so neither end can make the
@@ -12,8 +12,8 @@ other's memory vanish. Memory is taken from the system for each segment when it 
 for a while (the file has holes). An arena belongs to one pair of workers: when the borrower is gone its arena is closed, and
 what a borrower still uses stays with it.
 
-The lender believes nothing that stands in an arena, which the borrower can write to: what is lent, and where, is in its own
-tables. The borrower believes nothing of a reference before it has checked it against the file (`loans`).
+The lender trusts nothing in an arena, because the borrower can write to it: what is lent, and where, is in its own tables.
+The borrower trusts nothing in a reference before it has checked it against the file (`borrower`).
 
 Where all that is not possible (another host, user or container, or a system without it) nothing is lent, and what does not
 fit under the limit is not lent either: messages then go the usual way. So they do while the system has no memory or
@@ -91,7 +91,7 @@ _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_memory(descriptor: int, size: int, flags: int, address: int = 0, offset: int = 0) -> int:
-    """Map a part of a file; where it is then. (Python's `mmap` would keep a descriptor open for each.)"""
+    """Map a part of a file, and return its address. (Python's `mmap` would keep a descriptor open for each.)"""
     found = _mmap(address or None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
     if found is None or found == _FAILED:
         raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
@@ -104,7 +104,7 @@ _mappings: dict[int, weakref.ref[Mapping]] = {}  # all of this process
 class Mapping:
     """An arena in our address space, and its descriptor, for as long as this object lives.
 
-    A forked child has neither: what it should see of an arena is put there when its parent forks (`loans`).
+    A forked child has neither: before a fork, the parent makes private copies of what the child should see (`borrower`).
     """
 
     __slots__ = ("__weakref__", "address", "descriptor", "process", "size")
@@ -137,7 +137,7 @@ class Mapping:
 
 
 def _forget_mappings() -> None:
-    """In a forked child: close the descriptors that are the parent's."""
+    """Close the parent's descriptors, in a forked child."""
     for reference in list(_mappings.values()):
         mapping = reference()
         if mapping is not None:
@@ -157,8 +157,8 @@ def seal(descriptor: int, size: int) -> None:
 
 @lru_cache(maxsize=1)
 def _memory_device() -> int:
-    """The device number that all memfds of this kernel have, and no file with a name. (Those of huge pages have another one:
-    a fault there ends the process when there are no huge pages left.)"""
+    """Return the device number that all memfds of this kernel have, and no file with a name. (Memfds of huge pages have
+    another: a fault there ends the process when there are no huge pages left.)"""
     probe = os.memfd_create("remora-probe", os.MFD_CLOEXEC)
     try:
         return os.fstat(probe).st_dev
@@ -168,7 +168,7 @@ def _memory_device() -> int:
 
 def open_sealed(process: int, descriptor: int, size: int) -> int:
     """Open memory of another process of this user that has this size for good. Raises ValueError if the descriptor is
-    anything else. That is known before anything is opened: `O_PATH` names a file without opening it, so no device, pipe or
+    anything else. The check comes before anything is opened: `O_PATH` names a file without opening it, so no device, pipe or
     file of the user's notices."""
     named = os.open(f"/proc/{process}/fd/{descriptor}", os.O_PATH | os.O_CLOEXEC)
     try:
@@ -191,12 +191,12 @@ def open_sealed(process: int, descriptor: int, size: int) -> int:
 
 
 def has_holes(descriptor: int, start: int, end: int) -> bool:
-    """Whether a part of a memfd has no memory yet: a process that touches it would have to allocate it."""
+    """Return True if a part of a memfd has no memory yet: a process that touches it would have to allocate it."""
     return os.lseek(descriptor, start, os.SEEK_HOLE) < end
 
 
 def identity() -> str:
-    """What two processes must have in common to share memory; empty if this one cannot."""
+    """Return what two processes must have in common to share memory; empty if this one cannot."""
     try:
         return _identity() if _shares() else ""
     except (OSError, AttributeError, ValueError):
@@ -209,7 +209,7 @@ def _identity() -> str:
 
 
 def _shares() -> bool:
-    """Whether all that sharing needs works here."""
+    """Return True if all that sharing needs works here."""
     probe = os.memfd_create("remora-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         seal(probe, 2 * PAGE)
@@ -244,7 +244,7 @@ class Arena:
         self.number = int.from_bytes(os.urandom(8), "little")  # the borrower knows the arena by it: no other has it
         self.total = 0  # bytes of its segments; changes under the lock of the `Lender`, like the gaps between them
         self._gaps = [(PAGE, size - PAGE)]  # offset, bytes; in order
-        self.free: dict[int, deque[Segment]] = {}  # by size; the one that came back first is the first
+        self.free: dict[int, deque[Segment]] = {}  # by size; the first to come back is the first
         # By the number of the loan, which is never used again. The thread that takes an entry out of it frees the segment.
         self.lent: dict[int, tuple[Segment, Placement]] = {}
         descriptor = os.memfd_create("remora", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -259,7 +259,7 @@ class Arena:
         ctypes.c_uint64.from_address(self.map.address).value = self.number
 
     def make(self, size: int) -> Segment | None:
-        """A new segment; None if there is no gap for it. OSError if the system has no memory."""
+        """Make a segment; None if there is no gap for it. OSError if the system has no memory."""
         mapping = self.map
         for index, (offset, room) in enumerate(self._gaps):
             if room >= size and mapping is not None:
@@ -287,7 +287,7 @@ class Arena:
         self._gaps = gaps
 
     def claim(self, size: int, at_least: int) -> Segment | None:
-        """The free segment of this size that came back first, if there are so many."""
+        """Take the free segment of this size that came back first, if there are at least so many."""
         waiting = self.free.get(size)
         if not waiting or len(waiting) < at_least:
             return None
@@ -297,7 +297,7 @@ class Arena:
             return None
 
     def claim_larger(self, size: int) -> Segment | None:
-        """The smallest free one that fits and is not far too large."""
+        """Take the smallest free segment that fits and is not far too large."""
         for each in sorted(self.free.keys()):
             if size <= each <= 4 * size:
                 found = self.claim(each, 1)
@@ -306,7 +306,7 @@ class Arena:
         return None
 
     def put_back(self, segment: Segment, now: float) -> None:
-        """It may be lent again."""
+        """Make a segment free to be lent again."""
         segment.used_at = now
         waiting = self.free.get(segment.size)
         if waiting is None:
@@ -314,7 +314,7 @@ class Arena:
         waiting.append(segment)
 
     def end(self, loan: int, now: float) -> None:
-        """The borrower has given it back, and nothing is copied there any more."""
+        """End a loan: the borrower has returned it, and no thread copies there any more."""
         segment, _ = self.lent.pop(loan, (None, None))
         if segment is not None:
             self.put_back(segment, now)
@@ -326,7 +326,7 @@ class Arena:
 
 
 class Placement:
-    """Where the buffers of one message lie: each segment is a loan of its own, with a number."""
+    """The places of the buffers of one message: each segment is a loan of its own, with a number."""
 
     __slots__ = ("_late", "_mapping", "_times", "arena", "bytes", "filling", "loans", "places", "returned")
 
@@ -345,12 +345,12 @@ class Placement:
             arena.lent[number] = segment, self
 
     def fill_later(self) -> None:
-        """The message about it is sent first, and what is in it is copied then."""
+        """Note that the message is sent first, and the buffers are copied afterwards."""
         first = self.loans[0][1]
         self._times = first.times = first.times % 0xFFFFFFFF + 1
 
     def refer(self) -> bytes:
-        """What the borrower has to know to find the buffers, when they are there (`fill`)."""
+        """Return the reference by which the borrower finds the buffers, once they are copied (`fill`)."""
         mapping, places = self._mapping, self.places
         found = REFERENCE.pack(
             self.arena.number, mapping.process, mapping.descriptor, mapping.size, self.bytes, self._times, len(places)
@@ -360,7 +360,7 @@ class Placement:
         return found
 
     def fill(self, buffers: Sequence[memoryview], but: range = range(0)) -> None:
-        """Copy the buffers there, but for some."""
+        """Copy the buffers to their places, without those in `but`."""
         if self.arena.map is None:  # its borrower is gone
             return
         start = self._mapping.address
@@ -370,13 +370,13 @@ class Placement:
                 ctypes.memmove(start + offset, address_of(buffer), size)  # without the interpreter lock
 
     def tell(self) -> None:
-        """All of it is there: the borrower may use it."""
+        """Mark all of it as filled: the borrower may use it."""
         if self._times:
             self._later().tell()
 
     @property
     def told(self) -> bool:
-        """Whether the borrower may use it already, and change what is in it."""
+        """Return True if the borrower may use it already, and change what is in it."""
         return self._times > 0 and self._later().told
 
     def _later(self) -> LateFill:
@@ -385,7 +385,7 @@ class Placement:
         return self._late
 
     def memory(self, numbers: range) -> list[torch.Tensor]:
-        """The memory of some of the buffers, to be filled by the caller."""
+        """Return the memory of some of the buffers, for the caller to fill."""
         if self.arena.map is None:
             raise SerializationError("the worker that the memory was lent to is gone")
         region: Any = everywhere.from_address(self._mapping.address)
@@ -398,9 +398,9 @@ class Placement:
 
 
 class LateFill:
-    """The end of a copy that was begun when the message about it had been sent: to copy a few hundred kilobytes takes as
-    long as the message takes to its receiver. A count at the head of a segment says how often it was filled; it is written
-    last. (Other processors see writes in the order in which they are made: x86 only.)"""
+    """Marks the end of a copy that began after its message was sent: copying a few hundred kilobytes takes as long as the
+    message takes to its receiver. A count at the head of a segment says how often it was filled; it is written last. (Other
+    processors see writes in the order in which they are made: x86 only.)"""
 
     __slots__ = ("_count", "mapping", "times")
 
@@ -410,32 +410,32 @@ class LateFill:
         self._count = ctypes.c_uint64.from_address(mapping.address + offset)
 
     def tell(self) -> None:
-        """All of it is there."""
+        """Mark all of it as filled."""
         self._count.value = self.times
 
     @property
     def told(self) -> bool:
-        """Whether all of it is there."""
+        """Return True if all of it is filled."""
         return self._count.value == self.times
 
 
 @lru_cache(maxsize=1024)
 def size_class(size: int) -> tuple[int, int]:
-    """(a size that messages of about the same size have in common, how many segments of it take turns). It is a number of
-    whole pages, and at most an eighth more than is needed, or a page."""
+    """Return a size that messages of about the same size share, and how many segments of it take turns. The size is a number
+    of whole pages, and at most an eighth more than is needed, or a page."""
     step = max(1 << max(size.bit_length() - 4, 0), PAGE)
     rounded = -(-size // step) * step
     return rounded, max(min(IN_TURN // rounded, TURNS), 1)
 
 
 def lent_bytes(message: bytes | bytearray | memoryview, at: int) -> int:
-    """How much memory a reference in a message of ours says was lent."""
+    """Return the number of bytes that a reference in a message of ours has lent."""
     found: int = REFERENCE.unpack_from(message, at)[4]
     return found
 
 
 def places_in(reference: bytes | bytearray | memoryview) -> list[tuple[int, int, int]]:
-    """The places of a message's buffers: number of the loan, offset, bytes."""
+    """Return the places of a message's buffers: number of the loan, offset, bytes."""
     size = len(reference)
     if size < REFERENCE.size or size != REFERENCE.size + REFERENCE.unpack_from(reference)[-1] * PLACE.size:
         raise ValueError("a reference to shared memory has not the length it should have")
@@ -443,7 +443,7 @@ def places_in(reference: bytes | bytearray | memoryview) -> list[tuple[int, int,
 
 
 def loans_in(reference: bytes | bytearray | memoryview) -> list[int]:
-    """The numbers of the loans that a message comes with; none if it does not say."""
+    """Return the numbers of the loans of a message; none if the reference is not valid."""
     try:
         return list(dict.fromkeys(number for number, _, _ in places_in(reference)))
     except ValueError:
@@ -451,7 +451,8 @@ def loans_in(reference: bytes | bytearray | memoryview) -> list[int]:
 
 
 def shared_out(buffers: Sequence[memoryview]) -> tuple[list[int], list[tuple[int, int]]]:
-    """(the sizes of the segments that these need, for each buffer the index of its segment and the offset in it)."""
+    """Return the sizes of the segments that these need, and for each buffer the index of its segment and the offset in
+    it."""
     if len(buffers) == 1:  # (most have one)
         return [HEAD + buffers[0].nbytes], [(0, HEAD)]
     sizes: list[int] = []
@@ -471,17 +472,17 @@ def shared_out(buffers: Sequence[memoryview]) -> tuple[list[int], list[tuple[int
 
 
 class Lender:
-    """What one worker lends to others."""
+    """The memory that one worker lends to its peers."""
 
     def __init__(self, limit: int) -> None:
         self.limit = min(limit, HOST_MEMORY)  # bytes, lent and free together
         self._arenas: dict[Hashable, Arena] = {}  # by borrower
-        self._making = threading.Lock()  # guards the making and unmaking of arenas and segments; no thread waits for it
+        self._making = threading.Lock()  # guards: the making and unmaking of arenas and segments; no thread waits for it
         self._again_at = 0.0  # when to ask the system for memory again
 
     def lend(self, buffers: Sequence[memoryview], borrower: Hashable, now: float) -> Placement | None:
-        """Memory for the buffers of a message to `borrower`; None if there is none to be had. Whoever asks for it says when
-        it is `filled`."""
+        """Return memory for the buffers of a message to `borrower`; None if there is none. The caller calls `filled` when it
+        has copied them."""
         sizes, shares = shared_out(buffers)
         if sum(sizes) > self.limit:
             return None
@@ -528,7 +529,7 @@ class Lender:
             self._making.release()
 
     def _segment(self, arena: Arena, size: int, now: float) -> Segment | None:
-        """One of this size though not enough of them take turns: a new one, or one that should wait, or a larger one."""
+        """Return a segment of this size though not enough of them take turns: a new one, an early one, or a larger one."""
         return self._make(arena, size, now) or arena.claim(size, 1) or arena.claim_larger(size)
 
     def _make(self, arena: Arena, size: int, now: float) -> Segment | None:
@@ -553,14 +554,14 @@ class Lender:
         return sum(arena.total for arena in list(self._arenas.values()))
 
     def _make_room(self, size: int) -> None:
-        """Return to the system what has been free for longest, until there is room for so much."""
+        """Return the oldest free segments to the system, until there is room for `size` bytes."""
         while self._total() + size > self.limit:
             oldest = min(self._free(), key=lambda free: free[1][0].used_at, default=None)
             if oldest is None or not self._unmake(*oldest):
                 return
 
     def _free(self) -> list[tuple[Arena, deque[Segment]]]:
-        """The free segments of one size, of each arena and size of which there are some."""
+        """Return the free segments, by arena and size."""
         arenas = list(self._arenas.values())
         return [(arena, waiting) for arena in arenas for waiting in list(arena.free.values()) if waiting]
 
@@ -573,20 +574,20 @@ class Lender:
         return True
 
     def filled(self, placement: Placement, now: float) -> None:
-        """No thread here writes to it any more: it may be lent again, as soon as it is given back."""
+        """Note that no thread here writes to it any more: it may be lent again, as soon as the borrower returns it."""
         placement.filling = False  # first: either we see what was returned, or `take_back` that nothing is being copied
         if placement.returned:
             for loan in list(placement.returned):
                 placement.arena.end(loan, now)
 
     def retract(self, placement: Placement, now: float) -> None:
-        """The message is not sent, and no thread here writes to it any more."""
+        """Take back memory of a message that is not sent. No thread here writes to it any more."""
         placement.filling = False
         for number, _ in placement.loans:
             placement.arena.end(number, now)
 
     def take_back(self, loans: Iterable[int], borrower: Hashable, now: float) -> None:
-        """The borrower does not use these any more."""
+        """Take back loans that the borrower does not use any more."""
         arena = self._arenas.get(borrower)
         if arena is None:
             return
@@ -599,7 +600,7 @@ class Lender:
                     arena.end(loan, now)
 
     def forget(self, borrower: Hashable) -> None:
-        """The borrower is gone, or cannot say any more what it uses: what it has is not lent to others."""
+        """Remove a borrower that is gone, or cannot return loans any more: its memory is not lent to others."""
         arena = self._arenas.pop(borrower, None)
         if arena is not None:
             arena.close()
@@ -624,14 +625,14 @@ class Lender:
             self.forget(borrower)
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's."""
+        """Drop the parent's memory, in a forked child."""
         self.close()
 
     def counts(self) -> tuple[int, int]:
-        """(bytes in all, segments lent)."""
+        """Return the bytes in all, and the number of lent segments."""
         return self._total(), sum(len(arena.lent) for arena in list(self._arenas.values()))
 
     def lent_bytes(self) -> int:
-        """How much of it others have. The rest is kept for the next messages, for `IDLE` seconds."""
+        """Return the bytes that borrowers have. The rest is kept for the next messages, for `IDLE` seconds."""
         arenas = list(self._arenas.values())
         return sum(segment.size for arena in arenas for segment, _ in list(arena.lent.values()))

@@ -1,6 +1,6 @@
 """Tensors that are not plain strided ones: taken apart into tensors that are, and put together again. No bytes here.
 
-Whatever the tensor, the process lives: what torch cannot take apart raises `SerializationError` and says what it was.
+A tensor that torch cannot take apart raises `SerializationError`, which names it; no tensor ends the process.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tens
     least = min(int(each.min()) for each in numbers)
     most = int(sizes.max()) * int(strides.max()) * sizes.shape[-1] + int(offsets.max())
     if least < 0 or most >= 1 << 62:
-        raise SerializationError(f"the sizes, strides or offsets of a nested tensor make no sense: {least}, {most}")
+        raise SerializationError(f"the sizes, strides or offsets of a nested tensor are not valid: {least}, {most}")
     last = offsets + ((sizes - 1) * strides).sum(1)
     if bool(((last >= values.numel()) & (sizes > 0).all(1)).any()):
         raise SerializationError(f"a nested tensor reaches to element {int(last.max())} of {values.numel()} that came")
@@ -172,7 +172,7 @@ def _coo(
 
 
 def _makes_no_sense(layout: torch.layout, shape: object, error: Exception) -> SerializationError:
-    return SerializationError(f"what came for a {layout} tensor of shape {shape} makes no sense: {error}")
+    return SerializationError(f"the data of a {layout} tensor of shape {shape} is not valid: {error}")
 
 
 def _compressed(
@@ -211,7 +211,7 @@ def _quantized(
 ) -> torch.Tensor:
     dtype = dtype_of(name)
     if name not in QUANTIZED:
-        raise SerializationError(f"{name} is no quantised type")
+        raise SerializationError(f"{name} is not a quantised type")
     storage = storage_on(device, source)
     check_device(storage, torch.device(device))
     packed = name in _SEVERAL_PER_BYTE

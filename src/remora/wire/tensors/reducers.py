@@ -80,7 +80,7 @@ def reduce_tensor(out: Outgoing, tensor: torch.Tensor) -> Reduced:
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Stricter than `is_contiguous`, which does not care for the stride of a dimension of size 1."""
+    """Return True if the strides are row-major. Stricter than `is_contiguous`, which ignores dimensions of size 1."""
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if step != expected:
@@ -118,7 +118,7 @@ def _reduce_placed(out: Outgoing, tensor: torch.Tensor) -> Reduced | None:
 
 
 def refuse_fake(out: Outgoing, tensor: torch.Tensor) -> Reduced:
-    """A fake tensor has a shape and nothing to send."""
+    """Raise: a fake tensor has a shape and no data to send."""
     raise cannot_send(tensor, "a fake tensor has no data")
 
 
@@ -154,7 +154,7 @@ def reduce_typed_storage(out: Outgoing, storage: torch.TypedStorage) -> Reduced:
 
 
 def _with_link(out: Outgoing, tensor: torch.Tensor, reduced: Reduced) -> Reduced:
-    """If histories are recorded: have the receiver go on with the one of this tensor."""
+    """Let the receiver continue the history of this tensor, if histories are recorded."""
     links = out.links()
     if links is None:
         return reduced
@@ -195,7 +195,7 @@ def _typed_storage(storage: torch.UntypedStorage, name: str) -> torch.TypedStora
 
 
 def linked_tensor(number: int, build: Callable[..., torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor:
-    """A tensor with a history on its sender. Whoever unpacks the message gives it one here."""
+    """Rebuild a tensor with a history on its sender. The caller of `unpack` gives it one here."""
     scope = current_unpack_scope()
     tensor = None
     if scope is not None and build is strided and isinstance(args[0], torch.Tensor):  # it has the memory of an earlier one
@@ -211,9 +211,9 @@ def linked_tensor(number: int, build: Callable[..., torch.Tensor], args: tuple[A
 
 
 def _as_view(scope: UnpackScope, number: int, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """If some of its elements are those of an earlier tensor with a history: a view of that one, and not merely a tensor
-    over the same memory. Autograd would not know that a change of one in place is a change of the other, and compute wrong
-    gradients; with a view, it says that it cannot."""
+    """Return a view of an earlier tensor with a history, if both share elements, and not merely a tensor over the same
+    memory. Autograd would not know that a change of one in place changes the other, and compute wrong gradients; with a
+    view, it raises an error."""
     source, name, offset, shape, stride, *flags = args
     if flags or 0 in shape:
         return None

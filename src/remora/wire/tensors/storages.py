@@ -1,10 +1,10 @@
-"""Where the bytes of tensors are: storages of a message on their way out and in. Knows strides, but no other layout.
+"""Places the bytes of tensors: storages of a message on their way out and in. Knows strides, but no other layout.
 
 Four ways for the bytes of a storage, told apart on arrival by the type of the *source* in the reduce tuple:
 
 - `bytes`: small, so it travels inside the pickle (and is thereby a copy);
 - `int`: the index of a buffer, which is the sender's memory on one side and the tensor's final memory on the other;
-- a pair of numbers: it comes from a device (see `cargo`);
+- a pair of numbers: it comes from a device (see `device_buffers`);
 - an object (a tensor or a storage): shares the storage of that one, which came earlier in the same message.
 
 On arrival, what a message says of a tensor is checked against the bytes that came (`check_place`) before torch sees it:
@@ -46,7 +46,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Outgoing:
-    """What one message being packed refers to outside its pickle. `seen` maps a storage to its first user."""
+    """The data outside the pickle of one message that is being packed. `seen` maps a storage to its first user."""
 
     __slots__ = (
         "buffers", "cargo", "foreign", "in_place", "keepalive", "loading", "moves_cpu", "room", "scope", "seen", "tensors",
@@ -73,32 +73,32 @@ class Outgoing:
         self.loading: Loading | None = None  # what of it goes in buffers
 
     def links(self) -> list[torch.Tensor] | None:
-        """The tensors of this message whose history goes on at the receiver; None if none is recorded."""
+        """Return the tensors of this message whose history goes on at the receiver; None if none is recorded."""
         return None if self.scope is None else self.scope.links
 
     def detached(self) -> bool:
-        """Whether tensors arrive without a wish for gradients."""
+        """Return True if tensors arrive without `requires_grad`."""
         return self.scope is not None and self.scope.detached
 
     def target(self, device: torch.device) -> torch.device:
-        """Where what is on this device arrives. Raises if there is no place for it."""
+        """Return the device on which tensors of this device arrive. Raises if there is none."""
         route = None if self.scope is None else self.scope.route
         if route is not None:
             return route.target(device)
         raise RuntimeError(
-            f"RPC only supports CPU tensors by default, got one on {device}, and nothing is known of where it should go. "
+            f"RPC only supports CPU tensors by default, got one on {device}, and no device map leads from there. "
             "Move it to the CPU first, or set a device map for the destination in the worker's options (`set_device_map`)."
         )
 
     def fits(self, nbytes: int) -> bool:
-        """Whether so much may travel inside the pickle; if so, it takes the room."""
+        """Return True if so much may travel inside the pickle; if so, it takes the room."""
         if nbytes > self.room:
             return False
         self.room = max(self.room - nbytes, INLINE_BYTES)
         return True
 
     def place(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | int | CargoPlace:
-        """Take `nbytes` of `storage`, on the CPU, along: inside the pickle, or as a buffer without copying them."""
+        """Add `nbytes` of `storage`, on the CPU, to the message: inside the pickle, or as a buffer without a copy."""
         if self.fits(nbytes):
             return copy_bytes(storage.data_ptr() + start, nbytes) if nbytes else b""
         self.in_place.add(storage._cdata)
@@ -107,7 +107,7 @@ class Outgoing:
         return len(self.buffers) - 1
 
     def load(self, storage: torch.UntypedStorage, start: int, nbytes: int) -> bytes | CargoPlace:
-        """The same for a storage on a device."""
+        """Do the same for a storage on a device."""
         if not nbytes:
             return b""
         if self.cargo is None:
@@ -117,7 +117,7 @@ class Outgoing:
         return self.cargo.add(storage, start, nbytes)
 
     def unload(self) -> bytes:
-        """The manifest of what was taken along from devices. What goes in buffers is among the buffers now."""
+        """Return the manifest of the data from devices. What goes in buffers is among the buffers now."""
         assert self.cargo is not None, "something was taken along"
         assert self.scope is not None, "something was taken along"
         first = len(self.buffers)
@@ -129,7 +129,7 @@ class Outgoing:
 
 
 def cannot_send(tensor: torch.Tensor, why: str) -> SerializationError:
-    """The error for a tensor of a kind nobody can send."""
+    """Return the error for a tensor that cannot be sent."""
     kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
     try:
         keys = f", {torch._C._dispatch_keys(tensor)}"
@@ -161,7 +161,7 @@ def reduce_strided(
 
 
 def locate(out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Place | None:
-    """Where the receiver finds the elements of `tensor`, or None when only a compacted copy should be sent."""
+    """Return where the receiver finds the elements of `tensor`, or None when only a compacted copy should be sent."""
     shape, stride, itemsize = tuple(tensor.shape), tensor.stride(), tensor.itemsize
     offset = int(tensor.storage_offset())
     span, used = _extent(shape, stride, itemsize)
@@ -179,7 +179,7 @@ def locate(out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage) -
 
 
 def locate_copy(out: Outgoing, copy: torch.Tensor) -> Place:
-    """The same for a copy made for this message, which leaves no gap and is nobody else's."""
+    """Do the same for a copy made for this message, which leaves no gap and has no other user."""
     place = locate(out, copy, copy.untyped_storage())
     assert place is not None, "a compacted copy fits its storage"
     return place
@@ -188,7 +188,7 @@ def locate_copy(out: Outgoing, copy: torch.Tensor) -> Place:
 def share(
     out: Outgoing, key: object, tensor: torch.Tensor, storage: torch.UntypedStorage, start: int, nbytes: int
 ) -> Source:
-    """The source for these bytes of a storage: whoever used them first in this message, or the bytes themselves."""
+    """Return the source for these bytes of a storage: the object that used them first in this message, or the bytes."""
     on_host = tensor.is_cpu
     first: Source | None = out.seen.get(key)
     if first is None:
@@ -200,7 +200,7 @@ def share(
 
 
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """How many bytes lie from the first element to the last, and how many of those can belong to the tensor."""
+    """Return the number of bytes from the first element to the last, and of those that can belong to the tensor."""
     last, count = 0, 1
     for size, step in zip(shape, stride, strict=True):
         if not size:
@@ -213,9 +213,9 @@ def _extent(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> t
 
 
 def compacted(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """A copy of the bytes without the gaps, still expanded where the tensor is.
+    """Return a copy of the bytes without the gaps, still expanded where the tensor is.
 
-    It goes by the size of the elements: not every dtype can be copied, and conj and neg bits should stay as they are.
+    It copies elements by their size: not every dtype can be copied, and conj and neg bits should stay as they are.
     """
     shape, stride = tensor.shape, tensor.stride()
     narrow = [size if step else 1 for size, step in zip(shape, stride, strict=True)]
@@ -242,7 +242,7 @@ prototypes = _Prototypes()
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The type of that name. Raises if there is none."""
+    """Return the type of that name. Raises if there is none."""
     try:
         return DTYPES[name]
     except (KeyError, TypeError):
@@ -250,11 +250,11 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def check_shape(shape: Sequence[int], itemsize: int) -> int:
-    """How many elements a tensor of this shape has. Raises if torch could not count its bytes."""
+    """Return the number of elements of a tensor of this shape. Raises if torch could not count its bytes."""
     count = 1
     for size in shape:
         if type(size) is not int or size < 0:
-            raise SerializationError(f"a tensor of shape {shape} cannot be: {size!r} is no size of a dimension")
+            raise SerializationError(f"a tensor cannot have the shape {shape}: {size!r} is not the size of a dimension")
         count *= size
     if count * itemsize >= _MOST:
         raise SerializationError(f"a tensor of shape {shape} has more bytes than can be counted")
@@ -297,7 +297,7 @@ def check_device(storage: torch.UntypedStorage, device: torch.device) -> None:
 
 
 def buffer_at(number: int) -> torch.UntypedStorage:
-    """The buffer of that number of the message that is being unpacked."""
+    """Return the buffer of that number of the message that is being unpacked."""
     buffers = incoming.frame[0]
     if type(number) is not int or not 0 <= number < len(buffers):
         raise SerializationError(f"a message with {len(buffers)} buffers has no buffer {number!r}")
@@ -307,7 +307,7 @@ def buffer_at(number: int) -> torch.UntypedStorage:
 def strided(
     source: Source, name: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], flags: int = 0
 ) -> torch.Tensor:
-    """A tensor over a storage that arrived in one of the three ways."""
+    """Return a tensor over a storage that arrived in one of the three ways."""
     tensor: torch.Tensor = prototypes[name].new()
     if type(tensor) is not torch.Tensor:
         return without_modes(strided, source, name, offset, shape, stride, flags)
@@ -331,9 +331,9 @@ def _placed(
 def _over(
     source: torch.Tensor, empty: torch.Tensor, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """A tensor over the memory of another one that came before. Both count their changes in place together, as they did
-    where they come from: autograd refuses to go back through the one if the other has changed what it needs. Not if they
-    are of different types: torch has no way to let those share the count."""
+    """Return a tensor over the memory of an earlier one. Both count their changes in place together, as they did on the
+    sender: autograd refuses to go back through the one if the other has changed what it needs. Not if they are of different
+    types: torch has no way to let those share the count."""
     if source.dtype is not empty.dtype or source.is_conj() or source.is_neg() or source.layout is not torch.strided:
         return _placed(empty, source.untyped_storage(), offset, shape, stride)
     check_place(source.untyped_storage().nbytes(), source.itemsize, offset, shape, stride)
@@ -350,7 +350,7 @@ def _prototype_on(name: str, device: str) -> torch.Tensor:
 def strided_on(
     device: str, source: Source, name: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], flags: int
 ) -> torch.Tensor:
-    """A tensor that comes from a device, or arrives on one."""
+    """Return a tensor that comes from a device, or arrives on one."""
     tensor: torch.Tensor = _prototype_on(name, device).new()
     if type(tensor) is not torch.Tensor:
         return without_modes(strided_on, device, source, name, offset, shape, stride, flags)
@@ -391,7 +391,7 @@ def flagged(tensor: torch.Tensor, flags: int) -> torch.Tensor:
 
 
 def storage_of(source: Source) -> torch.UntypedStorage:
-    """The memory a source stands for, where it is."""
+    """Return the memory of a source, where it is."""
     if isinstance(source, int):
         return buffer_at(source)
     if isinstance(source, bytes):
@@ -399,23 +399,23 @@ def storage_of(source: Source) -> torch.UntypedStorage:
     if isinstance(source, torch.UntypedStorage):
         return source
     if not isinstance(source, torch.Tensor):
-        raise SerializationError(f"the memory of a tensor is said to be in a {type(source).__qualname__}")
+        raise SerializationError(f"a message places the memory of a tensor in a {type(source).__qualname__}")
     return source.untyped_storage()
 
 
 def bare_storage_of(source: Source) -> torch.UntypedStorage:
-    """The same for a storage that tensors of torch's own making are put into (those of subclasses). It cannot be made
-    larger: so torch refuses what does not lie within it."""
+    """Return the same for a storage into which torch itself puts tensors (those of subclasses). It cannot be made larger, so
+    torch refuses a tensor that does not lie within it."""
     return fixed(storage_of(source))
 
 
 def storage_on(device: str, source: Source) -> torch.UntypedStorage:
-    """The memory a source stands for, on the device where it arrives."""
+    """Return the memory of a source, on the device where it arrives."""
     place = torch.device(device)
     buffers, scope = incoming.frame
     if isinstance(source, tuple):
         if scope is None or scope.landing is None:
-            raise SerializationError("a tensor from a device came without its memory")
+            raise SerializationError("a tensor from a device arrived without its memory")
         return scope.landing.storage(source, place, buffers)
     if isinstance(source, bytes | int) and device != "cpu":
         return copies.to_device(storage_of(source), place)
@@ -423,7 +423,7 @@ def storage_on(device: str, source: Source) -> torch.UntypedStorage:
 
 
 def bare_storage_on(device: str, source: Source) -> torch.UntypedStorage:
-    """The same for a storage that tensors of torch's own making are put into. On the CPU it cannot be made larger, unless it
-    is that of a tensor which came before: both are one storage for those that they are sent on to."""
+    """Return the same for a storage into which torch itself puts tensors. On the CPU it cannot be made larger, unless it
+    belongs to an earlier tensor: both must remain one storage when they are sent on."""
     storage = storage_on(device, source)
     return storage if isinstance(source, torch.Tensor) else fixed(storage)

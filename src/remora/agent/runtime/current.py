@@ -1,0 +1,91 @@
+"""The state of the current thread: its pool, its task, and the worker for which it acts. Starts no thread.
+
+Each thread reads and writes only its own state, so no lock guards it. A thread that is about to wait for something remote
+releases its slot in the pool (`blocking_region`): that is rule C2 of `remora.agent.runtime.pool`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from remora.clock import SYSTEM, Clock
+
+
+class SlotPool(Protocol):
+    """The operations of a pool (`remora.agent.runtime.pool.WorkerPool`) that a thread needs when it blocks."""
+
+    def about_to_block(self) -> None:
+        """Note that the current thread, which runs a system task, is about to block."""
+
+    def release_slot(self) -> None:
+        """Free the slot of the current thread, which runs a user task and is about to block."""
+
+    def reacquire_slot(self) -> None:
+        """Count the slot of the current thread again, which continues its user task."""
+
+
+class _ThreadState(threading.local):
+    """The state of one thread. The class attributes are the state of a thread of the program."""
+
+    pool: SlotPool | None = None
+    in_user_task = False
+    handling_events_of: SlotPool | None = None  # the pool whose events it handles; it runs the pool's system tasks next
+    worker: Any = None  # the worker for which the thread acts
+
+
+thread_state = _ThreadState()
+
+
+def current_worker() -> Any:
+    """Return the worker whose function the current thread runs; None on threads of the program."""
+    return thread_state.worker
+
+
+def current_clock() -> Clock:
+    """Return the clock of the worker for which the current thread acts; the system's for any other thread."""
+    return getattr(thread_state.worker, "clock", SYSTEM)
+
+
+def reset_thread_state() -> None:
+    """Reset the state in a forked child, whose only thread may have been a thread of the parent's worker."""
+    thread_state.pool = thread_state.handling_events_of = None
+    thread_state.in_user_task = False
+    thread_state.worker = None
+
+
+def set_current_worker(worker: object) -> object:
+    """Make calls of the current thread calls of `worker`. Return the worker for which it acted before."""
+    before, thread_state.worker = thread_state.worker, worker
+    return before
+
+
+@contextmanager
+def blocking_region() -> Iterator[None]:
+    """Wrap a wait for something remote: if this thread runs a user task, its slot is free meanwhile."""
+    pool = release_slot()
+    try:
+        yield
+    finally:
+        if pool is not None:
+            reacquire_slot(pool)
+
+
+def release_slot() -> SlotPool | None:
+    """Begin a `blocking_region` without a context manager, which costs time. Return the pool if this thread had a slot."""
+    pool = thread_state.pool
+    if not thread_state.in_user_task or pool is None:
+        if pool is not None:
+            pool.about_to_block()  # a system task has no slot, but another thread must handle what comes
+        return None
+    thread_state.in_user_task = False
+    pool.release_slot()
+    return pool
+
+
+def reacquire_slot(pool: SlotPool) -> None:
+    """End what `release_slot` began."""
+    pool.reacquire_slot()
+    thread_state.in_user_task = True
