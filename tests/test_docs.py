@@ -44,7 +44,7 @@ def functions_of(file: Path) -> list[str]:
     return [node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
 
 
-# (The glossary has earlier names.)
+# The glossary names files of earlier versions; it has a test of its own.
 PAGES = [page for page in (*sorted(DOCS.glob("*.md")), ROOT / "README.md") if page.name != "glossary.md"]
 
 
