@@ -137,7 +137,8 @@ def check_health(me: str, other: torch.futures.Future[Any], place: Place) -> Non
         for left in (channel.inbox.frames, channel.inbox.answered, channel.outbox.batched):
             eventually(lambda left=left: not left, SOON)  # type: ignore[misc]
         eventually(lambda channel=channel: not channel.parked, SOON)  # type: ignore[misc]
-        for turn in (channel.reading, channel.writing, channel.arming):
+        assert channel.inbox.registration is not None
+        for turn in (channel.reading, channel.writing, channel.inbox.registration.arming):
             eventually(lambda turn=turn: not turn.locked(), SOON)  # type: ignore[misc]
         with channel.sorting, channel.writing:
             channel.session.check()

@@ -74,7 +74,7 @@ class Channel:
     """Composes the parts, and changes the link."""
 
     __slots__ = (
-        "__weakref__", "_owner", "_poller", "_pool", "announced", "arming", "attend", "await_reply", "calls", "deferred",
+        "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "await_reply", "calls", "deferred",
         "dialled", "enqueue", "ever_connected", "expect", "flow_control", "flush", "forget", "give_back",
         "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "look_up", "lost_at", "low_priority",
         "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "pool_reads", "reading",
@@ -124,7 +124,7 @@ class Channel:
         # What others use of the parts. Bound once: a method of ours that calls theirs would cost a frame for each message.
         self.pending, self.low_priority, self.notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
         self.parked = deferred.parked
-        self.reading, self.sorting, self.writing, self.arming = inbox.reading, inbox.sorting, outbox.writing, reads.arming
+        self.reading, self.sorting, self.writing = inbox.reading, inbox.sorting, outbox.writing
         self.take, self.forget = calls.take, calls.forget
         self.send, self.send_packed = outbox.send, BulkOutbox(outbox).send_packed
         self.send_batched, self.send_low_priority = outbox.send_batched, outbox.send_low_priority

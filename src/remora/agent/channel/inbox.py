@@ -182,8 +182,10 @@ class Inbox:
                     call = pending.get(frame.call)
                     if call is not None:  # else it was given up: the reply is late
                         call.reply = frame
+                        if self._low_priority:  # (before it is off the list: see `PendingCalls.take`)
+                            self._low_priority.discard(frame.call)
                         if pending.pop(frame.call, None) is not None:  # from here on it is ours to settle
-                            if call.asynchronous or self._low_priority or self._notify_ids:
+                            if call.asynchronous or self._notify_ids:
                                 self._settle(call, frame)
                             elif call.signal is not None:
                                 call.wake()
@@ -211,7 +213,6 @@ class Inbox:
                 frames.popleft()
         except BaseException as error:
             if call is not None and call.id not in pending:
-                self._low_priority.discard(call.id)
                 self._notify_ids.discard(call.id)
                 if call.asynchronous:
                     self.answered.append(call)
@@ -245,8 +246,6 @@ class Inbox:
 
     def _settle(self, call: Call, frame: Frame) -> None:
         """A call was answered, and is off the list."""
-        if self._low_priority:
-            self._low_priority.discard(call.id)
         if self._notify_ids:  # (after it was taken off the list: see `PoolReads.expect`)
             self._notify_ids.discard(call.id)
         if not call.asynchronous:
@@ -270,7 +269,7 @@ class Inbox:
                 if call is not None:
                     self._calls.arriving.add(frame.call)
                     frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
-            elif (call := self._pending.pop(frame.call, None)) is not None:
+            elif (call := self._calls.take(frame.call)) is not None:
                 call.reply = frame
                 self._settle(call, frame)
         elif frame.kind >= REQUESTS:

@@ -23,9 +23,9 @@ class PendingCalls:
 
     def take(self, call_id: int) -> Call | None:
         """Take a call off the list."""
-        call = self.waiting.pop(call_id, None)
-        if self.low_priority:
+        if self.low_priority:  # before it is off the list: else a reader that leaves in between counts too few that wait
             self.low_priority.discard(call_id)
+        call = self.waiting.pop(call_id, None)
         if self.arriving:
             self.arriving.discard(call_id)
         if self.notify_ids:

@@ -4,7 +4,8 @@ A thread that reads has the role `Inbox.reading`, and the poller looks away mean
 look again, if a reply is due that no thread comes to read. If the holder of the role does not go on (a signal handler on top
 of it takes long), the tick lets the pool read in its stead.
 
-What the poller watches for is decided by one thread at a time, the one that has the turn `arming`. Each side first says what
+What the poller watches for is decided by one thread at a time, the one that has the turn
+`Registration.arming`. Each side first says what
 it does and then looks at what the other side said: the deciding thread makes the registration UNDECIDED before it looks
 whether a thread reads; a thread that read gives the role back before it looks whether the registration is armed.
 """
@@ -18,7 +19,6 @@ from remora.agent.channel.inbox import Inbox
 from remora.agent.channel.outbox import Outbox
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
-from remora.agent.runtime.try_lock import TryLock
 from remora.transport.poller import READ, WRITE, Poller
 
 
@@ -27,7 +27,7 @@ class PoolReads:
 
     __slots__ = (
         "_broken", "_calls", "_flow_control", "_inbox", "_low_priority", "_outbox", "_pending", "_poller", "_seen",
-        "_stalled", "arming", "unwatched",
+        "_stalled", "_woken", "unwatched",
     )  # fmt: skip
 
     def __init__(
@@ -38,7 +38,6 @@ class PoolReads:
         poller: Poller,
         broken: Callable[[Registration, BaseException], None],
     ) -> None:
-        self.arming = TryLock()  # to tell the poller what to watch for
         # The poller is not to look for replies: a waiting thread reads them, or none is due. Written by any thread.
         self.unwatched = False
         self._inbox = inbox
@@ -50,6 +49,7 @@ class PoolReads:
         self._broken = broken
         self._seen: int | None = None  # which turn of `reading` the last tick saw (written by the tick alone)
         self._stalled: int | None = None  # … and the one before: the pool may read in its stead
+        self._woken: int | None = None  # … and was told that the pool did (written by pool threads)
 
     def ready(self, registration: Registration, events: int) -> None:
         """The poller says that the link can be read or written. Runs on a thread of the pool."""
@@ -92,12 +92,20 @@ class PoolReads:
         return True
 
     def _read_instead(self, registration: Registration) -> bool:
-        """Another thread has the role. If it does not go on, read what is there in its stead."""
+        """Another thread has the role. If it does not go on, read what is there in its stead. If a message came, the
+        other thread has to see it, once: it may only have waited for long, and then it goes on with a new turn. The poller
+        looks away first: the pong that wakes that thread would be read in its stead, too."""
         inbox = self._inbox
-        if self._stalled is None or inbox.reading.holder() is not self._stalled or registration is not inbox.registration:
+        holder = inbox.reading.holder()
+        if self._stalled is None or holder is not self._stalled or registration is not inbox.registration:
             return False
+        received = inbox.session.received
         inbox.receive(registration, registration.link.read, exposed=False)
-        inbox.look_up()  # it may only have waited for long: then it has to see what we read
+        if inbox.session.received != received and holder is not self._woken:
+            self._woken = holder
+            self._stalled = None
+            self.update(registration)
+            inbox.look_up()
         return True
 
     def _drain(self, registration: Registration) -> None:
@@ -117,7 +125,7 @@ class PoolReads:
     def tick(self) -> None:
         """Twice a second. A thread that has waited for the link since the last tick may not go on, if a signal handler
         interrupted it: let the pool read, too."""
-        holder = self._inbox.reading.holder() if self._pending else None
+        holder = self._inbox.reading.holder() if self._pending else None  # (one that was woken since has a new turn)
         if holder is not None and holder is self._seen and holder is not self._stalled:
             self._stalled = holder
             self.watch(again=True)
@@ -157,7 +165,7 @@ class PoolReads:
     def update(self, registration: Registration) -> None:
         """Have the poller watch for what there is to watch for now. A thread that has read calls this when it has left,
         unless the registration is armed for reading; which it is not, from before we look whether a thread reads."""
-        arming = self.arming
+        arming = registration.arming
         # if another thread, or a frame below of this one, decides at this moment, it does so once more
         registration.unsure = True
         while registration.unsure and arming.take():
@@ -178,7 +186,9 @@ class PoolReads:
 
     def _is_read(self) -> bool:
         """Whether a thread reads the link, and goes on."""
-        reading = self._inbox.reading
-        if not reading.locked():
+        inbox = self._inbox
+        if not inbox.reading.locked():
             return False
-        return self._stalled is None or reading.holder() is not self._stalled
+        if self._stalled is None or inbox.reading.holder() is not self._stalled:
+            return True
+        return inbox.sorting.locked()  # no other thread could read, and would be told of the same bytes for ever

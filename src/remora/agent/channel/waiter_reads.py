@@ -98,6 +98,7 @@ class WaiterReads:
                         reads.reconsider()  # (there may be a new link, which was not armed because we had the role)
             elif registration is not None and reading.mine():  # a signal handler interrupted a frame that waits
                 self._read_reply(call, registration, again=True)
+                inbox.look_up()  # the reply of that frame may have been among what we read
             else:
                 reads.expect(call)
                 if not call.sleep():
@@ -122,6 +123,7 @@ class WaiterReads:
                 inbox.pass_answered()
             if call.reply is not None or inbox.frames or left <= 0:
                 break
+            inbox.reading.renew()
 
     def _check_block(self, call: Call) -> None:
         """Nothing came for a second. Raise if this very thread keeps the answer from coming."""
@@ -185,6 +187,7 @@ class WaiterReads:
             # a signal handler interrupted a frame of this thread that waits
             elif registration is not None and reading.mine():
                 self._read_until(registration, deadline, over, calls, again=True)
+                inbox.look_up()  # the reply of that frame may have been among what we read
             else:
                 self._parked.add(thread)  # first: a thread that leaves the link looks at it afterwards
                 self._pool_reads.watch()
@@ -214,6 +217,8 @@ class WaiterReads:
             if registration is not inbox.registration:
                 break
             inbox.receive(registration, link.read_some)
+            if not inbox.answered:
+                inbox.reading.renew()
 
     def _leave(self) -> None:
         """The thread has read. The poller looks from now on, unless waiters own the channel and nothing else is due."""

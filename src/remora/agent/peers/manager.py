@@ -237,6 +237,7 @@ class PeerManager:
                 channels = peer.channels()
             for channel in channels:
                 channel.close()
+            peer.outgoing.fail_pending(make_error)  # a call may have been put on the list before the channel was closed
             if peer.sharing is not None:
                 peer.sharing.forget()
 

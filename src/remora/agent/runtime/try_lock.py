@@ -107,6 +107,10 @@ class TryLock:
         """Return the id of the thread that holds it. The identity of that object differs from one turn to the next."""
         return None if self.free else self._thread
 
+    def renew(self) -> None:
+        """For its holder: begin another turn, so that other threads see that it goes on."""
+        self._thread = get_ident()
+
     def wait(self, seconds: float) -> bool:
         """Take it, waiting for another thread that holds it. Return False at the end of the time, and at once if a frame of
         this thread holds it, which cannot go on before this returns."""
