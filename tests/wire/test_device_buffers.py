@@ -214,6 +214,11 @@ def test_each_byte_of_a_manifest_at_each_value_is_an_error_or_a_list() -> None:
             split(body[:end])
 
 
+def test_an_empty_reference_is_refused() -> None:
+    with pytest.raises(SerializationError, match="empty reference"):
+        split(b"body" + write_manifest([("cpu", b"")]))
+
+
 def test_a_manifest_is_not_unpickled() -> None:
     """LONG_BINPUT makes the unpickler's memo as long as it says: 2 GB here."""
     hostile = b"\x80\x05]r" + struct.pack("<I", 1 << 27) + pickle.STOP

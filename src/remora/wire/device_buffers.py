@@ -142,6 +142,8 @@ def _read_manifest(listed: memoryview) -> Manifest:
     try:
         while at < len(listed):
             lent, name, first, count = _LOT.unpack_from(listed, at)
+            if lent and not first:  # (an empty reference marks a lot that was fetched)
+                raise SerializationError("the list of device memory of a message has an empty reference")
             middle = at + _LOT.size + name
             place = str(listed[middle - name : middle], "ascii")
             at = middle + first if lent else middle
