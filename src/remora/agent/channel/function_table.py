@@ -123,8 +123,8 @@ class Heard:
 
 
 def _global(module: str, name: str) -> bytes:
-    """The pickle of what has that name. The texts go by their lengths, so a newline in a damaged name does not end it: its rest
-    is never read as opcodes."""
+    """The pickle of what has that name. The texts go by their lengths: a newline in a damaged name does not end it, with the
+    rest of it read as opcodes."""
     texts = module.encode(), name.encode()
     return pickle.PROTO + b"\5" + b"".join(pickle.BINUNICODE + _SIZE.pack(len(text)) + text for text in texts) + _FOUND
 
