@@ -27,7 +27,7 @@ from tests.damage.subject import Subject, Verdict
 from tests.damage.trials import ROADS, Trial
 from tests.damage.units import Unit, fields
 
-_PICKLES = ("body", "failure", "preamble")
+_PICKLES = ("body", "failure")
 SHORT = 1 << 17  # bytes of a sample that is damaged directly; longer ones take longer than they tell
 
 

@@ -6,6 +6,7 @@ are clear is in `CLEAR`; all others, and everything that the process does not su
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import pickletools
 import random
@@ -18,7 +19,7 @@ import torch
 
 from remora.agent.channel.function_table import Heard
 from remora.agent.memory.shared import SharedMemory
-from remora.errors import AuthenticationError, ProtocolError, RendezvousError
+from remora.errors import AuthenticationError, ProtocolError, RendezvousError, SerializationError
 from remora.protocol.handshake import Accepted, Hello, Identity, Initiator, Responder
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
@@ -27,7 +28,7 @@ from remora.transport.shm import borrower as loans
 from remora.transport.shm import lender as shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire import exceptions, frames, ref_header
-from remora.wire.device_buffers import Landing, split
+from remora.wire.device_buffers import Landing, split, write_manifest
 from remora.wire.frames import FrameReader
 from remora.wire.id_codec import unpack_id, unpack_ids
 from remora.wire.pack_scope import UnpackScope
@@ -136,8 +137,8 @@ def records() -> Iterator[Sample]:
 def words() -> Iterator[Sample]:
     """What stands beside a pickle: loans that are given back, and the list of what lies on devices."""
     yield Sample("given back", struct.pack("<4Q", 1, shm.SHORT, 1 << 63 | 5, 1 << 63 | 1 << 61 | 7))
-    listed = pickle.dumps([("cpu", (0, 1)), ("cpu", b"t" + bytes(80)), ("?cpu", b"h" + bytes(8))])
-    yield Sample("manifest", b"body" + listed + struct.pack("<I", len(listed)))
+    listed = write_manifest([("cpu", (0, 1)), ("cpu", b"t" + bytes(80)), ("?cpu", b"h" + bytes(8))])
+    yield Sample("manifest", b"body" + listed)
 
 
 # Inbox.
@@ -173,16 +174,39 @@ def _virtual() -> int:
 MOST_MEMOS = 1 << 20
 
 
+class BeyondUs(BaseException):
+    """A pickle asks the unpickler of Python itself for memory: LONG_BINPUT and PUT make its memo as long as they say. What
+    keeps damage away from there is the checksum of a frame; a member that writes it on purpose may run code anyway. It is no
+    `Exception`: no receiver makes something else of it."""
+
+
 def is_beyond_us(data: bytes) -> bool:
-    """Whether a pickle asks the unpickler of Python itself for memory: LONG_BINPUT makes its memo as long as it says. What
-    keeps damage away from there is the checksum of a frame; a member that writes it on purpose may run code anyway."""
+    """Return True if the unpickler would take memory for its memo by a number in this pickle."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "LONG_BINPUT" and isinstance(argument, int) and argument > MOST_MEMOS:
+            if opcode.name in ("LONG_BINPUT", "PUT") and isinstance(argument, int) and argument > MOST_MEMOS:
                 return True
     except Exception:  # it is damaged, and the unpickler comes no further
         pass
     return False
+
+
+@contextlib.contextmanager
+def memos_bounded() -> Iterator[None]:
+    """Have what is unpickled looked through first, wherever in a message it is. What is parsed in another way has no such
+    excuse."""
+    loads = pickle.loads
+
+    def bounded(data: bytes | bytearray | memoryview, /, **options: Any) -> Any:
+        if is_beyond_us(bytes(data)):
+            raise BeyondUs
+        return loads(data, **options)
+
+    pickle.loads = bounded  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        pickle.loads = loads
 
 
 def _body(sample: Sample) -> object:
@@ -332,8 +356,6 @@ RECEIVERS: dict[str, Callable[[Sample], object]] = {
     **{f"handshake {i}": _handshake for i in range(4)},
 }  # fmt: skip
 
-PICKLES = ("body", "failure", "preamble", "function", "manifest")  # what they read is, or may hold, a pickle
-
 CLEAR: dict[str, tuple[type[BaseException], ...]] = {
     "stream": (ProtocolError,),
     "record": (RendezvousError,),
@@ -341,6 +363,8 @@ CLEAR: dict[str, tuple[type[BaseException], ...]] = {
     "sealed": (RendezvousError,),
     "given back": (ValueError,),
     "ids": (ProtocolError,),
+    "preamble": (SerializationError,),
+    "manifest": (SerializationError,),
     **{f"handshake {i}": (ProtocolError, AuthenticationError) for i in range(4)},
 }
 """Which errors a receiver raises that is not behind a net. Where a message is unpickled, any `Exception` is told."""
@@ -390,7 +414,7 @@ class Use:
     def _strided(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         have = storage.nbytes()
-        if self._sizes is not None and have and have not in self._sizes:
+        if self._sizes is not None and have and have not in self._sizes and not _is_zero_tensor(storage):
             raise Exposed(f"a storage has {have} bytes, and the message has none of that size: {sorted(self._sizes)}")
         if tensor.numel():
             last = tensor.storage_offset() + sum(
@@ -403,6 +427,12 @@ class Use:
         if 0 < tensor.numel() <= MOST_ELEMENTS:
             plain = tensor.dequantize() if tensor.is_quantized else tensor
             plain.resolve_conj().resolve_neg().clone()
+
+
+def _is_zero_tensor(storage: torch.UntypedStorage) -> bool:
+    """Whether this can be the storage of a zero tensor, the one value whose memory a message describes and does not carry:
+    fresh zeros from the system, which torch cannot make larger. What torch allocates itself can be made larger."""
+    return not storage.resizable() and not bool(torch.empty(0, dtype=torch.uint8).set_(storage).any())
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -64,11 +66,32 @@ def test_a_thread_that_ends_by_an_exception_is_a_finding(subject: Subject) -> No
 
 
 def test_memory_that_did_not_come_is_a_finding(subject: Subject) -> None:
-    """A storage that is larger than any of the message: heap contents would be readable."""
-    sample = Sample("body", b"\x80\x05cremora.wire.storages\n_zeros\n(X\x07\x00\x00\x00float32K\x40\x85K\x00t\x52.")
-    assert not subject.receive(sample).problem
-    damaged = Sample(sample.receiver, sample.data, (), frozenset({8}))
-    assert "none of that size" in subject.receive(damaged).problem
+    """A storage that is larger than any of the message: heap contents would be readable. That they are zero by chance does
+    not count."""
+    for function in ("zeros", "ones"):
+        data = b"\x80\x05ctorch\n%s\nK\x40\x85R." % function.encode()
+        assert not subject.receive(Sample("body", data)).problem
+        assert "none of that size" in subject.receive(Sample("body", data, (), frozenset({8}))).problem
+
+
+def test_zeros_from_the_system_are_no_finding_and_other_bytes_there_are(subject: Subject) -> None:
+    """A zero tensor takes no bytes of the message, and no memory: see docs/security.md."""
+    zeros = b"cremora.wire.tensors.storages\n_zeros\n(X\x07\x00\x00\x00float32M\x00\x14\x85K\x00tR"
+    verdict = subject.receive(Sample("body", b"\x80\x05" + zeros + b".", (), frozenset({20})))
+    assert (verdict.problem, verdict.outcome) == ("", "int")
+    filled = b"\x80\x05cbuiltins\ngetattr\n(" + zeros + b"X\x05\x00\x00\x00fill_tRK\x01\x85R."
+    assert "none of that size" in subject.receive(Sample("body", filled, (), frozenset({20}))).problem
+
+
+@pytest.mark.parametrize("memo", [b"r" + struct.pack("<I", 1 << 25), b"p%d\n" % (1 << 25)], ids=["LONG_BINPUT", "PUT"])
+def test_memory_for_a_memo_is_beyond_us_where_python_unpickles_and_nowhere_else(subject: Subject, memo: bytes) -> None:
+    data = b"\x80\x05]" + memo + b"."
+    assert subject.receive(Sample("body", data)).outcome == "beyond us"
+    inside = pickle.dumps(("worker1", "ValueError()", "", (), (data, ())))
+    assert subject.receive(Sample("failure", inside)).outcome == "beyond us", "in a pickle inside of a pickle, too"
+    preamble = struct.pack("<IB", len(data), 0) + data
+    assert subject.receive(Sample("preamble", preamble)).outcome == "SerializationError"
+    assert subject.receive(Sample("manifest", data + struct.pack("<I", len(data)))).outcome == "SerializationError"
 
 
 def test_an_error_that_says_nothing_is_a_finding(subject: Subject) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remora.errors import SerializationError
-from remora.wire.device_buffers import Landing, Region, split
+from remora.wire.device_buffers import Landing, Manifest, Region, split, write_manifest
 from remora.wire.pack_scope import PackScope, UnpackScope
 from remora.wire.packed import CARGO, Packed
 from remora.wire.pickler import pack, unpack
@@ -188,3 +190,37 @@ def test_the_sizes_of_buffers_may_follow_the_manifest() -> None:
 def test_a_packer_forgets_the_cargo_of_the_last_message() -> None:
     packed_by(Road(True), torch.ones(3))
     assert packed_by(Road(True), (1, {})).flags == 0
+
+
+MANIFEST: Manifest = [("cpu", (3, 2)), ("cuda:1", b"t" + bytes(80)), ("?cuda:0", b"h" + bytes(8))]
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    assert split(b"body" + write_manifest(MANIFEST)) == (b"body", MANIFEST)
+    assert split(b"body" + write_manifest(MANIFEST) + bytes(16), 2) == (b"body", MANIFEST)
+
+
+def test_each_byte_of_a_manifest_at_each_value_is_an_error_or_a_list() -> None:
+    body = b"body" + write_manifest(MANIFEST)
+    for at in range(len(b"body"), len(body)):
+        for value in range(256):
+            try:
+                _, found = split(body[:at] + bytes((value,)) + body[at + 1 :])
+            except SerializationError:
+                continue
+            assert 0 < len(found) <= len(body)
+    for end in range(len(body)):
+        with pytest.raises(SerializationError):
+            split(body[:end])
+
+
+def test_an_empty_reference_is_refused() -> None:
+    with pytest.raises(SerializationError, match="empty reference"):
+        split(b"body" + write_manifest([("cpu", b"")]))
+
+
+def test_a_manifest_is_not_unpickled() -> None:
+    """LONG_BINPUT makes the unpickler's memo as long as it says: 2 GB here."""
+    hostile = b"\x80\x05]r" + struct.pack("<I", 1 << 27) + pickle.STOP
+    with pytest.raises(SerializationError, match="device memory"):
+        split(b"body" + hostile + struct.pack("<I", len(hostile)))

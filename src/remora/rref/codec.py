@@ -13,7 +13,7 @@ from typing import Any
 
 from remora.agent.calls.future import fresh
 from remora.agent.peers.manager import Peer
-from remora.errors import OwnerDied
+from remora.errors import OwnerDied, ProtocolError, RendezvousError
 from remora.rendezvous.record import WorkerRecord
 from remora.rref.handle import Handle
 from remora.rref.references import References
@@ -22,11 +22,7 @@ from remora.vocabulary.effects import ForkId
 from remora.vocabulary.ids import GloballyUniqueId
 from remora.wire import ref_header
 from remora.wire.frames import Frame
-from remora.wire.pack_scope import PackScope
-
-ForkData = tuple[
-    int, int, int, int, int, int, str
-]  # owner, value's id (2), fork's id (2), parent, "script" or "PyObject"
+from remora.wire.pack_scope import ForkData, PackScope
 
 NO_PARENT = -1
 
@@ -72,7 +68,8 @@ def serialize(handle: Handle, scope: PackScope | None) -> ForkData:
     rref, kind = handle.rref_id, "script" if handle.script else "PyObject"
     data = (owner.id, rref.created_on, rref.local_id, child.created_on, child.local_id, parent, kind)
     if scope is not None:
-        scope.attachments.append((data, owner.record.incarnation, owner.record if references.dynamic else None))
+        record = owner.record.to_json() if references.dynamic else b""
+        scope.attachments.append((data, owner.record.incarnation, record))
     return data
 
 
@@ -90,8 +87,16 @@ def arrive(references: References, sender: Peer, frame: Frame) -> Arrival:
         rref, fork = GloballyUniqueId(value_on, value), GloballyUniqueId(fork_on, fork_id)
         arrival.created = references.table.owned.create(rref, fork, sender.key, script)
     for data, incarnation, record in forks:
-        arrival.handles.append(_adopt(references, data, sender, arrival, incarnation, record))
+        owner = _record_of(record) if record else None
+        arrival.handles.append(_adopt(references, data, sender, arrival, incarnation, owner))
     return arrival
+
+
+def _record_of(data: bytes) -> WorkerRecord:
+    try:
+        return WorkerRecord.from_json(data)
+    except RendezvousError:
+        raise ProtocolError(f"a message carries a reference, and its owner's record is damaged: {data[:80]!r}") from None
 
 
 def _adopt(

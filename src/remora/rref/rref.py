@@ -19,14 +19,14 @@ from remora.agent.calls.future import Future, fresh
 from remora.agent.peers.manager import Peer
 from remora.errors import NotInitialized, RemoraError
 from remora.options import check_timeout
-from remora.rref.codec import ForkData, deserialize, serialize
+from remora.rref.codec import deserialize, serialize
 from remora.rref.handle import Handle
 from remora.rref.proxy import Proxy, type_of
 from remora.rref.references import References
 from remora.rref.value import Value
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire.fast_pickle import REFERENCE_CODE, by_number, register_writer
-from remora.wire.pack_scope import PackScope, current_unpack_scope
+from remora.wire.pack_scope import ForkData, PackScope, current_unpack_scope
 from remora.wire.pickler import register_reducer
 
 T = TypeVar("T")

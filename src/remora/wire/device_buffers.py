@@ -5,9 +5,15 @@ device. In the pickle a storage is a pair of numbers, its lot and its place in i
 message is packed and its size known, by the `Route` to the receiver: its memory is lent to the receiver (by a reference),
 or copied into buffers of the message. The *manifest*, at the end of the body, says which:
 
-    list    for each lot, pickled: the device where it arrives, and the reference, or the number of its first buffer and how
-            many it has
+    list    for each lot:
+            u8      0: its bytes are in buffers; 1: its memory is lent
+            u8      length of the name of the device where it arrives
+            u32     the number of its first buffer; the length of the reference, if it is lent
+            u32     how many buffers it has; 0, if it is lent
+            the name (ASCII), the reference
     u32     length of the list
+
+The list is no pickle: a pickle says how long the unpickler's memo has to be, and damage there takes hundreds of megabytes.
 
 One more at the end, if its device has a question mark before it, is a probe: the receiver tries to open it, which shows if
 memory can be lent to it.
@@ -15,7 +21,6 @@ memory can be lent to it.
 
 from __future__ import annotations
 
-import pickle
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +41,7 @@ Place = tuple[int, int]  # of a storage: its lot, and where in it
 
 _PROBE = "?"
 _LENGTH = struct.Struct("<I")
+_LOT = struct.Struct("<BBII")
 
 
 class Route(Protocol):
@@ -95,24 +101,58 @@ class DeviceBuffers:
             if tried is not None:
                 undo.append(partial(self._route.retract, tried))
                 probe = f"{_PROBE}{target}", tried
-        listed = pickle.dumps(manifest if probe is None else [*manifest, probe], 5)
-        return listed + _LENGTH.pack(len(listed)), Download(parts, _warm) if parts else None
+        listed = write_manifest(manifest if probe is None else [*manifest, probe])
+        return listed, Download(parts, _warm) if parts else None
 
 
 def _warm(nbytes: int) -> torch.Tensor:
     return copies.span(warm.take(nbytes), 0, nbytes)
 
 
+def write_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as it stands at the end of a body."""
+    listed = b"".join(_write_lot(place.encode("ascii"), where) for place, where in manifest)
+    return listed + _LENGTH.pack(len(listed))
+
+
+def _write_lot(place: bytes, where: bytes | tuple[int, int]) -> bytes:
+    if isinstance(where, bytes):
+        return _LOT.pack(1, len(place), len(where), 0) + place + where
+    return _LOT.pack(0, len(place), *where) + place
+
+
 def split(body: bytes | bytearray | memoryview, sizes: int = 0) -> tuple[bytes, Manifest]:
-    """Return the body without its manifest, and the manifest. Behind it are the sizes of so many buffers."""
+    """Return the body without its manifest, and the manifest. Behind it are the sizes of so many buffers.
+    SerializationError if the manifest is damaged."""
     start, manifest = _manifest_of(body, sizes)
     return bytes(memoryview(body)[:start]), manifest
 
 
 def _manifest_of(body: bytes | bytearray | memoryview, sizes: int) -> tuple[int, Manifest]:
     end = len(body) - 8 * sizes - _LENGTH.size
-    start = end - _LENGTH.unpack_from(body, end)[0]
-    return start, pickle.loads(memoryview(body)[start:end])
+    length = _LENGTH.unpack_from(body, end)[0] if end >= 0 else 0
+    if not 0 < length <= end:
+        raise SerializationError(f"a message of {len(body)} bytes announces {length} bytes of a list of device memory")
+    return end - length, _read_manifest(memoryview(body)[end - length : end])
+
+
+def _read_manifest(listed: memoryview) -> Manifest:
+    found: Manifest = []
+    at = 0
+    try:
+        while at < len(listed):
+            lent, name, first, count = _LOT.unpack_from(listed, at)
+            if lent and not first:  # (an empty reference marks a lot that was fetched)
+                raise SerializationError("the list of device memory of a message has an empty reference")
+            middle = at + _LOT.size + name
+            place = str(listed[middle - name : middle], "ascii")
+            at = middle + first if lent else middle
+            found.append((place, bytes(listed[middle:at]) if lent else (first, count)))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise SerializationError(f"the list of device memory of a message is damaged: {error}") from None
+    if at != len(listed):
+        raise SerializationError(f"the list of device memory of a message ends at byte {at} of {len(listed)}")
+    return found
 
 
 class Unloading:

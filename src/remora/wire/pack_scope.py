@@ -11,6 +11,9 @@ from remora.wire.device_buffers import Landing, Route
 from remora.wire.undo import Undo
 
 Mark = tuple[int, int]  # so many undos, so many attachments
+# Of a reference: the owner, the value's id (2), the fork's id (2), the parent, "script" or "PyObject"
+ForkData = tuple[int, int, int, int, int, int, str]
+Attachment = tuple[ForkData, str, bytes]  # and the owner's incarnation, and the owner's record as JSON (b"": not sent)
 BEGINNING: Mark = (0, 0)
 
 
@@ -28,7 +31,7 @@ class PackScope:
     ordered: bool  # the message goes over the channel of our own requests, so a later release cannot overtake it
     shares_main: bool  # the receiver runs the same main program: code of `__main__` goes by name
     undo: Undo
-    attachments: list[object]  # what the receiver must know before it unpacks the value
+    attachments: list[Attachment]  # what the receiver must know before it unpacks the value
     detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
     links: list[torch.Tensor] | None  # tensors whose history goes on at the receiver; None if none is recorded
 

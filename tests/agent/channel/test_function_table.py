@@ -156,6 +156,13 @@ def test_a_number_keeps_its_first_meaning_and_any_bytes_are_a_name(module: types
         heard.find(8)
 
 
+def test_no_part_of_a_name_is_run_as_a_pickle() -> None:
+    heard = Heard()
+    heard.listen(1, b"os\ngetcwd\n)R")  # read as opcodes, the last two call the function
+    with pytest.raises(AttributeError, match="Can't get attribute"):
+        heard.find(1)
+
+
 def test_the_callee_finds_what_has_that_name_now(module: types.ModuleType) -> None:
     heard = Heard()
     heard.listen(7, f"{module.__name__}\ngreet".encode())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.agent.calls.call import Call
+from remora.agent.calls.call import NEVER, Call
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.outbox import Outbox
 from remora.agent.peers.failure_detector import FailureDetector
@@ -21,7 +21,7 @@ from remora.testing.world import World
 from remora.transport import link
 from remora.transport.poller import READ
 from remora.vocabulary.messages import RESPONSE, MessageType
-from remora.wire.frames import encode
+from remora.wire.frames import REFERENCES, encode
 from tests.eventually import eventually
 
 PONG = int(MessageType.PONG)
@@ -81,8 +81,8 @@ def ready(channel: Any) -> None:
     on_another_thread(channel.inbox.registration.ready, READ)
 
 
-def reply(number: int, call: int) -> bytes:
-    return encode(0x102 | RESPONSE, 0, 0, call, number, 0, 0.0, 0, b"")
+def reply(number: int, call: int, flags: int = 0) -> bytes:
+    return encode(0x102 | RESPONSE, flags, 0, call, number, 0, 0.0, 0, b"")
 
 
 # One step at a time.
@@ -119,17 +119,17 @@ class Watched(dict[int, Any]):
         return found
 
 
-@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("flags", [None, 0, REFERENCES], ids=["given up", "answered", "answered with references"])
 def test_a_call_of_low_priority_that_ends_hides_no_call_that_waits(
-    pair: tuple[Any, Notes, socket.socket], answered: bool
+    pair: tuple[Any, Notes, socket.socket], flags: int | None
 ) -> None:
     channel, _, theirs = pair
     call: Any = Call(None, "something", lambda call: None)  # type: ignore[arg-type]
     call.id = LOW
     channel.calls.waiting = channel.inbox._pending = calls = Watched(channel, {LOW: call, OTHER: None})
     channel.low_priority.add(LOW)
-    if answered:
-        theirs.send(reply(1, LOW))
+    if flags is not None:
+        theirs.send(reply(1, LOW, flags))
         ready(channel)
     else:
         channel.take(LOW)
@@ -181,7 +181,10 @@ def test_a_reader_in_whose_stead_the_pool_read_is_woken_once(stalled: tuple[Any,
     assert channel.inbox.registration.armed == READ
 
 
-def test_a_reader_that_was_woken_and_waits_on_has_moved(pair: tuple[Any, Notes, socket.socket]) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_reader_that_was_woken_and_waits_on_has_moved(
+    pair: tuple[Any, Notes, socket.socket], asynchronous: bool
+) -> None:
     channel, *_ = pair
     turns: list[object] = []
 
@@ -198,7 +201,10 @@ def test_a_reader_that_was_woken_and_waits_on_has_moved(pair: tuple[Any, Notes, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link.StreamLink, "await_bytes", await_bytes)
         assert channel.reading.take()
-        channel.waiter_reads._read_reply(call, channel.inbox.registration)
+        if asynchronous:
+            channel.waiter_reads._read_until(channel.inbox.registration, NEVER, lambda: not channel.pending, (call,))
+        else:
+            channel.waiter_reads._read_reply(call, channel.inbox.registration)
     assert len({id(turn) for turn in turns}) == 3
 
 

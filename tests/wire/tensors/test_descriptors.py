@@ -145,6 +145,18 @@ def test_zeros_that_take_no_bytes_take_no_memory() -> None:
             storages._zeros("float32", shape, 0)
 
 
+def test_zeros_of_any_size_are_fresh_and_cannot_be_made_larger() -> None:
+    """The message describes their memory and does not carry it: nothing but zeros may be there, whatever size it says."""
+    for size in (1, 5, 4095, 5120, 1 << 20):
+        junk = torch.full((size,), 7.0)
+        del junk  # what was in memory of this size before
+        storage = storages._zeros("float32", (size,), 0).untyped_storage()
+        assert not any(bytes(storage))
+        assert storage.nbytes() == 4 * size
+        with pytest.raises(RuntimeError, match="not resizable"):
+            torch.empty(0).set_(storage, 0, (size + 1,), (1,))
+
+
 class Sub(torch.Tensor):
     """A tensor of a class of the program: torch rebuilds it."""
 

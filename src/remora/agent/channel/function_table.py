@@ -15,6 +15,7 @@ import itertools
 import pickle
 import sys
 from collections.abc import Callable
+from struct import Struct
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -118,7 +119,17 @@ class Heard:
         try:
             return getattr(sys.modules[module], name)
         except (KeyError, AttributeError):
-            return unpack(b"\x80\5c" + f"{module}\n{name}\n.".encode())  # what pickle does, and says if it cannot
+            return unpack(_global(module, name))  # what pickle does, and says if it cannot
+
+
+def _global(module: str, name: str) -> bytes:
+    """The pickle of what has that name. The texts go by their lengths: a newline in a damaged name does not end it, with the
+    rest of it read as opcodes."""
+    texts = module.encode(), name.encode()
+    return pickle.PROTO + b"\5" + b"".join(pickle.BINUNICODE + _SIZE.pack(len(text)) + text for text in texts) + _FOUND
+
+
+_SIZE, _FOUND = Struct("<I"), pickle.STACK_GLOBAL + pickle.STOP
 
 
 def _bare(number: int) -> bytes:
