@@ -131,7 +131,7 @@ class Notes:
 
     def arrive(self, *args: object) -> None: ...
     word = lost = connect = arrive
-    serve = call_soon = submit_final = arrive
+    submit_system = call_soon = submit_final = arrive
 
 
 @pytest.fixture
@@ -166,6 +166,21 @@ def test_a_tick_while_a_link_is_being_attached_does_not_leave_it_deaf(
     with ours, theirs, before.sock:
         channel.attach(stream.StreamLink(ours, "peer"), 0)
         assert notes.armed[-1:] == ["to last"]
+
+
+def test_a_link_that_breaks_while_it_is_being_attached_is_a_broken_link(pair: tuple[Any, Notes, socket.socket]) -> None:
+    """The error was taken for a lack of this worker, and the calls on the channel failed. The session goes on with the next
+    link instead."""
+    channel, _, _ = pair
+    before = channel.link
+    channel._retire(channel.inbox.registration)
+    channel.send(0x102, 1, b"")
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, before.sock:
+        channel.attach(stream.StreamLink(ours, "peer"), 0)
+        assert channel.link is None or channel.link.failed
+    assert [number for number, _, _ in channel.session.kept] == [1]
 
 
 def ready(channel: Any, events: int) -> None:

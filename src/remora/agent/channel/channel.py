@@ -219,7 +219,10 @@ class Channel:
                 self.inbox.registration = registration
                 self.outbox.link = link
                 self.ever_connected = True
-                self._repeat(again, voided)
+                try:
+                    self._repeat(again, voided)
+                except BaseException as error:  # the new link may break at once: that is no lack of ours
+                    self.outbox.struck(link, error)
             if self.closed:  # nobody wants it any more
                 self._retire(registration)
                 return
