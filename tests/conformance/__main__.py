@@ -104,7 +104,7 @@ MOST_AGAIN = 3  # tests that may fail at first; more is no matter of chance
 def _tried_again(
     outcomes: list[Outcome], tests: list[UpstreamTest], expected: Expectations, options: argparse.Namespace
 ) -> list[Outcome]:
-    """PyTorch's tests have timings of their own, and several of them run at a time here. One or two that fail are tried once more,
+    """PyTorch's tests have timings of their own, and several of them run at a time here. A few that fail are tried again,
     alone. Each of them is printed."""
     failed = {outcome.test for outcome in outcomes if not expected.is_met(outcome)}
     if not failed or len(failed) > MOST_AGAIN or options.repeat > 1:
