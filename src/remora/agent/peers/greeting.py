@@ -61,7 +61,11 @@ def _await_call_of(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -
         return peer.greeted or peer.gone
 
     if not wait_until(came, min(agent.clock.now() + LOOK_AGAIN, deadline), agent.clock, PAUSE):
-        _call(agent, peer, me, timeout)  # it may have ended
+        try:
+            _call(agent, peer, me, timeout)  # it may have ended
+        except RendezvousError:
+            if not peer.greeted:  # else it greeted us meanwhile, was done, and ended: nothing is wrong
+                raise
         if not wait_until(came, deadline, agent.clock, PAUSE, report):
             raise RendezvousError(
                 f"init_rpc: {peer.name} answers {me.name}, but did not call it within {timeout:g} s. "
