@@ -68,7 +68,7 @@ class Worker:
     ) -> None:
         self._me = WorkerInfo(name, rank)
         self.is_static_group = bool(world_size)
-        self.leaks: list[str] = []  # values that somebody held when no call was under way any more
+        self.leaks: list[str] = []  # values that a worker held when no call was under way any more
         self.calls_made = 0  # by the program; shutdown waits until no worker makes any more
         settings = settings.with_environment()
         bringup = settings.time_to_meet(timeout)
@@ -137,7 +137,7 @@ class Worker:
         return self.group.join(self.record)
 
     def _bury_predecessors(self) -> bool:
-        """Whether all who have our name or id at the store are gone, or nobody has them any more; the gone are removed."""
+        """Whether all who have our name or id at the store are gone, or none has them; the gone are removed."""
         rivals = self.group.holders(self.record)
         dead = [each for each in rivals if self.handshake_client.is_gone(each)]
         for each in dead:

@@ -61,6 +61,14 @@ def test_options_that_are_none_are_refused() -> None:
         rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options={"init_method": "env://"})  # type: ignore[arg-type]
 
 
+def test_an_init_method_beside_the_options_is_told_where_it_belongs() -> None:
+    belongs = r"init_rpc takes no init_method: pass .*TensorPipeRpcBackendOptions\(init_method='tcp://h:1'\)"
+    with pytest.raises(TypeError, match=belongs):
+        rpc.init_rpc("w", rank=0, world_size=1, init_method="tcp://h:1")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'method'"):
+        rpc.init_rpc("w", rank=0, world_size=1, method="tcp://h:1")  # type: ignore[call-arg]
+
+
 def test_options_of_no_known_backend_are_refused() -> None:
     class Strange(rpc.RpcBackendOptions):
         pass

@@ -10,7 +10,7 @@ import pytest
 
 from remora.compat.check import what_is_wrong
 from remora.compat.usage import uses
-from tests.compat.fresh import TIMEOUT, python
+from tests.compat.fresh import TIMEOUT, python, run
 
 pytestmark = pytest.mark.timeout(TIMEOUT + 30)
 
@@ -52,3 +52,18 @@ def test_it_knows_nothing_of_remora_and_uses_what_remora_has(path: Path) -> None
     imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert not any("remora" in ast.unparse(node) for node in imported)
     assert [use.name for use in uses(text) if what_is_wrong(use.name, use.in_script)] == []
+
+
+RANK_ALONE = """
+import torch.distributed.rpc as rpc
+rpc.init_rpc("w", rank=0)
+print(rpc.api._get_current_rpc_agent().is_static_group)
+rpc.shutdown(graceful=False)
+"""
+
+
+@pytest.mark.parametrize("ours", ["", "import remora.compat; remora.compat.install()"], ids=["torch", "remora"])
+def test_a_rank_without_a_world_size_asks_for_a_dynamic_group_also_under_a_launcher(ours: str, tmp_path: Path) -> None:
+    """A launcher sets WORLD_SIZE. PyTorch's group is dynamic all the same, and programs that let workers join rely on it."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(two_free_ports())}
+    assert run(ours + RANK_ALONE, tmp_path, RANK="0", WORLD_SIZE="1", **place).strip() == "False"

@@ -232,7 +232,7 @@ class _NoLender:
     """Nobody lends device memory."""
 
     def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:
-        raise ProtocolError("nothing is lent")
+        raise SerializationError("nothing is lent")  # as the real one does
 
     def try_out(self, reference: bytes, device: torch.device) -> None:
         pass

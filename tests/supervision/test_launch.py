@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from remora.supervision.output import folded
 
 STATIC = """
@@ -78,9 +80,20 @@ rpc.rpc_sync(f"worker{1 - rank}", time.sleep, args=(60,))
 """
 
 
-def test_ctrl_c_is_one_line_per_worker(tmp_path: Path) -> None:
+SERVING = """
+import os, time
+from remora import rpc
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}")
+work = rpc.rpc_async("worker1", time.sleep, args=(60,)) if rank == 0 else None
+os.write(1, b"ready\\n"); work.wait() if work else rpc.shutdown()
+"""
+
+
+@pytest.mark.parametrize("text", [INTERRUPTED, SERVING], ids=["each calls the other", "one serves while it shuts down"])
+def test_ctrl_c_is_one_line_per_worker(text: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(INTERRUPTED)
+    program.write_text(text)
     command = [sys.executable, "-m", "remora.launch", "-n", "2", str(program)]
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
@@ -104,6 +117,9 @@ def test_only_tracebacks_of_an_interrupt_are_folded() -> None:
     assert list(folded([*trace[:2], gone, trace[2], b"KeyboardInterrupt\n"])) == [
         gone, b"KeyboardInterrupt in step (train.py, line 3)\n",
     ]  # fmt: skip
+    torn = [*trace, b"\n"]  # the log line came before the end of a line
+    assert list(folded([*torn, b"KeyboardInterrupt\n"])) == [b"KeyboardInterrupt in step (train.py, line 3)\n"]
+    assert list(folded([*torn, b"ValueError: x\n"])) == [*torn, b"ValueError: x\n"]
 
 
 def test_one_process_prints_as_it_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -241,5 +242,6 @@ class Agent:
         stuck = self.pool.stop(patience) - (thread_state.pool is self.pool)
         self.peers.bulk.lender.close()
         log.info("%s left the group", self.me.name)
-        if stuck:
-            log.warning("%s stopped while %d of its functions are still running", self.me, stuck)
+        if stuck:  # no news after Ctrl-C: the program was told not to wait for them
+            level = logging.INFO if isinstance(sys.exc_info()[1], KeyboardInterrupt) else logging.WARNING
+            log.log(level, "%s stopped while %d of its functions are still running", self.me, stuck)

@@ -221,7 +221,7 @@ class Caller:
         return NotInitialized(f"{call.what}: RPC is no longer running on this node ({self._me}){why}")
 
     def _recheck(self, peer: Peer, call: Call) -> None:
-        """The peer went away while the call was being put on the list: whoever failed the list may have missed it."""
+        """The peer went away while the call was being put on the list: failing the list may have missed it."""
         if peer.outgoing.forget(call):
             call.fail(peer.gone_error(call.what) if self.running else self.stopped(call))
             call.settle(self._pool.submit_system if self.running else _at_once)

@@ -57,7 +57,7 @@ class LocalOptimizer:
         self._claims = _claims_on(self._parameters, self)
         # The same order for all, or they could wait for each other in a circle.
         locks = [claim.lock for claim in sorted(set(self._claims), key=lambda claim: claim.number)]
-        self._exclusively = _All(locks)  # nobody else steps on any of our parameters
+        self._exclusively = _All(locks)  # no other thread steps on any of our parameters
 
     @property
     def defaults(self) -> Options:

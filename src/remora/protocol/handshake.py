@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remora.protocol.conversation import MAX_TEXT, Body, Conversation, Kind, Malformed, Why
+from remora.protocol.conversation import MAX_TEXT, SEAL_SIZE, Body, Conversation, Kind, Malformed, Why
 from remora.vocabulary.ids import MAX_WORKER_ID, check_worker_name
 
 __all__ = ["Accepted", "Admit", "Hello", "Home", "Identity", "Initiator", "Refused", "Responder", "Why"]
@@ -161,12 +161,15 @@ class Responder(Conversation):
         self._admit = admit
         self._nonce = nonce
         self._hello: Hello | None = None
+        self.greeting = b""
+        """The seal of the caller's HELLO. No two honest ones are the same; a stranger who has heard one may say it again."""
 
     def __repr__(self) -> str:
         return f"<Responder {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def _on_message(self, body: Body) -> bytes:
         if self._hello is None:
+            self.greeting = bytes(self._transcript[-SEAL_SIZE:])
             self._hello = self._read_hello(body)
             self.awaits = Kind.PROOF
             return self._message(Kind.CHALLENGE, _introduction(self.me, self._nonce))

@@ -97,7 +97,7 @@ class Owner:
         effects: list[Effect] = []
         for waiting in self.mourning.values():
             waiting.discard(worker)
-        # Whoever says who survives may not know yet of all the losses that we know of.
+        # The worker that says who survives may not know yet of all the losses that we know of.
         asked = survivors - self.buried - self.mourning.keys() - {worker} if self._concerns(worker) else set()
         self.mourning[worker] = asked
         if asked:

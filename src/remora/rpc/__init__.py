@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -55,6 +57,8 @@ from remora.worker import Worker, after_fork_in_child
 
 log = logging.getLogger("remora")
 
+P = ParamSpec("P")
+
 TensorPipeAgent = RpcAgent = Worker
 PyRRef = RRef
 
@@ -64,6 +68,23 @@ def is_available() -> bool:
     return True
 
 
+def _with_known_arguments(function: Callable[P, None]) -> Callable[P, None]:
+    """Refuse `init_method`, which torch's `init_process_group` takes, with the place where it belongs. (It is no parameter:
+    the signature of `init_rpc` is PyTorch's.)"""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        if "init_method" in kwargs:
+            raise TypeError(
+                f"init_rpc takes no init_method: pass rpc_backend_options="
+                f"TensorPipeRpcBackendOptions(init_method={kwargs['init_method']!r})."
+            )
+        function(*args, **kwargs)
+
+    return checked
+
+
+@_with_known_arguments
 def init_rpc(
     name: str,
     backend: BackendType | None = None,

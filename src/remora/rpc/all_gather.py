@@ -63,7 +63,7 @@ class Gatherings:
         return sequence_id, state
 
     def end(self, sequence_id: str) -> None:
-        """Nobody here waits for it any more."""
+        """No thread here waits for it any more."""
         self.states.pop(sequence_id, None)
 
     def expect(self, state: AllGatherStates, names: set[str]) -> None:
@@ -208,7 +208,7 @@ def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: flo
             report.look()
             if clock.now() >= end:
                 return False
-            if not worker.agent.running:  # another thread has ended it: nobody will tell us anything any more
+            if not worker.agent.running:  # another thread has ended it: no worker will tell us anything any more
                 raise NotInitialized(f"RPC is no longer running on this node ({worker.get_worker_info()})")
             worker.agent.peers.probe(names - set(state.gathered_objects))
     return True

@@ -349,7 +349,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 
 
 def _check_leaks(worker: Worker) -> None:
-    """Report values that somebody still holds; an error if the program wants to know."""
+    """Report values that a worker still holds; an error if the program wants to know."""
     leaks = worker.leaks
     if leaks and not _ignore_rref_leak:
         raise RuntimeError("; ".join(leaks))

@@ -20,7 +20,8 @@ INTERRUPT = b"KeyboardInterrupt"
 LAST_WORDS = 2.0  # seconds for what has been printed to be passed on
 PAUSE = 0.2  # seconds that the rest of a line may take
 _LINE_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?!$)")  # (behind a last carriage return, a line feed may follow)
-_LIBRARIES = (b"site-packages", b"<frozen", os.path.dirname(os.path.dirname(__file__)).encode())
+_OURS, _PYTHONS = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__) + "/"
+_LIBRARIES = (b"site-packages", b"<frozen", _OURS.encode(), _PYTHONS.encode())
 _LAST_LINE = re.compile(rb"[\w.]+(:|\s*$)")  # of a traceback: the exception's type, and its text if it has one
 _PLACE = re.compile(rb'  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
 
@@ -94,7 +95,9 @@ def folded(lines: Iterable[bytes]) -> Iterator[bytes]:
     print a line in the midst of a traceback. That line is passed on at once, and the traceback goes on behind it."""
     held: list[bytes] = []
     for line in lines:
-        if held and not line.startswith(b" ") and not _LAST_LINE.match(line):
+        if held and not line.strip():  # the end of a line that another thread has broken
+            held.append(line)
+        elif held and not line.startswith(b" ") and not _LAST_LINE.match(line):
             yield line
         elif held and not line.startswith(b" "):
             yield from [_fold(held, line)] if line.startswith(INTERRUPT) else [*held, line]

@@ -24,7 +24,7 @@ from remora.options import FAST_PATHS
 T = TypeVar("T")
 
 MOMENT = 300e-6 if FAST_PATHS.spin else 0.0  # seconds
-INTERRUPTION = 1e-3  # seconds: somebody else has the processor, and does not give it back soon
+INTERRUPTION = 1e-3  # seconds: another thread has the processor, and does not give it back soon
 GLANCES = range(4)  # in between, we make way
 MOST_RESTS = 256
 

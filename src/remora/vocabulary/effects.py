@@ -1,4 +1,4 @@
-"""What the reference machines ask for. Whoever drives them (the table of `remora.rref`, or a test) carries it out."""
+"""What the reference machines ask for. Their driver (the table of `remora.rref`, or a test) carries it out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class NeverMade:
-    """The value will never exist: its creator is gone, or took the creation back. Whoever waits for it must be told."""
+    """The value will never exist: its creator is gone, or took the creation back. Its waiters must be told."""
 
     rref: RRefId
 

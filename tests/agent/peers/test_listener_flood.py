@@ -8,12 +8,14 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from remora import rpc
-from remora.agent.peers.pending_connections import PendingTable
+from remora.agent.peers.pending_connections import BEGUN, GREETED, PendingTable
 from remora.protocol.conversation import MAGIC, VERSION
+from remora.protocol.handshake import Identity, Initiator
 from tests.agent.alone import worker_alone
 from tests.eventually import eventually
 
@@ -72,4 +74,34 @@ def test_those_who_stay_are_bounded(port: int) -> None:
         for _ in range(limit + 50):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
         eventually(lambda: strangers() == limit - limit // 4)
+    eventually(lambda: not strangers())
+
+
+def table() -> PendingTable[Any]:
+    found: PendingTable[Any] = rpc._get_current_rpc_agent().agent.listener._strangers
+    return found
+
+
+def stages() -> list[int]:
+    return [each.stage for each in table()]
+
+
+def test_a_greeting_that_is_said_again_does_not_keep_its_place(port: int) -> None:
+    """A stranger who has heard a caller's HELLO can repeat it, and not go on: that is no reason to spare it."""
+    ours = rpc._get_current_rpc_agent().agent.listener.handshake_client
+    caller = Identity("caller", 1, "c" * 32, ours.identity.group)
+
+    def hello() -> bytes:
+        return Initiator(caller, "s" * 32, 0, ours.secret, insecure=ours.insecure).start()
+
+    heard = hello()
+    with ExitStack() as stack:
+        for said in (heard, heard, heard, hello()):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
+            connection.sendall(said)
+            assert connection.recv(1)  # the challenge is under way: it has been sorted
+        assert sorted(stages()) == [BEGUN, BEGUN, GREETED, GREETED]
+        connection.sendall(MAGIC)  # the last one goes on, in pieces: it keeps what it has
+        eventually(lambda: not any(each.has_spoken() for each in table()))
+        assert sorted(stages()) == [BEGUN, BEGUN, GREETED, GREETED]
     eventually(lambda: not strangers())

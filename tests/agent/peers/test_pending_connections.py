@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remora.agent.peers.pending_connections import BEGUN, GREETED, SILENT, PendingTable
+from remora.agent.peers.pending_connections import BEGUN, GREETED, REMEMBERED, SILENT, PendingTable
 
 
 @dataclass(eq=False)
@@ -79,3 +79,11 @@ def test_what_has_left_leaves_nothing() -> None:
     assert len(table) == 0
     assert not table._sources
     assert not list(table)
+
+
+def test_the_last_greetings_are_remembered_and_no_more() -> None:
+    table: PendingTable[Connection] = PendingTable(100)
+    said = [number.to_bytes(32, "big") for number in range(REMEMBERED + 10)]
+    assert all(table.is_new(each) for each in said)
+    assert not any(table.is_new(each) for each in said[10:])
+    assert len(table._greetings) == REMEMBERED

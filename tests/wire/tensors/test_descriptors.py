@@ -151,7 +151,7 @@ def test_zeros_of_any_size_are_fresh_and_cannot_be_made_larger() -> None:
         junk = torch.full((size,), 7.0)
         del junk  # what was in memory of this size before
         storage = storages._zeros("float32", (size,), 0).untyped_storage()
-        assert not any(bytes(storage))
+        assert not torch.empty(0, dtype=torch.uint8).set_(storage).any()
         assert storage.nbytes() == 4 * size
         with pytest.raises(RuntimeError, match="not resizable"):
             torch.empty(0).set_(storage, 0, (size + 1,), (1,))

@@ -26,7 +26,7 @@ from remora.wire.pickler import pack, unpack
 from remora.wire.undo import Undo
 
 NEVER = float("inf")
-LIFETIME = 1e9  # seconds: nobody waits longer than thirty years, and clocks do not count much further
+LIFETIME = 1e9  # seconds: no program waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
 A_LITTLE = 1e-9  # seconds, for who has no time left: none at all would be for ever
 CANCEL = int(MessageType.CANCEL)
@@ -96,8 +96,8 @@ class Call:
         self.reply_channel: ReplyChannel | None = None  # for the future
         self.undo: Undo | None = None  # takes back what packing did, if the call is never sent
         self.recording: CallContext | None = None  # what the call belongs to, and its reply with it
-        self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of whoever called
-        self.heeded = False  # somebody wants to hear of the outcome, and will not come to read it
+        self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of the caller
+        self.heeded = False  # the program wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
     def make_future(self, channel: ReplyChannel, origin: Origin | None) -> Future[Any]:
@@ -163,7 +163,7 @@ class Call:
         """The error of a settled call; None if it has a value. The value is not looked at."""
         frame = self.reply
         if self.failure is not None:
-            return self.failure  # as it is: raised here, it would keep the frames of whoever asks
+            return self.failure  # as it is: raised here, it would keep the frames of the caller
         if frame is not None and frame.buffers is not None and not frame.flags & FAILED:
             return None
         try:
@@ -224,7 +224,7 @@ class Call:
             channel.parked.discard(thread)
 
     def notify(self) -> None:
-        """Somebody wants to hear of the outcome without waiting for it."""
+        """The program wants to hear of the outcome without waiting for it."""
         if not self.heeded and self.reply_channel is not None:
             self.reply_channel.notify(self)
 
@@ -254,7 +254,7 @@ class Call:
         return self.reply is not None or self.failure is not None
 
     def settle(self, run: Callable[[Callable[[], None]], None]) -> None:
-        """Tell whoever waits that a reply or a failure is there: wake its thread, or have `run` pass it on."""
+        """Tell the waiter that a reply or a failure is there: wake its thread, or have `run` pass it on."""
         if self.asynchronous:
             run(self.finish)
         else:

@@ -66,7 +66,7 @@ class _Members:
             channel.parked.discard(thread)
 
     def notify(self) -> None:
-        """Somebody wants to hear of it without waiting for it."""
+        """The program wants to hear of it without waiting for it."""
         for future in self._futures:
             if isinstance(future, Future):
                 future.followed = True  # the callbacks of a collection run when its last member is settled

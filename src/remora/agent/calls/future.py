@@ -226,7 +226,7 @@ class Future(torch.futures.Future[T]):
             _Base.set_result(self, value)
 
     def _fail(self, error: BaseException) -> None:
-        # Their tracebacks would lead back here through the frames of whoever raised them, where no collector can follow.
+        # Their tracebacks would lead back here through the frames that raised them, where no collector can follow.
         for each in chained(error):
             each.with_traceback(None)
         if not self._settled:
@@ -302,7 +302,7 @@ class Future(torch.futures.Future[T]):
         return self._settled
 
     def notify(self) -> None:
-        """Somebody wants to hear of the outcome without waiting for it: see to it that it is noticed."""
+        """The program wants to hear of the outcome without waiting for it: see to it that it is noticed."""
         notify = None if self._settled else getattr(self._of, "notify", None)
         if notify is not None:
             notify()
@@ -411,7 +411,7 @@ class Future(torch.futures.Future[T]):
             try:
                 loop.call_soon_threadsafe(announce)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits
+                pass  # the loop is closed: no coroutine waits
 
         self._when_settled(from_any_thread)
         self.notify()

@@ -97,13 +97,13 @@ class BulkOutbox:
                 fill()  # (if an exception strikes before it has begun, the tick has it made)
 
     def _lock_patience(self, kind: int, left: float) -> float:
-        """How long to wait for whoever writes: a call as long as it may take, a reply a moment (it is copied then)."""
+        """How long to wait for the writer: a call as long as it may take, a reply a moment (it is copied then)."""
         if kind & RESPONSE:
             return STALL
         return max(min(left, threading.TIMEOUT_MAX), 0.0)
 
     def _postpone(self, kind: int, flags: int, call: int, timeout: float, body: bytes, packed: Packed) -> None:
-        """Copy a message and let whoever writes next write it."""
+        """Copy a message and let the next writer write it."""
         outbox = self._outbox
         try:
             packed.complete()

@@ -223,7 +223,7 @@ class Channel:
                     self._repeat(again, voided)
                 except BaseException as error:  # the new link may break at once: that is no lack of ours
                     self.outbox.struck(link, error)
-            if self.closed:  # nobody wants it any more
+            if self.closed:  # it was closed meanwhile
                 self._retire(registration)
                 return
             self.inbox.take_in(registration, partial(link.feed, leftover))  # before any thread reads on
@@ -265,7 +265,7 @@ class Channel:
 
     def _discard(self, registration: Registration) -> None:
         self._poller.remove(registration, registration.link.fileno())
-        registration.link.sever()  # wakes whoever reads it; the descriptor is closed when both halves are free
+        registration.link.sever()  # wakes its reader; the descriptor is closed when both halves are free
         self._pool.submit_final(partial(self._close_link, registration.link, self.reading.holder()))
 
     def _close_link(self, link: StreamLink, reader: int | None) -> None:

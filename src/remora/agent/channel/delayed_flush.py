@@ -1,4 +1,4 @@
-"""Messages that nobody is in a hurry for wait for company: here is who sees to it that they do not wait for long."""
+"""Delays low-priority messages by up to 2 ms so that they share a write. A timer flushes them."""
 
 from __future__ import annotations
 

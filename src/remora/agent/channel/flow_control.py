@@ -5,7 +5,7 @@ There are three ways in which it could, and a bound for each:
     B1  Answers wait to be written. While there are more than OUTBOX_LIMIT bytes of them, no request of that caller begins
         (`room_for`); when half of that is written, they go on.
     B2  What runs asynchronously (a coroutine, a function that returns a future) holds no thread, so any number could be
-        under way, and all end before the first answer shows that nobody reads. So WINDOW of them begin (`admit`). For
+        under way, and all end before the first answer shows a stalled reader. So WINDOW of them begin (`admit`). For
         twice as many, the caller must have answered a ping, which shows that it reads, while none of those that had begun
         ended, which shows that they wait for something: perhaps for those that have not begun. So functions that wait
         for each other all begin, however many there are, and a caller that reads is held up for a few round trips.
@@ -74,7 +74,7 @@ class FlowControl:
         channel = self._channel
         if channel.unsent_bytes() <= OUTBOX_LIMIT or channel.closed:
             if self.parked:
-                self._release(1)  # whoever finds room lets the next one look
+                self._release(1)  # a thread that finds room lets the next one look
             return True
         self.parked.append(resume)
         self.go_on()
@@ -82,7 +82,7 @@ class FlowControl:
 
     def go_on(self) -> None:
         """Something was written, or the channel is closed: let those go on who may, a few at first. To be called whenever
-        something was written and somebody is `parked` or `held`."""
+        something was written and a thread is `parked` or `held`."""
         if self._channel.unsent_bytes() > OUTBOX_LIMIT // 2 and not self._channel.closed:
             return
         self._release(VANGUARD)

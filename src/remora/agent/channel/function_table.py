@@ -28,7 +28,7 @@ from remora.wire.packed import Packed
 from remora.wire.pickler import unpack
 
 FUNCTION = int(MessageType.FUNCTION)
-MOST = 1024  # whoever has more functions than this makes them as it goes
+MOST = 1024  # a program with more functions than this makes them as it goes
 LONGEST = 1024  # bytes of a name; a longer one is sent with each call
 MOST_BYTES = 256 * 1024  # of all names
 SLACK = 64  # threads that announce functions at the same time may pass MOST by one each

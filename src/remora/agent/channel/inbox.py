@@ -324,7 +324,7 @@ class Inbox:
         frame.filling = _Unreadable(f"what a message from {self.peer} says of its {what} makes no sense: {error!r}")
 
     def _land(self, frame: Frame) -> None:
-        """Take note of the device memory that a message refers to. It is fetched when somebody unpacks the message."""
+        """Take note of the device memory that a message refers to. It is fetched when a thread unpacks the message."""
         sharing = self._outbox.sharing
         if sharing is not None and frame.buffers is not None:
             try:
@@ -341,7 +341,7 @@ class Inbox:
             self._cannot_read_part(frame, "references", error)
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
-        """The references in a reply are confirmed now: whoever waits for it may have it."""
+        """The references in a reply are confirmed now: its waiter may have it."""
         if self._calls.take(call.id) is None:
             return
         call.reply = frame

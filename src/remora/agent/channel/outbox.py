@@ -205,7 +205,7 @@ class Outbox:
         return held
 
     def flush(self) -> None:
-        """Write what waits; if somebody else is writing, that thread does it."""
+        """Write what waits; if another thread is writing, it does it."""
         self._flush_due = False
         writing = self.writing
         while (self.batched or self.control_frames) and not self.closed and writing.take():

@@ -4,7 +4,7 @@ In a dynamic group a worker greets everybody when it comes and says when it goes
 list by those who noticed, so that its place is free and newcomers do not look for it. In every group the death of a worker
 is passed on to those who have no link with it; they see for themselves.
 
-Nobody is in charge. A member needs the store where the group met only to find workers that it has never heard of.
+No member is in charge. A member needs the store where the group met only to find workers that it has never heard of.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Membership:
     def _say_at_the_store(self, leave: Callable[[WorkerRecord], None]) -> None:
         try:
             leave(self._record)
-        except RendezvousError as error:  # the others know; newcomers will find that nobody answers
+        except RendezvousError as error:  # the others know; newcomers will find that it does not answer
             log.warning("%s left, but could not say so at the store: %s", self._agent.me, error)
 
     def _others(self) -> list[Peer]:
@@ -233,7 +233,7 @@ class Membership:
         self._confirm(message.worker, request, LEFT, "left")
 
     def _await_goodbye(self, key: WorkerKey) -> None:
-        """Somebody has left, as others know by now. If we have a link with it, it says so itself, behind its last answers:
+        """A member has left, as others know by now. If we have a link with it, it says so itself, behind its last answers:
         those should not be lost."""
         peer = self._peers.known(key)
         if peer is None or peer is self._peers.me:
@@ -259,7 +259,7 @@ class Membership:
         request.reply(MEMBERSHIP_ACK, None)
 
     def is_listed(self, record: WorkerRecord) -> bool:
-        """Whether it is a member now, as far as can be found out: nobody joins without the store."""
+        """Whether it is a member now, as far as can be found out: no worker joins without the store."""
         try:
             return any(each.incarnation == record.incarnation for each in self._group.members())
         except RendezvousError:
@@ -277,4 +277,4 @@ class Membership:
 
 
 def _ignore(call: Call) -> None:
-    """Whoever cannot be told finds out in another way."""
+    """A member that cannot be told finds out in another way."""

@@ -25,7 +25,7 @@ GLANCES = 4  # how often who waits for an answer to a handshake looks at the clo
 
 
 class PeerRefused(ConnectionRefusedError):
-    """Somebody listens there, but is not our peer any more."""
+    """Another process listens there, not our peer."""
 
 
 class GivenUp(PeerRefused):
@@ -100,7 +100,7 @@ class HandshakeClient:
         self.secret_is_of_user = secret_is_of_user  # it was made for this user of this host: no other user has it
         self.group = ""  # known when we have joined
         self.refused = ""  # why a caller was refused, the last time
-        self.home = Home()  # where we listen, so that whoever we call can call back
+        self.home = Home()  # where we listen, so that a worker we call can call back
         self.own_time = OwnTime()  # for how long this worker has been running
         self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
         self._settings = settings

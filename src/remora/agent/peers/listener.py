@@ -80,7 +80,7 @@ class Listener:
         self._held: deque[Source] = deque()  # to be armed when the rest is over
 
     def listen(self, bind_host: str) -> list[str]:
-        """Open the sockets; nobody is let in before `open`. The addresses to publish, best first."""
+        """Open the sockets; no caller is let in before `open`. The addresses to publish, best first."""
         wanted = self.settings.transports or ("inproc", "unix", "tcp")
         token = f"{self.handshake_client.incarnation}"
         found: list[str] = []
@@ -150,6 +150,13 @@ class Listener:
         if crowded_out is not None:
             self._make_room(crowded_out)
 
+    def greeted(self, stranger: _PendingConnection, greeting: bytes) -> None:
+        """A stranger has sent a HELLO with a valid seal. One that came before may be a replay, and proves nothing."""
+        with self._lock:
+            is_new = self._strangers.is_new(greeting)
+        if is_new or stranger.stage == SILENT:
+            self.advance(stranger, GREETED if is_new else BEGUN)
+
     def arm(self, source: Source) -> None:
         """Be told of the next thing that a stranger, or a listening socket, has; after the rest, if there is one."""
         if not self._resting:
@@ -201,7 +208,7 @@ class Listener:
                 stranger.leave()
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Let no caller in any more."""
         if self._room is not None:
             sockets.close_inproc(self._room)
         for bell in self._bells:
@@ -333,11 +340,12 @@ class _PendingConnection:
                 return b""
             data, self._buffer = self._buffer, b""
             self.machine = self._make_machine()
+        had_greeted = bool(self.machine.greeting)
         answer = self.machine.receive(data)
         if self._reads > READS:
             raise ConnectionAbortedError("its greeting came in too many pieces")
-        if self.machine.proven and self.stage != GREETED:
-            self.listener.advance(self, GREETED)
+        if self.machine.greeting and not had_greeted:
+            self.listener.greeted(self, self.machine.greeting)
         return answer
 
     def _make_machine(self) -> Responder:

@@ -124,7 +124,7 @@ class PeerManager:
         return Channel(peer.name, session_id, dialled, peer, self._pool, self._poller, peer.sharing)
 
     def add_unless_known(self, record: WorkerRecord) -> None:
-        """Know a worker that somebody mentions; what we know of its name already is not changed by hearsay."""
+        """Know a worker that a peer mentions; what we know of its name already is not changed by hearsay."""
         if not self.table.has_name(record.name):
             self.add(record)
 
@@ -218,7 +218,7 @@ class PeerManager:
                     yield peer.outgoing, call
 
     def watch_all(self) -> None:
-        """Look for every reply that is due, also for those nobody was in a hurry for."""
+        """Look for every reply that is due, also for those of low priority."""
         for peer in self.all():
             if peer.outgoing.waiter_owned:
                 peer.outgoing.give_back_to_poller()

@@ -41,7 +41,7 @@ class PeerTable:
         return peer, of_name, True
 
     def mark_departed(self, peer: Peer) -> None:
-        """It is gone: remember it for a while, and forget whoever is gone for longest."""
+        """It is gone: remember it for a while, and forget the one that is gone for longest."""
         with self._lock:
             self._graves[peer.key] = peer
             while len(self._graves) > GRAVES:
@@ -52,7 +52,7 @@ class PeerTable:
                     del self._by_id[old.id]
 
     def has_name(self, name: str) -> bool:
-        """Whether somebody of that name is, or was, there."""
+        """Whether a worker of that name is, or was, there."""
         return name in self.by_name
 
     def find(self, key: str | int) -> Peer:

@@ -1,10 +1,11 @@
 """The table of connections that have not proven themselves: bounded, and fair to slow callers and to other sources.
 
-A connection is SILENT until bytes come, BEGUN until its first message is whole, and GREETED when that message had a valid
-seal. A greeted connection is never closed for the sake of one that is not. When the table is full, the oldest of the larger
+A connection is SILENT until bytes come, BEGUN until its first message is whole, and GREETED when that message had a
+valid seal that did not come before: what a stranger has heard and says again proves nothing, and stays BEGUN. A
+greeted connection is never closed for the sake of one that is not. When the table is full, the oldest of the larger
 of the other two kinds makes room: a flood of half-sent greetings does not cost a caller its place that has only just
-connected, nor do silent connections cost one its place whose greeting came in two pieces. One source (an address, or a
-process of this host) has at most three quarters of the table. No I/O, no clock, no lock: the listener has one.
+connected, nor do silent connections cost one its place whose greeting came in two pieces. One source (an address, or
+a process of this host) has at most three quarters of the table. No I/O, no clock, no lock: the listener has one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 SILENT, BEGUN, GREETED = range(3)
+REMEMBERED = 4096  # greetings: a stranger must have heard more than these to be taken for a caller again
 
 
 class Pending(Protocol):
@@ -35,6 +37,7 @@ class PendingTable(Generic[P]):
         self._share = limit - limit // 4  # of one source
         self._stages: tuple[dict[P, None], ...] = ({}, {}, {})
         self._sources: dict[Hashable, dict[P, None]] = {}  # those that have not greeted
+        self._greetings: dict[bytes, None] = {}  # the seals of the last ones, oldest first
 
     def __len__(self) -> int:
         return sum(map(len, self._stages))
@@ -64,6 +67,15 @@ class PendingTable(Generic[P]):
             return None
         self._leave_source(connection)
         return next(iter(self._stages[GREETED])) if len(self._stages[GREETED]) > self.limit else None
+
+    def is_new(self, greeting: bytes) -> bool:
+        """Whether this greeting did not come before. It is remembered."""
+        if greeting in self._greetings:
+            return False
+        self._greetings[greeting] = None
+        if len(self._greetings) > REMEMBERED:
+            del self._greetings[next(iter(self._greetings))]
+        return True
 
     def remove(self, connection: P) -> bool:
         """Whether it was there."""

@@ -121,7 +121,7 @@ class Reconnector:
         return f"{me} still waits for a connection with {peer.name} {again}({calls} call{'s' * (calls != 1)} pending)"
 
     def stop(self) -> None:
-        """Dial no more; whoever is at it comes back at once."""
+        """Dial no more; a thread that dials comes back at once."""
         self.stopping.set()
         self._handshake_client.stop()
 

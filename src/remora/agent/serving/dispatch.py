@@ -30,7 +30,7 @@ from remora.wire.pickler import unpack
 M = TypeVar("M", bound=Message)
 
 EXCEPTION = int(MessageType.EXCEPTION)
-_ANSWERED_WITH_THE_VALUE = (  # to the caller, and to nobody else: others may wait for what remote() makes
+_ANSWERED_WITH_THE_VALUE = (  # to the caller, and to no other worker: others may wait for what remote() makes
     MessageType.PYTHON_CALL,
     MessageType.SCRIPT_CALL,
 )
@@ -130,7 +130,7 @@ class Request:
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody waits for it: what has not begun need not."""
+        """Whether its caller has given it up: what has not begun need not."""
         return self.cancelled or (self.channel.closed and self.frame.kind in _ANSWERED_WITH_THE_VALUE)
 
     def cancel_by(self, stop: Callable[[], None]) -> None:
@@ -166,7 +166,7 @@ class Request:
             raise self._too_large() from None
         except SerializationError as error:
             raise self._makes_no_sense(error) from error
-        frame.buffers = ()  # whoever has the value has its memory
+        frame.buffers = ()  # the value keeps its memory
         return self._joined(value, scope) if frame.flags & RECORDED else value
 
     def message(self, kind: type[M]) -> M:
@@ -193,7 +193,7 @@ class Request:
             return heard.find(number), (), {}
         value: Any = self.unpack()
         if type(value) is int:
-            value = (value, (), {})  # a number that nobody gave, as will be said
+            value = (value, (), {})  # an unknown number, as will be said
         numbered = type(value[0]) is int  # it is (number, args, kwargs)
         if not (numbered and not value[1] and not value[2]) and not is_clean():
             make_clean()  # to unpickle may have imported a module of the program, or run other code of it
@@ -217,7 +217,7 @@ class Request:
     def reply(self, kind: int, value: object) -> None:
         """Answer with a value; with an error, if it cannot be packed."""
         if self.channel.closed:
-            self.drop()  # nobody hears it: do not hand out references in it
+            self.drop()  # no caller hears it: do not hand out references in it
             return
         if value is None:  # (which has no history that a recording would want to know of)
             self._send(kind, NOTHING, 0)
@@ -229,7 +229,7 @@ class Request:
             explain_result(failure, caller, self.function, value, self._dispatch.me.name)
             self.fail(failure)
             return
-        del value  # (nobody needs it when it is packed, and copied)
+        del value  # (not needed when it is packed, and copied)
         self._send(kind, packed, flags)
         if recording is not None:
             self._dispatch.pool.call_idle(recording.look_ahead)
@@ -308,12 +308,12 @@ class Request:
             self.on_cancel()
 
     def abandon(self) -> None:
-        """Nobody will hear the answer."""
+        """No caller will hear the answer."""
         if self.on_cancel is not None:
             self.on_cancel()
 
     def drop(self) -> None:
-        """Do not run it, and answer nothing: nobody waits."""
+        """Do not run it, and answer nothing: no caller waits."""
         self._answered = True
         self._done()
 
@@ -373,7 +373,7 @@ class Dispatch:
             request.cancel()
 
     def forget(self, channel: Channel) -> None:
-        """The caller on this channel is gone: nobody waits for its coroutines. What has begun or waits in the backlog
+        """The caller on this channel is gone: no caller waits for its coroutines. What has begun or waits in the backlog
         runs, as it would if the caller had gone a moment later."""
         for key, request in list(self.serving.items()):
             if key[0] == channel.session_id and request.frame.kind in _ANSWERED_WITH_THE_VALUE:

@@ -25,7 +25,7 @@ from remora.wire.frames import ASYNC
 PYTHON_RET = int(MessageType.PYTHON_RET)
 SCRIPT_RET = int(MessageType.SCRIPT_RET)
 
-Held = list[Any]  # one value, to be taken out: nobody else keeps it then, and memory that came with a call goes back early
+Held = list[Any]  # one value, to be taken out: no other keeps it, and memory that came with a call goes back early
 Finish = Callable[[Held, BaseException | None], None]
 
 
