@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +13,14 @@ import pytest
 import torch
 
 from remora import rpc
+from remora.agent.fault_hooks import interposed
+from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent, CallOutcomeUnknown, CallTimeout, RemoraError, WorkerLost
+from remora.faults.injector import Injector, Stage
+from remora.faults.plan_runner import PlanRunner
 from remora.testing import faults
 from remora.testing.world import World
+from remora.transport.link import StreamLink
 from remora.vocabulary.messages import MessageType
 from tests.faults.trials import QUICK, quick_time
 from tests.workers import Workers
@@ -176,6 +182,46 @@ def test_a_cut_that_stays_costs_the_peer_and_nobody_else(world: World) -> None:
         call(world, 2)
     assert call(world, 3, "worker2") == 3
     world.run(2, rpc.rpc_sync, "worker0", run, args=(4,))
+
+
+def test_a_plan_is_at_work_when_set_returns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that holds the pipes may run late. A message that is sent right after `set` must not be faster than it."""
+    assert call(world, "before") == "before"
+    look = Injector.look
+
+    def look_late(injector: Injector, course: PlanRunner) -> None:
+        time.sleep(0.05)
+        look(injector, course)
+
+    monkeypatch.setattr(Injector, "look", look_late)
+    pipes = world.faults.pump.pipes
+    world.faults.set("freeze worker1")
+    assert any(pipe.held for pipe in pipes)
+    world.faults.heal()
+    assert not any(pipe.held for pipe in pipes)
+
+
+def test_no_link_escapes_a_plan_that_comes_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan has the links made anew that it finds. It does not find one that a channel is about to use."""
+    ran.clear()
+    with World(2, **QUICK) as world:
+        assert call(world, "before") == "before"
+        in_between, injected = threading.Event(), threading.Event()
+
+        def interpose_and_wait(pool: WorkerPool, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
+            link = interposed(pool, peer, link, leftover)
+            if (pool, peer) == (world[0].agent.pool, "worker1") and not in_between.is_set():
+                in_between.set()
+                assert injected.wait(20)
+            return link
+
+        monkeypatch.setattr("remora.agent.channel.channel.interposed", interpose_and_wait)
+        world[0].agent.peers.find("worker1").outgoing.cut(ConnectionError("a new link is made"))
+        assert in_between.wait(20)
+        stage = Stage("world", shared=True)
+        world[0].agent.inject(stage.join("worker0", world[0].agent.kill))
+        injected.set()
+        world.wait_until(lambda: call(world, "it passes") and stage.messages()["worker0", "worker1", CALL] > 0)
 
 
 def test_a_cut_can_be_healed_by_hand(world: World) -> None:

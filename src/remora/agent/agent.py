@@ -104,7 +104,7 @@ class Agent:
         fault_hooks.lead_through(self.pool, injector)
         for peer in self.peers.all():
             for channel in peer.channels():
-                channel.cut(ConnectionError("the link is made anew, under a fault plan"))
+                channel.cut(ConnectionError(fault_hooks.REMADE))
 
     def start(self) -> None:
         """Begin to serve."""

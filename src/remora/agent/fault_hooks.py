@@ -6,6 +6,8 @@ from remora.agent.runtime.pool import WorkerPool
 from remora.faults.injector import Injector
 from remora.transport.link import StreamLink
 
+REMADE = "the link is made anew, under a fault plan"
+
 _injectors: dict[WorkerPool, Injector] = {}  # a pool is one worker's; until that ends
 
 
@@ -21,7 +23,12 @@ def end(pool: WorkerPool) -> None:
         injector.close()
 
 
+def injector_of(pool: WorkerPool) -> Injector | None:
+    """The part of this worker in a fault plan, if there is a plan."""
+    return _injectors.get(pool)
+
+
 def interposed(pool: WorkerPool, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
     """The link to use in the place of a new one."""
-    injector = _injectors.get(pool)
+    injector = injector_of(pool)
     return link if injector is None else injector.insert(link, peer, leftover)

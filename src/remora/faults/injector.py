@@ -65,24 +65,25 @@ class Stage:
         self.set(plan)
 
     def set(self, plan: Plan | str) -> None:
-        """Have another plan from now on: counting begins anew, and what was cut or frozen is as this one says."""
+        """Have another plan from now on: counting begins anew, and what was cut or frozen is as this one says. It is at work
+        when this returns."""
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
         if self._seed is not None:
             parsed = replace(parsed, seed=self._seed)
         with self._lock:
             self.course = PlanRunner(parsed, self.clock.now(), self._records, self._began)
         if self.injectors:
-            self.pump.do(self._look)
+            self.pump.run(self._look)
 
     @property
     def plan(self) -> Plan:
         return self.course.plan
 
     def heal(self) -> None:
-        """What is cut or frozen now works again."""
+        """What is cut or frozen now works again when this returns."""
         with self._lock:
             self.course.heal(self.clock.now())
-        self.pump.do(self._look)
+        self.pump.run(self._look)
 
     def report(self) -> Report:
         """What was done so far."""

@@ -67,6 +67,22 @@ class Pump:
             elif self._wake is not None and threading.current_thread() is not self._thread:
                 _poke(self._wake[1])
 
+    def run(self, command: Callable[[], None]) -> None:
+        """Have the pump's thread run `command`, and return when it has. On that thread itself, run it at once."""
+        if threading.current_thread() is self._thread:
+            command()
+            return
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                command()
+            finally:
+                done.set()
+
+        self.do(run)
+        done.wait()
+
     def at(self, when: float, command: Callable[[], None]) -> None:
         """Run `command` at a time. Called on the pump's thread."""
         heapq.heappush(self._timed, (when, next(self._order), command))

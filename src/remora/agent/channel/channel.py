@@ -38,7 +38,7 @@ from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.registration import Registration
 from remora.agent.channel.waiter_reads import WaiterReads
-from remora.agent.fault_hooks import interposed
+from remora.agent.fault_hooks import REMADE, injector_of, interposed
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent
@@ -210,6 +210,7 @@ class Channel:
             with self.writing:
                 self._retire(self.inbox.registration)
                 again = self.session.resume(arrived)
+                injector = injector_of(self._pool)
                 link = interposed(self._pool, self.peer, link, leftover)
                 registration = Registration(link, self.pool_reads.ready)
                 # The poller knows the link before any other thread can see it: the tick may arm it from here on, and
@@ -233,6 +234,8 @@ class Channel:
         self.inbox.pass_answered()
         self.flush()
         self.flow_control.connected_again()
+        if injector_of(self._pool) is not injector:  # a fault plan came after we asked for it, and before it saw this link
+            self.cut(ConnectionError(REMADE))
 
     def _repeat(self, again: list[tuple[int, Kept]], voided: list[int]) -> None:
         """Say again what the peer does not have; what cannot be repeated faithfully is void. Holds `writing`."""
