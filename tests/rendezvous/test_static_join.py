@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.errors import RendezvousError
+from remora.long_wait import LongWait
 from remora.rendezvous import static_join, store_table
 from remora.rendezvous.group import DynamicGroup, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.static_join import Roster, StaticJoin
+from remora.testing.virtual_clock import VirtualClock
 from tests.rendezvous.meeting_places import KINDS, CountingStore, Open, at_once, meeting_place, record
 
 
@@ -267,23 +269,38 @@ def test_who_looks_around_when_the_group_is_formed_sees_nothing_of_the_next() ->
     assert not next_one._table.has([next_one._key("roster")])
 
 
+def look_at(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
+    """A worker that waits for a roster looks around at these times, in seconds of its wait, and then gives up."""
+    clock = VirtualClock()
+
+    def wait(table: store_table.StoreTable, key: str, deadline: float, look: Callable[[], None]) -> bool:
+        began = clock.now()
+        for seconds in times:
+            clock.advance(began + seconds - clock.now())
+            look()
+        return False
+
+    monkeypatch.setattr(static_join, "LongWait", lambda describe: LongWait(describe, clock))
+    monkeypatch.setattr(static_join, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(store_table.StoreTable, "wait", wait)
+
+
 def test_a_long_wait_says_for_whom(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.long_wait.FIRST", 0.6)
-    failures(lambda: HashStore(), 3, record("a", 1), timeout=2.0)
-    said = [each.getMessage() for each in caplog.records]
-    assert 1 <= len(said) <= 2  # after 0.6 s, and after 1.2; one line for both if this thread does not run meanwhile
-    assert all(each.startswith("init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, ") for each in said)
+    look_at(monkeypatch, 9.9, 10.1, 19.9, 20.1)
+    failures(lambda: HashStore(), 3, record("a", 1))
+    line = "init_rpc: still waiting for ranks 0, 2 of 3 at HashStore, {} s"
+    assert [each.getMessage() for each in caplog.records] == [line.format(10), line.format(20)]
 
 
 def test_a_rank_0_that_hosts_the_store_and_does_not_come_is_pointed_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that came with torch.distributed.rpc waits in torch's rendezvous, and has written nothing that could be seen."""
-    monkeypatch.setattr("remora.long_wait.FIRST", 0.6)
+    look_at(monkeypatch, 10.0)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     text = "Rank 0 hosts this store and has not called init_rpc of remora.rpc: if it uses torch.distributed.rpc, import"
-    assert text in failures(lambda: store, 2, record("b", 1), timeout=2.0)[0]
+    assert text in failures(lambda: store, 2, record("b", 1))[0]
     assert text in caplog.records[0].getMessage()
     assert text not in failures(lambda: store, 3, record("a", 0), timeout=0.05)[0], "it is another one that is missing"
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -362,7 +379,7 @@ def test_who_gives_up_while_the_last_gathers_is_not_in_the_roster(monkeypatch: p
     with pytest.raises(RendezvousError, match=r"Given up: 'a' \(rank 0\)"):
         StaticGroup(store, 2, 0.1).join(last)
     assert gathered[0] is not None
-    assert gathered[1:] == [None]
+    assert not any(gathered[1:])
 
 
 def test_too_late_to_give_up_means_to_take_part() -> None:
@@ -438,7 +455,7 @@ def test_who_died_while_it_waited_is_replaced(first: str, counted: bool, place: 
     members = [record("a", 0), record("b", 1)]
 
     def join(each: WorkerRecord) -> list[WorkerRecord]:
-        return StaticGroup(place(), 2, 5.0, lambda other: other == dead).join(each)
+        return StaticGroup(place(), 2, 60.0, lambda other: other == dead).join(each)
 
     def join_later(each: WorkerRecord) -> list[WorkerRecord]:
         while call._table.add(call._key("arrived"), 0) == int(counted):
@@ -462,6 +479,34 @@ def test_the_last_to_come_is_not_overlooked_though_the_place_was_left_in_the_sam
         lambda: shown.wait(waiting._key(1), time.monotonic() + 5.0) and last.attend(time.monotonic() + 5.0),
     )
     assert [each.result().workers for each in joined] == [tuple(members)] * 2  # type: ignore[union-attr]
+
+
+def signed_in(store: HashStore, each: WorkerRecord, *dead: WorkerRecord) -> StaticJoin:
+    """One of two workers, which has signed in. If it is the last, it stands still before it decides on the roster."""
+    join = StaticJoin(store_table.StoreTable(store), 2, each, lambda other: other in dead)
+    join._sign_in()
+    join._say_who_came()
+    join._table.add(join._key("arrived"), 1)
+    return join
+
+
+def test_who_waited_long_enough_for_a_slow_last_worker_decides_in_its_place() -> None:
+    """All are there: a worker whose time is over has no reason to give up, and the slow one finds the roster."""
+    store, members = HashStore(), [record("a", 0), record("b", 1)]
+    waiting, last = (signed_in(store, each) for each in members)
+    waiting._give_up()  # returns, for the roster is there
+    last._close()
+    rosters = [each.attend(time.monotonic() + 20) for each in (waiting, last)]
+    assert list(rosters[0].workers) == members
+    assert rosters[0] == rosters[1]
+
+
+def test_a_last_worker_that_ended_on_the_way_is_missing() -> None:
+    store, dead = HashStore(), record("b", 1)
+    waiting, _ = signed_in(store, record("a", 0), dead), signed_in(store, dead)
+    with pytest.raises(RendezvousError, match=r"Missing: rank 1\. Present: 'a' \(rank 0\)"):
+        waiting._give_up()
+    assert len(meet(lambda: store, 2, record("a", 0), record("b", 1))) == 2
 
 
 # --- a store that fails ---

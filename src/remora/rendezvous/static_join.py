@@ -17,6 +17,8 @@ A roster is decided on by changing `state` from what it was *before* the records
 meanwhile is in it. The generation moves on before the roster is shown, so a worker that has seen it finds the next one.
 Each worker takes a fixed number of steps, and polls for the roster. Only the last one reads all records, in one operation
 where the store can, and checks that none of those workers has died while it waited: all may have been restarted since.
+If the last one is too slow, or ends on the way, a worker whose time is over and that finds all of them there decides in its
+place; only one decision takes effect.
 """
 
 from __future__ import annotations
@@ -192,8 +194,8 @@ class StaticJoin:
             each._close(lambda: _failed(reason))
 
     def _absent(self) -> list[int]:
-        keys = [self._key(number) for number in range(self._size)]
-        return [number for number, key in enumerate(keys) if not (self._table.has([key]) and self._table.take([key])[0])]
+        places = enumerate(self._places())
+        return [number for number, key in places if not (self._table.has([key]) and self._table.take([key])[0])]
 
     def _still_waiting(self) -> str:
         absent = self._absent()
@@ -215,10 +217,9 @@ class StaticJoin:
             state = now
 
     def _gather(self) -> Roster | None:
-        keys = [self._key(number) for number in range(self._size)]
-        if not self._table.has(keys):
+        if not self._table.has(self._places()):
             return self._conflict()
-        texts = self._table.take(keys)
+        texts = self._table.take(self._places())
         if not all(texts):
             return None
         workers = tuple(WorkerRecord.from_json(text) for text in texts)
@@ -250,6 +251,12 @@ class StaticJoin:
     # A worker that waited in vain leaves the place to another.
 
     def _give_up(self) -> None:
+        """Withdraw, and raise an error that names the missing. If none is missing, the last to come is slow, or ended on the
+        way: then this worker decides on the roster in its place, and returns."""
+        if self._table.has(self._places()):
+            self._close()
+            if self._table.has([self._key("roster")]):
+                return
         reason = self._who_is_missing()
         if self._withdraw():
             raise RendezvousError(reason)
@@ -324,6 +331,10 @@ class StaticJoin:
     def _other_size(self) -> str:
         last = self._last()
         return "" if last.size == self._size else f"(Worker {last.worker} came with world_size={last.size}.)"
+
+    def _places(self) -> list[str]:
+        """Return the keys of all records, by id."""
+        return [self._key(number) for number in range(self._size)]
 
     def _key(self, last: str | int) -> str:
         return f"{self._base}/{self.generation}/{last}"
