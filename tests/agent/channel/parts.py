@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from remora.agent.channel.flow_control import FlowControl
+from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Outbox
 from remora.protocol.session import Session
 from remora.transport.link import StreamLink
@@ -90,3 +91,8 @@ class OutboxAlone(Outbox):
 
     def link_failed(self, link: StreamLink, error: BaseException) -> None:
         self.told.append("link_failed")
+
+
+def opener() -> Opener:
+    """For messages that refer to nothing."""
+    return Opener("peer", None, cast(Any, None))

@@ -11,7 +11,7 @@ from remora.agent.channel import deferred_replies
 from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.inbox import Handlers, Inbox
 from remora.agent.channel.pending_calls import PendingCalls
-from tests.agent.channel.parts import FakePool, OutboxAlone
+from tests.agent.channel.parts import FakePool, OutboxAlone, opener
 
 
 class FakeCall:
@@ -29,8 +29,8 @@ class Here:
 
     def __init__(self) -> None:
         self.outbox, self.pool = OutboxAlone(), FakePool()
-        handlers = Handlers(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None))
-        self.inbox = Inbox(self.outbox, PendingCalls(), cast(Any, self.pool), handlers)
+        handlers = Handlers(cast(Any, None), cast(Any, None), cast(Any, None))
+        self.inbox = Inbox(self.outbox, PendingCalls(), opener(), cast(Any, self.pool), handlers)
         self.deferred = DeferredReplies(self.inbox, self.outbox, cast(Any, self.pool))
         self.mine: list[int] = []
         self.left: list[int] = []

@@ -9,6 +9,7 @@ The parts of a channel, each of which knows those above it:
 
     PendingCalls      calls that are not answered
     FlowControl       how much of the peer's requests is taken on
+    Opener            gives a message what its body refers to: shared memory, device memory, references
     Outbox            numbers, keeps and writes messages; BulkOutbox, those with buffers
     Inbox             reads the link, and handles what came
     PoolReads         has the poller tell the pool of what comes, unless a waiting thread reads
@@ -33,6 +34,7 @@ from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.flow_control import FlowControl
 from remora.agent.channel.function_table import Announced, Heard
 from remora.agent.channel.inbox import Handlers, Inbox
+from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Kept, Large, Outbox
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.pool_reads import PoolReads
@@ -46,7 +48,8 @@ from remora.protocol.session import Session
 from remora.transport.link import StreamLink, process_at
 from remora.transport.poller import Poller
 from remora.vocabulary.messages import MessageType
-from remora.wire.frames import Frame, encode
+from remora.wire.enclosed import Arrival
+from remora.wire.frames import Body, Frame, encode
 
 PING, VOID = int(MessageType.PING), int(MessageType.VOID)
 CLOSING = 1.0  # seconds for which a channel that is closed waits for a thread that sorts what came
@@ -58,7 +61,7 @@ class Owner(Protocol):
 
     @property
     def incoming(self) -> Channel | None: ...
-    def arrive(self, channel: Channel, frame: Frame) -> Any: ...
+    def arrive(self, channel: Channel, body: Body) -> tuple[Body, Arrival]: ...
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
     def lost(self, channel: Channel, error: BaseException) -> None: ...
@@ -115,8 +118,9 @@ class Channel:
         self.outbox = outbox = Outbox(peer, self.session, self.flow_control, self, sharing)
         self.announced = Announced(outbox)  # functions of calls that go out
         self.heard = Heard()  # and of those that come in
-        handlers = Handlers(partial(owner.arrive, self), owner.requests_on(self), partial(owner.word, self), self._broken)
-        self.inbox = inbox = Inbox(outbox, calls, pool, handlers)
+        opener = Opener(peer, sharing, partial(owner.arrive, self))
+        handlers = Handlers(owner.requests_on(self), partial(owner.word, self), self._broken)
+        self.inbox = inbox = Inbox(outbox, calls, opener, pool, handlers)
         self.pool_reads = reads = PoolReads(inbox, outbox, calls, poller, self._broken)
         self.deferred = deferred = DeferredReplies(inbox, outbox, pool)
         self.waiter_reads = waiters = WaiterReads(inbox, outbox, calls, reads, deferred, pool, owner)

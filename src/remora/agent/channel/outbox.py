@@ -126,13 +126,11 @@ class Outbox:
         try:  # what `write_batched` does, for a message that is alone, as most are
             number, ack = session.sent + 1, session.received
             data = encode(kind, flags, 0, call, number, ack, timeout, len(body), body)
-            total = session.kept_total + len(data)
+            size = len(data)
             if flags & SHARED:
-                total += lent_bytes(body)
+                size += lent_bytes(body)
                 self._lent_at = number
-            # What `Session.keep` does, without a call for each message (`test_session_inlined.py` compares the two).
-            session.kept.append((number, total, data))
-            session.sent, session.kept_total, session.told, session.owed_bytes = number, total, ack, 0
+            session.keep(number, ack, size, data)
             link = self.link
             if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`put`)
                 self._events.has_outbox()
@@ -350,4 +348,4 @@ class Outbox:
         self.batched.clear()
         self.control_frames.clear()
         self.batched_bytes = 0
-        self.session.kept.clear()
+        self.session.end()
