@@ -24,7 +24,7 @@ class Noted:
         self.errors: list[BaseException] = []
         self.pool = FakePool()
         self.outbox = OutboxAlone()
-        self.calls = PendingCalls()
+        self.calls = PendingCalls(self.outbox.reader)
         handlers = Handlers(
             lambda frame: self.requests.append(frame.number),
             lambda frame: self.said.append(frame.number),

@@ -15,6 +15,7 @@ from remora.agent.channel.opener import Opener
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
 from remora.errors import RemoraError, SerializationError, WorkerLost
+from remora.protocol.reader import Reader
 from remora.wire import raw_memory
 from remora.wire.enclosed import NOTHING_ENCLOSED, Enclosed, Missing, Reason
 from remora.wire.frames import CARGO, REFERENCES, SHARED, Body, Frame
@@ -101,7 +102,7 @@ def test_device_memory_and_references_join_what_came() -> None:
 
 def inbox_of(sharing: Sharing) -> tuple[Inbox, Call]:
     peer: Any = SimpleNamespace(name="worker1", me="worker0", gone=False, now=lambda: 0.0)
-    call, calls = Call(peer, "asked"), PendingCalls()
+    call, calls = Call(peer, "asked"), PendingCalls(Reader())
     calls.waiting[call.id] = call
     handlers = Handlers(lambda frame: None, lambda frame: None, lambda registration, error: None)
     inbox = Inbox(OutboxAlone(), calls, opener(sharing), cast(Any, FakePool()), handlers)
