@@ -120,7 +120,7 @@ class Worker:
         """What the agent asks of the layers above, which are made after it."""
         return Hooks(
             worker=self,
-            arrived=lambda peer, frame: arrive(self.references, peer, frame),
+            arrived=lambda peer, body: arrive(self.references, peer, body),
             find_context=lambda header: self.autograd.contexts.find(header),
             spread_loss=lambda peer, silent_for: self.membership.spread(peer, silent_for),
             is_listed=lambda record: self.membership.is_listed(record),

@@ -29,6 +29,7 @@ from remora.transport.shm import lender as shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire import exceptions, frames, ref_header
 from remora.wire.device_buffers import Landing, split, write_manifest
+from remora.wire.enclosed import Missing
 from remora.wire.frames import FrameReader
 from remora.wire.id_codec import unpack_id, unpack_ids
 from remora.wire.pack_scope import UnpackScope
@@ -83,7 +84,8 @@ def frames_of(data: bytes) -> list[frames.Frame]:
 
 def _of_frame(frame: frames.Frame) -> Iterator[Sample]:
     body = bytes(frame.body)
-    buffers = tuple(bytes(memoryview(_bytes_of(each))) for each in frame.buffers or ())
+    enclosed = frame.enclosed.buffers
+    buffers = () if isinstance(enclosed, Missing) else tuple(bytes(memoryview(_bytes_of(each))) for each in enclosed)
     if frame.kind == 0x47:
         yield Sample("function", body)
     elif frame.flags & frames.FAILED:

@@ -368,8 +368,9 @@ def test_frames_with_cargo_are_read_in_any_pieces(slow: SlowDevice, seed: int) -
     )
     assert len(frames) == 2
     for frame in frames:
-        body, manifest = split(frame.body, len(frame.buffers))
-        assert len(frame.landing) == sum(size >= CHUNK // 8 for size in sizes)
-        found = unpack(body, frame.buffers, UnpackScope(landing=Landing(manifest, road, frame.landing)))
+        buffers, uploads = frame.enclosed[:2]
+        body, manifest = split(frame.body, len(buffers))
+        assert len(uploads) == sum(size >= CHUNK // 8 for size in sizes)
+        found = unpack(body, buffers, UnpackScope(landing=Landing(manifest, road, uploads)))
         for a, b in zip(sent, found, strict=True):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else bytes(a) == bytes(b)

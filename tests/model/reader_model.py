@@ -233,6 +233,7 @@ def copied(world: World) -> World:
     machine.seen, machine.stalled, machine.woken = old.seen, old.stalled, old.woken
     machine.low_priority, machine.notify_ids, machine.parked = set(old.low_priority), set(old.notify_ids), set(old.parked)
     machine.deferred, machine.deferred_long = dict(old.deferred), dict(old.deferred_long)
+    machine.pending = old.pending
     registrations = []
     for each in world.registrations:
         registration = Registration.__new__(Registration)
@@ -945,7 +946,8 @@ def left(world: World, me: int, thread: Thread, _: Any) -> None:
 
 @step
 def left_counted(world: World, me: int, thread: Thread, _: Any) -> None:
-    effects = world.machine.left(thread.n)
+    world.machine.pending = range(thread.n)  # type: ignore[assignment]
+    effects = world.machine.left()
     perform(world, me, effects, "given_up" if thread.dying else "check", n=0)
 
 
@@ -1348,7 +1350,8 @@ def was_read_counted(world: World, me: int, thread: Thread, _: Any) -> None:
     number = thread.port
     assert number is not None
     link = world.links[number]
-    effects = world.machine.was_read(world.registrations[number], thread.n, link.unread, link.outbox, world.paused)
+    world.machine.pending = range(thread.n)  # type: ignore[assignment]
+    effects = world.machine.was_read(world.registrations[number], link.unread, link.outbox, world.paused)
     parts = ["rearm"] if effects else []
     then(world, me, *parts, "pool_passes", arms=number if parts else None, n=0, port=None)
 

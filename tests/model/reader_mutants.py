@@ -162,11 +162,11 @@ def parks_in_silence(self: Reader) -> Effects:
     return NOTHING
 
 
-def leaves_in_silence(self: Reader, waiting: int) -> Effects:
+def leaves_in_silence(self: Reader) -> Effects:
     return NOTHING
 
 
-def leaves_others_unwatched(self: Reader, waiting: int) -> Effects:
+def leaves_others_unwatched(self: Reader) -> Effects:
     return NOTHING if self.unwatched else TO_ARM
 
 
@@ -220,19 +220,19 @@ def sleeps_on(world: World, call: int) -> None:
 
 
 def leaves_what_was_told(
-    self: Reader, registration: Registration, waiting: int, unread: bool, has_outbox: bool, paused: bool
+    self: Reader, registration: Registration, unread: bool, has_outbox: bool, paused: bool
 ) -> Effects:
     return NOTHING if registration.armed == READ else TO_ARM
 
 
 def reads_no_more(
-    self: Reader, registration: Registration, waiting: int, unread: bool, has_outbox: bool, paused: bool
+    self: Reader, registration: Registration, unread: bool, has_outbox: bool, paused: bool
 ) -> Effects:
     return NOTHING
 
 
 def trusts_a_decision_under_way(
-    self: Reader, registration: Registration, waiting: int, unread: bool, has_outbox: bool, paused: bool
+    self: Reader, registration: Registration, unread: bool, has_outbox: bool, paused: bool
 ) -> Effects:
     self.unwatched = False
     return TO_ARM if registration.again or unread or has_outbox or paused else NOTHING

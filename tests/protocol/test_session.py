@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.errors import ProtocolError
+from remora.protocol import session
 from remora.protocol.session import OWED_BYTES, OWED_MESSAGES, Session
+
+SOURCE = Path(session.__file__).parents[1]
+CHANGING = ("append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove")
 
 
 class End:
@@ -29,8 +35,9 @@ class End:
 
     def take(self, number: int, ack: int, text: str) -> None:
         self.session.acknowledged(ack)
-        if self.session.accept(number, len(text)):
+        if not self.session.is_repeated(number):
             self.delivered.append(text)
+            self.session.accept(number, len(text))
 
     def again(self, arrived: int) -> None:
         for number, text in self.session.resume(arrived):
@@ -98,11 +105,12 @@ def test_a_message_delivered_twice_by_the_link_is_delivered_once(plan: list[str]
 
 def test_a_gap_is_refused_and_changes_nothing() -> None:
     session: Session[str] = Session()
-    assert session.accept(1, 10)
+    session.accept(1, 10)
     with pytest.raises(ProtocolError, match="one is missing"):
-        session.accept(3, 10)
+        session.is_repeated(3)
     assert session.received == 1
-    assert session.accept(2, 10)
+    assert not session.is_repeated(2)
+    assert session.is_repeated(1)
 
 
 def test_a_message_is_sent_as_soon_as_it_is_kept() -> None:
@@ -163,3 +171,22 @@ def test_a_receiver_tells_by_itself_after_many_messages_or_many_bytes() -> None:
     assert not session.owes
     session.accept(OWED_MESSAGES + 1, OWED_BYTES)
     assert session.owes
+
+
+def test_no_other_part_changes_a_session() -> None:
+    """Its promises rest on the order of the writes in each method."""
+    changes: list[str] = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if path.name == "session.py" or not isinstance(node, ast.Attribute):
+                continue
+            is_written = isinstance(node.ctx, ast.Store) and node.attr in Session.__slots__ and _is_session(node.value)
+            kept = node.value
+            is_called = isinstance(kept, ast.Attribute) and kept.attr == "kept" and _is_session(kept.value)
+            if is_written or (is_called and node.attr in CHANGING):
+                changes.append(f"{path.name}:{node.lineno}")
+    assert changes == []
+
+
+def _is_session(node: ast.expr) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "session"

@@ -18,7 +18,7 @@ from remora.agent.peers import group_membership
 from remora.agent.peers.peer import Peer, State
 from remora.testing.world import World
 from remora.vocabulary.messages import MessageType
-from remora.wire.frames import Frame
+from remora.wire.frames import Body
 
 OWNER, LOST, SURVIVOR = 0, 1, 2
 MANY = 10
@@ -77,12 +77,12 @@ class Scene:
         agent = self.world[who].agent
         arrive = agent.peers.arrive
 
-        def arrive_late(sender: Peer, frame: Frame) -> Any:
+        def arrive_late(sender: Peer, body: Body) -> Any:
             if sender.id == LOST:
                 agent.pool.about_to_block()  # others are on watch then; readers do not wait, as a rule
                 self.reading.set()
                 assert self.go_on.wait(TIMEOUT)
-            return arrive(sender, frame)
+            return arrive(sender, body)
 
         agent.peers.arrive = arrive_late
 

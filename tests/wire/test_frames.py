@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from remora.errors import ProtocolError
 from remora.wire import frames, raw_memory
+from remora.wire.enclosed import Missing, Reason
 from remora.wire.frames import (
     ENDS,
     GUARD,
@@ -24,6 +25,8 @@ from remora.wire.frames import (
     FrameReader,
     lengths,
 )
+
+NO_MEMORY = Missing(Reason.NO_MEMORY)
 
 
 def encode(call: int, body: bytes, buffers: list[bytes]) -> bytes:
@@ -49,8 +52,8 @@ def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[Frame]:
 
 
 def contents(frame: Frame) -> tuple[int, bytes, list[bytes]]:
-    assert frame.buffers is not None
-    buffers = [bytes(raw_memory.storage_view(buffer)) if buffer.nbytes() else b"" for buffer in frame.buffers]
+    assert not isinstance(frame.enclosed.buffers, Missing)
+    buffers = [bytes(raw_memory.storage_view(buffer)) if buffer.nbytes() else b"" for buffer in frame.enclosed.buffers]
     body = bytes(frame.body)
     return frame.call, body[: len(body) - 8 * len(buffers)], buffers
 
@@ -87,7 +90,7 @@ def test_a_frame_that_does_not_fit_into_memory_is_skipped_and_the_next_one_arriv
     reader = FrameReader(1 << 16)
     monkeypatch.setattr(raw_memory, "allocate", refuse)
     large, small = feed(reader, encode(1, b"a", [b"z" * 300_000]) + encode(2, b"b", []), [7000])
-    assert large.buffers is None
+    assert large.enclosed.buffers == NO_MEMORY
     assert large.size > 300_000
     assert contents(small) == (2, b"b", [])
 
@@ -109,7 +112,7 @@ def test_a_body_that_does_not_fit_into_memory_is_skipped_with_its_buffers(
     )
     assert contents(first) == (1, b"a", [])
     assert large.call == 2
-    assert large.buffers is None
+    assert large.enclosed.buffers == NO_MEMORY
     assert contents(last) == (3, b"c", [b"d"])
 
 
@@ -126,7 +129,7 @@ def test_a_body_whose_growth_finds_no_memory_is_skipped_with_its_buffers(monkeyp
 
     monkeypatch.setattr(frames, "bytearray", refuse, raising=False)
     large, last = feed(FrameReader(), encode(2, b"z" * (9 << 20), [b"q" * 70_000]) + encode(3, b"c", []), [100_000])
-    assert (large.call, large.buffers, large.size) == (2, None, (9 << 20) + 8 + 70_000)
+    assert (large.call, large.enclosed.buffers, large.size) == (2, NO_MEMORY, (9 << 20) + 8 + 70_000)
     assert contents(last) == (3, b"c", [])
 
 
@@ -232,7 +235,7 @@ def test_a_buffer_that_no_memory_can_hold_is_skipped() -> None:
     """Its bytes would come for a day; the link goes on with them, or ends."""
     sizes = struct.pack("<Q", 1 << 43)
     (large,) = feed(FrameReader(), frames.encode(0x102, 0, 1, 1, 1, 0, 0.0, 8, sizes + bytes(100)), [1 << 18])
-    assert large.buffers is None
+    assert large.enclosed.buffers == NO_MEMORY
 
 
 def test_received_memory_belongs_to_the_tensor_alone() -> None:

@@ -16,6 +16,7 @@ from remora.testing.world import World
 from remora.vocabulary import messages
 from remora.vocabulary.messages import MESSAGES, Message, MessageType
 from remora.wire import ref_header
+from remora.wire.enclosed import NOTHING_ENCLOSED
 from remora.wire.frames import ASYNC, FAILED, RECORDED, REFERENCES, Frame, FrameReader
 from remora.wire.message_codec import decode, from_value
 from remora.wire.pickler import unpack
@@ -44,7 +45,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, bytes
 
     def take_down(self: FrameReader, n: int) -> list[Frame]:
         frames = received(self, n)
-        found.extend((frame.kind, frame.flags, bytes(frame.body)) for frame in frames if frame.buffers == ())
+        found.extend((frame.kind, frame.flags, bytes(frame.body)) for frame in frames if frame.enclosed is NOTHING_ENCLOSED)
         return frames
 
     monkeypatch.setattr(FrameReader, "received", take_down)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from remora.agent.calls.call_context import CallContext, Header
 from remora.agent.peers.peer import Peer
 from remora.rendezvous.record import WorkerRecord
-from remora.wire.frames import Frame
+from remora.wire.enclosed import Arrival
+from remora.wire.frames import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Hooks:
     """What an agent asks of the layers above. None of it is called before the agent has started."""
 
     worker: object  # the current worker on every thread of the agent
-    arrived: Callable[[Peer, Frame], Any]  # takes note of the references in a message
+    # Takes note of the references in the body of a message; returns the rest of the body, and the references.
+    arrived: Callable[[Peer, Body], tuple[Body, Arrival]]
     find_context: Callable[[Header], CallContext]  # the context that an arrived request belongs to
     spread_loss: Callable[[Peer, float], None]  # tells all others that a peer is dead, or silent for so many seconds
     is_listed: Callable[[WorkerRecord], bool]  # whether the list of the group has a worker

@@ -158,7 +158,7 @@ class Reader:
     """What the threads around one link say: who waits, who is counted on, and whether the poller need look."""
 
     __slots__ = (
-        "counted", "deferred", "deferred_long", "last_waiter_at", "low_priority", "notify_ids", "parked", "seen",
+        "counted", "deferred", "deferred_long", "last_waiter_at", "low_priority", "notify_ids", "parked", "pending", "seen",
         "stalled", "thresholds", "unwatched", "waiter_owned", "woken",
     )  # fmt: skip
 
@@ -167,9 +167,10 @@ class Reader:
         # Written by any thread; a reader reads the replies, or none is due.
         self.unwatched = False
         # Sets and dicts, changed by any thread in one operation each.
+        self.pending: dict[int, Any] = {}  # calls that are not answered
         self.low_priority: set[int] = set()  # calls whose replies may wait until a thread looks
         self.notify_ids: set[int] = set()  # calls whose replies must be noticed though no thread may come to read
-        self.parked: set[object] = set()  # threads that wait for futures and cannot read
+        self.parked: set[Any] = set()  # threads that wait for futures and cannot read
         self.deferred: dict[int, Any] = {}  # replies that were read, for the waiters that come for them
         self.deferred_long: dict[int, Any] = {}  # … for one look of the timer, at least
         # Written by waiters; by the timer only `counted` and `waiter_owned`.
@@ -241,9 +242,9 @@ class Reader:
         self.unwatched = False
         return TO_ARM_AGAIN
 
-    def left(self, waiting: int) -> Effects:
-        """A thread that read the reply to its own call has given the role back. `waiting`: calls that are not answered."""
-        if waiting > len(self.low_priority):
+    def left(self) -> Effects:
+        """A thread that read the reply to its own call has given the role back."""
+        if len(self.pending) > len(self.low_priority):
             self.unwatched = False
         return NOTHING if self.unwatched else TO_ARM  # (a new link was not armed while we had the role)
 
@@ -274,9 +275,9 @@ class Reader:
         self.stalled = None
         return TO_ARM_AND_WAKE
 
-    def was_read(self, registration: Registration, waiting: int, unread: bool, has_outbox: bool, paused: bool) -> Effects:
+    def was_read(self, registration: Registration, unread: bool, has_outbox: bool, paused: bool) -> Effects:
         """A pool thread has read, and given the role back. A thread that found it reading has parked."""
-        if waiting > len(self.low_priority):
+        if len(self.pending) > len(self.low_priority):
             self.unwatched = False
         if registration.armed == READ and not (registration.again or unread or has_outbox or self.unwatched or paused):
             return NOTHING

@@ -3,18 +3,20 @@
 A session outlives the connections that carry it. Each end numbers the messages it sends from 1, keeps each until the
 other end has said that it arrived, and after a reconnect says again what was kept and did not arrive:
 
-    S1  a message is delivered at most once        (`accept` refuses a number it has seen) S2  messages are delivered in
-    the order sent   (`accept` allows no gap) S3  nothing is forgotten before it arrived     (`acknowledged` drops up to
-    the number told, `resume` yields the rest) S4  what is kept is bounded                    (`full` tells the sender
-    to wait; the receiver tells early: `owes`)
+    S1  a message is delivered at most once           `is_repeated` knows the numbers that were delivered
+    S2  messages are delivered in the order sent      `is_repeated` allows no gap
+    S3  nothing is forgotten before it arrived        `acknowledged` drops up to the number told, `resume` returns the rest
+    S4  what is kept is bounded                       `full` tells the sender to wait; the receiver tells early: `owes`
 
 An acknowledgement rides in the header of any message that goes the other way; `owes` says when it must travel alone.
-Sending and receiving may run on two threads: the sender's fields and the receiver's fields are not shared, except that
-`acknowledged` (receiving) removes from the left of `kept` while `keep` (sending) adds to its right.
+Sending and receiving may run on two threads. Each field is written by one of them, except that `acknowledged` (receiving)
+removes from the left of `kept` while `keep` (sending) adds to its right: each is one operation on a deque, which is atomic.
+Other parts read the fields, and change them by these methods only.
 
 An exception from a signal handler may strike a thread in the midst of a step. So each step has one point, a single
 operation, before which nothing has happened and after which any thread can do the rest: a message is sent when it is in
-`kept` (`recover` derives the counts), and one has arrived when `received` says so. """
+`kept` (`recover` derives the counts), and one has arrived when `received` says so.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,24 @@ OWED_BYTES = 8 << 20  # less goes with the next message that is sent anyway, a r
 
 
 class Session(Generic[M]):
-    """Counts what is sent and received. `M` is whatever the transport needs to say a message again."""
+    """Counts what is sent and received. `M` is what the transport needs to say a message again."""
 
     __slots__ = ("acked", "acked_bytes", "kept", "kept_total", "limit", "owed_bytes", "received", "sent", "told")
 
     def __init__(self, limit: int = 64 << 20) -> None:
         self.limit = limit
-        self.sent = 0  # the number of the last message sent
-        self.acked = 0  # the last of ours that the peer says arrived
         # (number, bytes ever kept with it, message): sent, not known to have arrived.
         self.kept: deque[tuple[int, int, M]] = deque()
-        self.kept_total = 0  # bytes ever kept (sender's)
-        self.acked_bytes = 0  # bytes ever acknowledged (receiver's); their difference is what is kept now
-        self.received = 0  # the last of theirs that arrived
-        self.told = 0  # the last of theirs that we acknowledged
-        self.owed_bytes = 0  # bytes received since then
+        # Written by the thread that sends.
+        self.sent = 0  # the number of the last message sent
+        self.kept_total = 0  # bytes ever kept
+        self.told = 0  # the last message of the peer that we acknowledged
+        # Written by the thread that receives.
+        self.acked = 0  # the last of ours that the peer says arrived
+        self.acked_bytes = 0  # bytes ever acknowledged; `kept_total` less these is what is kept now
+        self.received = 0  # the last message of the peer that arrived
+        # Bytes received since `told`. Written by both threads: an acknowledgement comes a little early or late for that.
+        self.owed_bytes = 0
 
     # Sending.
 
@@ -59,7 +64,8 @@ class Session(Generic[M]):
         self.owed_bytes = 0
 
     def recover(self) -> bool:
-        """A sender was struck by an exception. True if that was in the midst of `keep`: the message is sent."""
+        """Put the counts right after an exception struck a sender. Return True if that was in the midst of `keep`: the
+        message is sent."""
         kept = self.kept
         if not kept or kept[-1][0] <= self.sent:
             return False
@@ -67,22 +73,22 @@ class Session(Generic[M]):
         return True
 
     def amend(self, number: int, message: M) -> None:
-        """The last message could not be sent whole: this is said in its place from now on."""
+        """Keep another message in the place of the last one, which could not be sent whole."""
         if self.kept and self.kept[-1][0] == number:
             self.kept[-1] = (number, self.kept[-1][1], message)
 
     @property
     def kept_bytes(self) -> int:
-        """How many bytes are waiting for the peer's word."""
+        """Return the number of bytes that the peer has not acknowledged."""
         return self.kept_total - self.acked_bytes
 
     @property
     def full(self) -> bool:
-        """Whether the sender should wait: the peer is slow, or away."""
+        """Return True if the sender should wait: the peer is slow, or away."""
         return self.kept_total - self.acked_bytes > self.limit
 
     def resume(self, arrived: int) -> list[tuple[int, M]]:
-        """The peer is back and has everything up to `arrived`: what must be said again, in order.
+        """Return what must be said again, in order, to a peer that is back and has everything up to `arrived`.
 
         It may have more by now: an acknowledgement on the old link can overtake what it said on the new one.
         """
@@ -93,24 +99,27 @@ class Session(Generic[M]):
 
     # Receiving.
 
-    def accept(self, number: int, size: int) -> bool:
-        """Whether to deliver message `number`; False for one that was delivered before."""
+    def is_repeated(self, number: int) -> bool:
+        """Return True if message `number` was delivered before. ProtocolError if it is not the next one either."""
         if number <= self.received:
-            return False
+            return True
         if number != self.received + 1:
             raise ProtocolError(f"message {number} arrived after {self.received}: one is missing")
+        return False
+
+    def accept(self, number: int, size: int) -> None:
+        """Count message `number` as delivered. It is the next one (`is_repeated`)."""
         self.received = number
         self.owed_bytes += size
-        return True
 
     def expect(self, upto: int) -> None:
-        """The peer says that it has sent everything up to `upto` before: if that is not here, it was lost on the
-        way."""
+        """Check that everything up to `upto`, which the peer says it has sent, is here. ProtocolError if some of it was lost
+        on the way."""
         if upto > self.received:
             raise ProtocolError(f"message {upto} was sent, but only {self.received} arrived: some are missing")
 
     def acknowledged(self, upto: int) -> None:
-        """The peer has everything up to `upto`. To do it again does no harm."""
+        """Drop what the peer has: everything up to `upto`. To do it again does no harm."""
         if upto < self.acked:
             return
         if upto > self.sent:
@@ -123,14 +132,18 @@ class Session(Generic[M]):
 
     @property
     def owes(self) -> bool:
-        """Whether an acknowledgement is due by itself, because nothing else carried it for long."""
+        """Return True if an acknowledgement is due by itself, because nothing else carried it for long."""
         return self.received - self.told >= OWED_MESSAGES or self.owed_bytes >= OWED_BYTES
 
     def telling(self) -> int:
-        """The acknowledgement to put into the header of what has no number."""
+        """Return the acknowledgement for the header of what has no number."""
         self.told = self.received
         self.owed_bytes = 0
         return self.received
+
+    def end(self) -> None:
+        """Drop what is kept: the peer will not hear it."""
+        self.kept.clear()
 
     def check(self) -> None:
         """Assert what must hold between any two steps."""

@@ -21,7 +21,7 @@ from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId
 from remora.vocabulary.ids import GloballyUniqueId
 from remora.wire import ref_header
-from remora.wire.frames import Frame
+from remora.wire.frames import Body
 from remora.wire.pack_scope import ForkData, PackScope
 
 NO_PARENT = -1
@@ -78,10 +78,11 @@ def deserialize(references: References, data: ForkData) -> Handle:
     return _adopt(references, data, references.agent.peers.find(data[5]), None)
 
 
-def arrive(references: References, sender: Peer, frame: Frame) -> Arrival:
-    """Make handles of the references in a message, before anything else is done with it."""
+def arrive(references: References, sender: Peer, body: Body) -> tuple[Body, Arrival]:
+    """Make handles of the references in a message, before anything else is done with it. Return its body without their
+    header, and the handles."""
     arrival = Arrival(references)
-    creates, forks, frame.body = ref_header.detach(frame.body)
+    creates, forks, rest = ref_header.detach(body)
     if creates is not None:
         value_on, value, fork_on, fork_id, script = creates
         rref, fork = GloballyUniqueId(value_on, value), GloballyUniqueId(fork_on, fork_id)
@@ -89,7 +90,7 @@ def arrive(references: References, sender: Peer, frame: Frame) -> Arrival:
     for data, incarnation, record in forks:
         owner = _record_of(record) if record else None
         arrival.handles.append(_adopt(references, data, sender, arrival, incarnation, owner))
-    return arrival
+    return rest, arrival
 
 
 def _record_of(data: bytes) -> WorkerRecord:

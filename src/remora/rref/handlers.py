@@ -7,7 +7,7 @@ from functools import partial
 
 from remora.agent.serving.dispatch import Request
 from remora.agent.serving.execution import Held
-from remora.errors import RemoraError
+from remora.errors import ProtocolError, RemoraError
 from remora.rref.codec import Arrival
 from remora.rref.references import References
 from remora.rref.value import Value
@@ -46,9 +46,11 @@ class RefHandlers:
 
     def _make(self, run: Callable[..., None], request: Request) -> None:
         """Run the function whose result becomes a value here; answer when it is there."""
-        arrival: Arrival = request.frame.arrival
+        arrival = request.frame.enclosed.arrival
+        if not isinstance(arrival, Arrival) or arrival.created is None:
+            request.unpack()  # raises, if what the message says of its references makes no sense
+            raise ProtocolError(f"{request.caller.name} asked for a value, and sent no reference to it")
         value = arrival.created
-        assert value is not None
 
         def finish(held: Held, error: BaseException | None) -> None:
             result = held.pop() if held else None

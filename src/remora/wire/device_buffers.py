@@ -25,6 +25,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import torch
@@ -40,6 +41,7 @@ Manifest = list[tuple[str, bytes | tuple[int, int]]]  # of each lot: where it ar
 Place = tuple[int, int]  # of a storage: its lot, and where in it
 
 _PROBE = "?"
+_NONE: Mapping[int, Upload] = MappingProxyType({})
 _LENGTH = struct.Struct("<I")
 _LOT = struct.Struct("<BBII")
 
@@ -223,8 +225,8 @@ class Landing:
 
     __slots__ = ("_found", "_lender", "_lots", "_trial", "_uploads")
 
-    def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] | None = None) -> None:
-        self._uploads = uploads or {}  # what was copied to its device as it came, by the number of the buffer
+    def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] = _NONE) -> None:
+        self._uploads = uploads  # what was copied to its device as it came, by the number of the buffer
         self._trial = manifest.pop() if manifest[-1][0].startswith(_PROBE) else None
         self._lots = [reference for _, reference in manifest]
         self._lender = lender

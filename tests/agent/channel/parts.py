@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from remora.agent.channel.flow_control import FlowControl
+from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Outbox
+from remora.protocol.reader import Reader
 from remora.protocol.session import Session
 from remora.transport.link import StreamLink
 from remora.wire.frames import GUARD, HEADER, HEADER_SIZE
@@ -76,7 +78,7 @@ class OutboxAlone(Outbox):
     def __init__(self) -> None:
         self.wire = FakeLink()
         self.told: list[str] = []
-        super().__init__("nobody", Session(), FlowControl(cast(Any, self)), self)
+        super().__init__("worker1", Session(), Reader(), FlowControl(cast(Any, self)), self)
         self.link = cast(StreamLink, self.wire)
 
     def want_link(self) -> None:
@@ -90,3 +92,8 @@ class OutboxAlone(Outbox):
 
     def link_failed(self, link: StreamLink, error: BaseException) -> None:
         self.told.append("link_failed")
+
+
+def opener() -> Opener:
+    """For messages that refer to nothing."""
+    return Opener("peer", None, cast(Any, None))

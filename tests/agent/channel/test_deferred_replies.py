@@ -11,7 +11,7 @@ from remora.agent.channel import deferred_replies
 from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.inbox import Handlers, Inbox
 from remora.agent.channel.pending_calls import PendingCalls
-from tests.agent.channel.parts import FakePool, OutboxAlone
+from tests.agent.channel.parts import FakePool, OutboxAlone, opener
 
 
 class FakeCall:
@@ -29,9 +29,9 @@ class Here:
 
     def __init__(self) -> None:
         self.outbox, self.pool = OutboxAlone(), FakePool()
-        handlers = Handlers(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None))
-        self.inbox = Inbox(self.outbox, PendingCalls(), cast(Any, self.pool), handlers)
-        self.deferred = DeferredReplies(self.inbox, self.outbox, cast(Any, self.pool))
+        handlers = Handlers(cast(Any, None), cast(Any, None), cast(Any, None))
+        self.inbox = Inbox(self.outbox, PendingCalls(self.outbox.reader), opener(), cast(Any, self.pool), handlers)
+        self.deferred = DeferredReplies(self.outbox.reader, self.inbox, self.outbox, cast(Any, self.pool))
         self.mine: list[int] = []
         self.left: list[int] = []
 
@@ -61,30 +61,30 @@ def test_what_has_nothing_to_unpickle_is_completed_at_once(here: Here) -> None:
 
 
 def test_while_waiters_own_the_channel_others_are_deferred_for_the_threads_that_come_for_them(here: Here) -> None:
-    here.outbox.waiter_owned = True
+    here.outbox.reader.waiter_owned = True
     calls: list[Any] = [FakeCall(1), FakeCall(2)]
     here.share_out(calls, [])
-    assert (here.mine, here.left, list(here.deferred.calls)) == ([], [], [1, 2])
+    assert (here.mine, here.left, list(here.outbox.reader.deferred)) == ([], [], [1, 2])
     here.deferred.come_for(calls[:1])
-    assert (here.mine, list(here.deferred.calls)) == ([1], [2])
+    assert (here.mine, list(here.outbox.reader.deferred)) == ([1], [2])
 
 
 @pytest.mark.parametrize("call", [FakeCall(1, heeded=True), FakeCall(1, quiet=False)])
 def test_but_not_those_that_run_code_of_the_program_or_that_a_thread_wants_to_hear_of(here: Here, call: Any) -> None:
-    here.outbox.waiter_owned = True
+    here.outbox.reader.waiter_owned = True
     here.share_out([call], [])
     assert here.left == [1]
 
 
 def test_nor_any_while_a_thread_is_parked(here: Here) -> None:
-    here.outbox.waiter_owned = True
+    here.outbox.reader.waiter_owned = True
     here.deferred.parked.add(cast(Any, object()))
     here.share_out([FakeCall(1)], [])
     assert here.left == [1]
 
 
 def test_what_no_thread_comes_for_goes_to_the_pool_after_two_looks(here: Here) -> None:
-    here.outbox.waiter_owned = True
+    here.outbox.reader.waiter_owned = True
     here.share_out([FakeCall(1)], [])
     here.deferred.pass_on()
     assert here.left == []

@@ -10,8 +10,9 @@ from remora.agent.channel.inbox import ACK, DAMAGE_LIMIT, PING, Handlers, Inbox,
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
 from remora.errors import ProtocolError
+from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
 from remora.wire.frames import Frame
-from tests.agent.channel.parts import CALL, REPLY, FakeLink, FakePool, OutboxAlone
+from tests.agent.channel.parts import CALL, REPLY, FakeLink, FakePool, OutboxAlone, opener
 
 
 class Noted:
@@ -23,14 +24,13 @@ class Noted:
         self.errors: list[BaseException] = []
         self.pool = FakePool()
         self.outbox = OutboxAlone()
-        self.calls = PendingCalls()
+        self.calls = PendingCalls(self.outbox.reader)
         handlers = Handlers(
-            lambda frame: None,
             lambda frame: self.requests.append(frame.number),
             lambda frame: self.said.append(frame.number),
             lambda registration, error: self.errors.append(error),
         )
-        self.inbox = Inbox(self.outbox, self.calls, cast(Any, self.pool), handlers)
+        self.inbox = Inbox(self.outbox, self.calls, opener(), cast(Any, self.pool), handlers)
         self.registration = Registration(cast(Any, FakeLink()), lambda registration, events: None)
         self.inbox.registration = self.registration
 
@@ -116,3 +116,22 @@ def test_a_thread_that_finds_another_one_sorting_leaves_it_to_that_one(noted: No
     with noted.inbox.sorting:
         noted.receive(frame(1))
     assert (noted.requests, noted.registration.again) == ([], True)
+
+
+@pytest.mark.parametrize(("messages", "size"), [(OWED_MESSAGES, 1), (1, OWED_BYTES)])
+def test_an_acknowledgement_travels_alone_after_many_messages_or_many_bytes(
+    noted: Noted, messages: int, size: int
+) -> None:
+    for number in range(1, messages + 1):
+        assert (noted.inbox.session.owes, noted.pool.tasks) == (False, [])
+        noted.receive(Frame(CALL, 0, number, number, 0, 0.0, b"", size))
+    assert noted.inbox.session.owes
+    assert noted.pool.tasks == [noted.inbox._acknowledge]
+
+
+def test_a_message_that_comes_twice_is_handled_once(noted: Noted) -> None:
+    for number in (1, 2, 2, 1, 3):
+        noted.receive(frame(number))
+        noted.inbox.session.check()
+    assert noted.requests == [1, 2, 3]
+    assert noted.inbox.session.owed_bytes == 30

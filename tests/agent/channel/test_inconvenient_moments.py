@@ -363,8 +363,8 @@ class Interrupting(dict[int, Any]):
 
 def test_replies_that_were_read_before_ctrl_c_struck_are_not_lost(me: str) -> None:
     channel = outgoing(me)
-    channel.pending = channel.calls.waiting = pending = Interrupting(channel.pending)
-    for part in (channel.inbox, channel.pool_reads, channel.waiter_reads):
+    channel.pending = channel.calls.waiting = channel.reader.pending = pending = Interrupting(channel.pending)
+    for part in (channel.inbox, channel.waiter_reads):
         part._pending = pending
     registration = channel.inbox.registration
     assert registration is not None

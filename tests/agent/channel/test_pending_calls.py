@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from remora.agent.calls.call import Call
 from remora.agent.channel.pending_calls import PendingCalls
+from remora.protocol.reader import Reader
 
 
 class FakeCall:
@@ -26,7 +27,7 @@ class FakeCall:
 
 
 def calls_with(*numbers: int) -> tuple[PendingCalls, list[Any]]:
-    calls, made = PendingCalls(), [FakeCall(number) for number in numbers]
+    calls, made = PendingCalls(Reader()), [FakeCall(number) for number in numbers]
     calls.waiting.update((each.id, cast(Call, each)) for each in made)
     return calls, made
 

@@ -349,8 +349,8 @@ class Lock:
     def take(self) -> bool:
         return False
 
-    def holder(self) -> int:
-        return -1
+    def holder(self) -> int | None:
+        return -1 if self.locked() else None
 
     def locked(self) -> bool:
         self.armed_at_the_look.append(self.channel.inbox.registration.armed)

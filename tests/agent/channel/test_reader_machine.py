@@ -1,4 +1,5 @@
-"""The parts of a channel decide as `remora.protocol.reader` does: the same events, and the same is asked of the poller.
+"""The parts of a channel tell `remora.protocol.reader` what happens, and do what it asks: beside a second machine that is
+told the same events, the same is asked of the poller. What they decide themselves, inlined, they decide as it does.
 
 One thread plays all roles. A waiter that reads is a real call of `await_reply` or `attend`; while it waits at the link,
 the events that follow happen. What happens within a step is not compared, nor are the end and a link that breaks.
@@ -26,6 +27,7 @@ from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.registration import Registration
 from remora.agent.channel.waiter_owned import WaiterOwned
 from remora.agent.channel.waiter_reads import WaiterReads
+from remora.options import FAST_PATHS
 from remora.protocol import reader
 from remora.protocol.reader import (
     ARM,
@@ -45,7 +47,7 @@ from remora.protocol.reader import (
 from remora.wire.frames import Frame
 from tests.agent.channel.parts import FakeLink
 
-pytestmark = pytest.mark.skipif(not waiter_owned.MEMORY, reason="turned off")
+pytestmark = pytest.mark.skipif(not FAST_PATHS.waiter_owned, reason="turned off")
 EVENTS = (
     "sent", "async", "notified", "parked", "unparked", "sync", "future", "left", "readable", "request", "room", "full",
     "tick", "round", "later",
@@ -80,6 +82,11 @@ class Link(FakeLink):
 
     def flush(self) -> None:
         self.outbox.clear()
+
+
+def state(machine: Reader) -> tuple[object, ...]:
+    roles = machine.seen, machine.stalled, machine.woken
+    return (machine.unwatched, machine.waiter_owned, machine.counted, *[role is None for role in roles])
 
 
 class Both:
@@ -173,10 +180,9 @@ class Both:
         self._compare(event)
 
     def _compare(self, event: str) -> None:
-        reads, machine = self.channel.pool_reads, self.machine
+        mine, machine = self.channel.reader, self.machine
         assert self.asked == self.expected, event
-        mine = (reads.unwatched, self.channel.waiter_owned, reads._stalled is None, reads._seen is None)
-        assert mine == (machine.unwatched, machine.waiter_owned, machine.stalled is None, machine.seen is None), event
+        assert state(mine) == state(machine), event
         registered = (self.registration.armed, self.registration.again)
         assert registered == (self.known.armed, self.known.again), event
         assert (self.channel in self.owned._owned) == machine.counted, event
@@ -234,7 +240,8 @@ class Both:
         if is_future:
             self._perform(self.machine.left_async(bool(self.link.outbox)))
         else:
-            self._perform(self.machine.left(len(self.channel.pending)))
+            self.machine.pending = self.channel.pending
+            self._perform(self.machine.left())
 
     def _sync(self) -> None:
         self._wait(self.channel.await_reply, False)
@@ -260,7 +267,8 @@ class Both:
                 self._perform((ARM,))
                 return
             self._perform(self.machine.replaced(self.holder, has_met))
-        self._perform(self.machine.was_read(self.known, len(self.channel.pending), False, False, False))
+        self.machine.pending = self.channel.pending
+        self._perform(self.machine.was_read(self.known, False, False, False))
 
     def _request(self) -> None:
         if self.holder is None or self.machine.may_replace(self.holder):
@@ -327,13 +335,13 @@ def test_the_disposal_of_a_reply(flags: tuple[bool, ...]) -> None:
     done: list[Effect] = []
     call: Any = SimpleNamespace(id=1, quiet=is_quiet, has_nothing=is_empty, heeded=is_notified)
     call.finish = lambda: done.append(COMPLETE)
-    both.channel.outbox.waiter_owned = both.machine.waiter_owned = is_owned
+    both.channel.reader.waiter_owned = both.machine.waiter_owned = is_owned
     if is_parked:
         both._parked()
     both.asked.clear()
     both.channel.inbox.answered.append(call)
     both.channel.deferred.share_out((call,) if is_mine else ())
-    if call.id in both.channel.deferred.calls:
+    if call.id in both.channel.reader.deferred:
         done.append(DEFER)
     done += [POOL] * len(both.asked)
     assert done == [both.machine.disposal(is_quiet, is_empty, is_mine, is_notified)]
@@ -342,26 +350,30 @@ def test_the_disposal_of_a_reply(flags: tuple[bool, ...]) -> None:
 # A test that compares must see a difference: each of these changes of the agent is found.
 
 MUTANTS: list[tuple[type, str, str, str]] = [
-    (PoolReads, "unwatch", "self.unwatched = True", "pass"),
-    (PoolReads, "watch", "self.unwatched or again", "again"),
-    (PoolReads, "watch", "registration.again or again", "registration.again"),
-    (PoolReads, "tick", "holder is self._seen", "True"),
-    (PoolReads, "tick", "self._stalled = holder", "pass"),
-    (PoolReads, "_is_read", "return True", "return False"),
-    (PoolReads, "_read_instead", "self._stalled = None", "pass"),
-    (PoolReads, "_read_instead", "inbox.look_up()", "pass"),
-    (PoolReads, "ready", "registration.again = True", "pass"),
-    (PoolReads, "ready", "self.unwatched = False", "pass"),
-    (PoolReads, "_arm", "WRITE if", "0 if"),
-    (Registration, "ask", "or self.again", ""),
-    (WaiterReads, "_leave", "or self._parked", ""),
-    (WaiterReads, "_leave", "or self._calls.notify_ids", ""),
-    (WaiterReads, "_leave", "not self._outbox.waiter_owned or", ""),
-    (WaiterReads, "await_reply", "reads.unwatched = False", "pass"),
-    (WaiterReads, "await_reply", "inbox.look_up()", "pass"),
+    (PoolReads, "unwatch", "self.perform(self._reader.sent())", "self._reader.sent()"),
+    (PoolReads, "unwatch", "not self._reader.unwatched", "self._reader.unwatched"),
+    (PoolReads, "tick", "self.perform(self._reader.tick(holder))", "self._reader.tick(holder)"),
+    (PoolReads, "tick", "if self._calls.waiting else None", "and None"),
+    (PoolReads, "perform", "registration.again = True", "pass"),
+    (PoolReads, "perform", "self._inbox.look_up()", "pass"),
+    (PoolReads, "perform", "self.update(registration)", "pass"),
+    (PoolReads, "_read_instead", "self.perform(reader.replaced(", "bool(reader.replaced("),
+    (PoolReads, "_read_instead", "!= received", "== received"),
+    (PoolReads, "_take_turn", "registration.again = True", "pass"),
+    (PoolReads, "ready", "registration.told(events, self._poller.lasts)", "pass"),
+    (PoolReads, "ready", "self.update(registration)", "pass"),
+    (PoolReads, "_arm", "link.outbox_bytes > 0", "False"),
+    (PoolReads, "_arm", "inbox.reading.holder()", "None"),
+    (WaiterReads, "_leave", "self._pool_reads.perform(", "bool("),
+    (WaiterReads, "await_reply", "reads.perform(effects)", "pass"),
+    (WaiterReads, "await_reply", "reads.perform(self._reader.left_to_frame_below())", "pass"),
+    (WaiterReads, "attend", "self._pool_reads.perform(self._reader.left_to_frame_below())", "pass"),
     (WaiterReads, "attend", "self._pool_reads.update(registration)", "pass"),
-    (WaiterReads, "give_back_to_poller", "self._pool_reads.watch(again=True)", "pass"),
-    (WaiterOwned, "expect", "channel.watch()", "pass"),
+    (WaiterReads, "attend", "self._reader.came(monotonic())", "pass"),
+    (WaiterReads, "perform", "self._pool_reads.perform((effect,))", "pass"),
+    (WaiterOwned, "expect", "channel.perform(effects)", "pass"),
+    (WaiterOwned, "expect", "channel.perform(reader.owned())", "pass"),
+    (WaiterOwned, "_look", "channel.give_back_to_poller()", "pass"),
 ]
 
 

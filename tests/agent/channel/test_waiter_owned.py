@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,16 +17,18 @@ from remora import rpc
 from remora.agent.agent import Agent
 from remora.agent.calls.call import Call
 from remora.agent.calls.future import when_done
-from remora.agent.channel import outbox, waiter_owned
+from remora.agent.channel import outbox
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.waiter_owned import WaiterOwned
 from remora.agent.peers.failure_detector import FailureDetector
+from remora.options import FAST_PATHS
+from remora.protocol.reader import USUAL
 from remora.wire.pickler import pack
 from tests.agent.alone import wait_until
 
-pytestmark = pytest.mark.skipif(not waiter_owned.MEMORY, reason="turned off")
+pytestmark = pytest.mark.skipif(not FAST_PATHS.waiter_owned, reason="turned off")
 SOON = 2.0  # seconds: much longer than what is expected, much shorter than the tick or a read that nothing ends
 ran: list[object] = []
 unpickled_on: list[int] = []
@@ -91,14 +94,15 @@ def agent() -> Agent:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks after the channel meanwhile: what is seen is seen because somebody asked."""
 
     def later(self: WaiterOwned) -> None:
         self._timers.soon(0.05, lambda: self._look())
 
     monkeypatch.setattr(WaiterOwned, "_look", later)
-    monkeypatch.setattr(waiter_owned, "MEMORY", 60.0)
+    for peer in agent().peers.all():
+        monkeypatch.setattr(peer.outgoing.reader, "thresholds", replace(USUAL, memory=60.0))
     monkeypatch.setattr(FailureDetector, "tick", lambda self, now: None)
 
 
@@ -267,11 +271,11 @@ def test_a_reply_that_another_thread_puts_aside_while_its_own_begins_to_wait(
         assert not channel.pending
 
     monkeypatch.setattr(DeferredReplies, "come_for", late)
-    channel.deferred.calls[0] = Call(agent().peers.find(me), "another")  # so that there is reason to look
+    channel.reader.deferred[0] = Call(agent().peers.find(me), "another")  # so that there is reason to look
     try:
         assert second.wait(SOON).number == 2
     finally:
-        del channel.deferred.calls[0]
+        del channel.reader.deferred[0]
     assert not channel.parked
 
 
@@ -323,9 +327,10 @@ def test_callbacks_of_a_collection_do_not_run_on_a_thread_that_waits(me: str) ->
 
 
 @pytest.fixture
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+def trusting(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who came once is counted on for ever."""
-    monkeypatch.setattr(waiter_owned, "MEMORY", 60.0)
+    for peer in agent().peers.all():
+        monkeypatch.setattr(peer.outgoing.reader, "thresholds", replace(USUAL, memory=60.0))
 
 
 def test_calls_that_wait_to_be_written_are_written(me: str, trusting: None) -> None:
@@ -380,7 +385,7 @@ def test_a_worker_that_ends_leaves_no_future_behind(me: str, patient: None, grac
     *rest, last = [rpc.rpc_async(me, witness, (n,)) for n in range(1, 7)]
     last.wait(20.0)
     read_all(me)
-    assert channel.deferred.calls
+    assert channel.reader.deferred
     rpc.shutdown(graceful)
     wait_until(lambda: all(future.done() for future in rest), SOON)
     assert [future.value().number for future in rest] == [1, 2, 3, 4, 5]

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from remora.agent.channel.bulk import BulkOutbox
-from remora.agent.memory.late_fill import LateMessages
+from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.transport.shm import lender as shm
 from remora.vocabulary.ids import WorkerKey
+from remora.wire.enclosed import Missing, Reason
 from remora.wire.frames import SHARED, Frame
 from remora.wire.packed import Packed
 from remora.wire.pickler import pack, unpack
@@ -49,20 +50,26 @@ def sharing_at(lender: shm.Lender, now: Callable[[], float]) -> PeerSharedMemory
 def arrive(body: bytes) -> Frame:
     """What the other side has of a message."""
     frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
-    sharing(shm.Lender(0)).borrow(frame)
-    assert frame.buffers is not None
-    return frame
+    opened = sharing(shm.Lender(0)).borrow(frame, {})
+    assert not isinstance(opened.enclosed.buffers, Missing)
+    return opened
 
 
 def filled(frame: Frame) -> bool:
     """Whether its memory is there."""
-    assert frame.filling is not None
-    return bool(frame.filling.wait(0.0) == "")
+    assert frame.enclosed.late is not None
+    return frame.enclosed.late.wait(0.0) == ""
+
+
+def is_settled(frame: Frame) -> bool:
+    """Whether there is nothing to wait for."""
+    late = frame.enclosed.late
+    return late is None or (isinstance(late, LateMemory) and late.settled)
 
 
 def value_of(frame: Frame) -> torch.Tensor:
-    assert frame.buffers is not None
-    found: torch.Tensor = unpack(frame.body, frame.buffers)
+    assert not isinstance(frame.enclosed.buffers, Missing)
+    found: torch.Tensor = unpack(frame.body, frame.enclosed.buffers)
     return found
 
 
@@ -93,14 +100,14 @@ def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_be
     mine = sharing(lender)
     body, fill = lent_late(mine)
     frame = arrive(body)
-    assert frame.filling is not None
+    assert frame.enclosed.late is not None
     fill()
     assert filled(frame)
     assert torch.equal(value_of(frame), SENT)
     lent = mine.lend(pack(PLENTY))
     assert lent is not None
     assert lent[1] is None
-    assert arrive(lent[0]).filling.settled
+    assert is_settled(arrive(lent[0]))
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -119,19 +126,18 @@ def test_ctrl_c_does_not_leave_it_half_filled(
 
 def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
     body, fill = lent_late(sharing(lender))
-    frame = arrive(body)
+    frames = [arrive(body)]
     real = lender.filled
 
     def interrupted(*_: Any) -> None:
-        value_of(frame).fill_(7)
+        value_of(frames[0]).fill_(7)
         monkeypatch.setattr(lender, "filled", real)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lender, "filled", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fill()
-    assert value_of(frame).eq(7).all()
-    frame.buffers = None
+    assert value_of(frames.pop()).eq(7).all()
     lender.take_back(shm.loans_in(body[-8 - shm.REFERENCE.size - shm.PLACE.size : -8]), WorkerKey(1, "there"), 0.0)
     assert lender.counts()[1] == 0, "it can be lent again"
 
@@ -170,9 +176,9 @@ def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "open", refuse)
-    theirs.borrow(frame)
+    opened = theirs.borrow(frame, {})
     monkeypatch.undo()
-    assert frame.buffers is None, "for this one it is too late"
+    assert opened.enclosed.buffers == Missing(Reason.NO_MEMORY), "for this one it is too late"
     mine.take_back(theirs.returns())
     assert lender.counts()[1] == 0
     assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
@@ -198,7 +204,7 @@ def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: s
     body, fill = lent_late(mine)
     frame = arrive(body)
     mine.trim(now[0])
-    assert not frame.filling.settled, "its sender may be about to do it"
+    assert not is_settled(frame), "its sender may be about to do it"
     mine.trim(now[0] + 1.0)
     assert filled(frame)
     assert torch.equal(value_of(frame), SENT)

@@ -20,6 +20,7 @@ from remora.errors import CallNotSent, CallTimeout, SerializationError
 from remora.options import check_timeout
 from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
+from remora.wire.enclosed import NOTHING_ENCLOSED, Missing
 from remora.wire.frames import FAILED, RECORDED, Frame
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.pickler import pack, unpack
@@ -130,7 +131,7 @@ class Call:
             raise self.failure
         frame = self.reply
         assert frame is not None
-        if not frame.flags and frame.buffers == ():
+        if not frame.flags and frame.enclosed is NOTHING_ENCLOSED:
             try:
                 return None if frame.body == _NONE else unpack(frame.body)
             except MemoryError:
@@ -139,16 +140,17 @@ class Call:
                 raise call_errors.unreadable(self.what, self.peer, error) from error
         if frame.flags & FAILED:
             raise exceptions.load(bytes(frame.body), self.peer.name)
-        if frame.buffers is None:
-            raise call_errors.result_missing(self.what, self.peer, frame)
-        problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
+        buffers, _, landing, arrival, late = frame.enclosed
+        if isinstance(buffers, Missing):
+            raise call_errors.result_missing(self.what, self.peer, frame, buffers)
+        problem = "" if late is None else late.wait(self.deadline)
         if problem:
             if self.deadline <= self.peer.now() and not self.peer.gone:
                 raise self.timed_out()
             raise call_errors.tensors_missing(self.what, self.peer, problem)
-        scope = UnpackScope(self.peer, frame.arrival, frame.landing)
+        scope = UnpackScope(self.peer, arrival, landing)
         try:
-            value = unpack(frame.body, frame.buffers, scope)
+            value = unpack(frame.body, buffers, scope)
         except MemoryError:
             raise call_errors.too_large(self.what, self.peer, frame) from None
         except SerializationError as error:
@@ -164,7 +166,7 @@ class Call:
         frame = self.reply
         if self.failure is not None:
             return self.failure  # as it is: raised here, it would keep the frames of the caller
-        if frame is not None and frame.buffers is not None and not frame.flags & FAILED:
+        if frame is not None and not frame.flags & FAILED and not isinstance(frame.enclosed.buffers, Missing):
             return None
         try:
             self.value()
@@ -175,7 +177,7 @@ class Call:
     def finish(self) -> None:
         """Pass the outcome of an asynchronous call on. May run code of the program. Of several threads that try, one
         does it; if that one is struck by an exception of a signal handler, another one can."""
-        late = None if self.reply is None else self.reply.filling
+        late = None if self.reply is None else self.reply.enclosed.late
         if late is not None and not late.settled_or_later(self.deadline, self.finish):
             return  # it is passed on when its tensors are there
         future, on_settled = self.future, self.on_settled

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from remora.agent.calls.peer_info import PeerInfo
 from remora.errors import CallOutcomeUnknown, CallTimeout, RemoraError, SerializationError, WorkerLost
-from remora.wire.frames import SHARED, Frame
+from remora.wire.enclosed import Missing, Reason
+from remora.wire.frames import Frame
 
 GIVEN, DEFAULT, INHERITED = "given", "default", "inherited"  # where a deadline comes from
 
@@ -31,13 +32,15 @@ def tensors_missing(what: str, peer: PeerInfo, problem: str) -> RemoraError:
     return CallOutcomeUnknown(f"{what}: it ran and was answered, but its tensors did not come: {problem}")
 
 
-def result_missing(what: str, peer: PeerInfo, frame: Frame) -> RemoraError:
-    """The reply is here, and the memory that it refers to is not."""
-    if frame.flags & SHARED:
-        return WorkerLost(
-            f"{what}: it was answered, but the answer is in memory of {peer.name} that cannot be had any more"
-        )
-    return too_large(what, peer, frame)
+def result_missing(what: str, peer: PeerInfo, frame: Frame, missing: Missing) -> RemoraError:
+    """The reply is here, and cannot be unpacked."""
+    if missing.reason is Reason.NO_MEMORY:
+        return too_large(what, peer, frame)
+    if missing.reason is Reason.DAMAGED:
+        return SerializationError(f"{what}: it was answered, but {missing.details}")
+    return WorkerLost(
+        f"{what}: it was answered, but the answer is in shared memory of {peer.name} that {peer.me} could not map"
+    )
 
 
 def too_large(what: str, peer: PeerInfo, frame: Frame) -> SerializationError:

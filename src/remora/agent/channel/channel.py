@@ -9,6 +9,7 @@ The parts of a channel, each of which knows those above it:
 
     PendingCalls      calls that are not answered
     FlowControl       how much of the peer's requests is taken on
+    Opener            gives a message what its body refers to: shared memory, device memory, references
     Outbox            numbers, keeps and writes messages; BulkOutbox, those with buffers
     Inbox             reads the link, and handles what came
     PoolReads         has the poller tell the pool of what comes, unless a waiting thread reads
@@ -23,6 +24,7 @@ go.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -33,6 +35,7 @@ from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.flow_control import FlowControl
 from remora.agent.channel.function_table import Announced, Heard
 from remora.agent.channel.inbox import Handlers, Inbox
+from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Kept, Large, Outbox
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.pool_reads import PoolReads
@@ -42,13 +45,18 @@ from remora.agent.fault_hooks import REMADE, injector_of, interposed
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent
+from remora.options import FAST_PATHS
+from remora.protocol.reader import USUAL, Reader
 from remora.protocol.session import Session
 from remora.transport.link import StreamLink, process_at
 from remora.transport.poller import Poller
 from remora.vocabulary.messages import MessageType
-from remora.wire.frames import Frame, encode
+from remora.wire.enclosed import Arrival
+from remora.wire.frames import Body, Frame, encode
 
 PING, VOID = int(MessageType.PING), int(MessageType.VOID)
+# Of the reader: without the fast path, no thread is counted on.
+THRESHOLDS = USUAL if FAST_PATHS.waiter_owned else replace(USUAL, memory=0.0)
 CLOSING = 1.0  # seconds for which a channel that is closed waits for a thread that sorts what came
 LETTING_GO = 0.2  # seconds for which the pool waits to close a link
 
@@ -58,7 +66,7 @@ class Owner(Protocol):
 
     @property
     def incoming(self) -> Channel | None: ...
-    def arrive(self, channel: Channel, frame: Frame) -> Any: ...
+    def arrive(self, channel: Channel, body: Body) -> tuple[Body, Arrival]: ...
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
     def lost(self, channel: Channel, error: BaseException) -> None: ...
@@ -77,7 +85,8 @@ class Channel:
         "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "await_reply", "calls", "deferred",
         "dialled", "enqueue", "ever_connected", "expect", "flow_control", "flush", "forget", "give_back",
         "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "look_up", "lost_at", "low_priority",
-        "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "pool_reads", "reading",
+        "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "perform", "pool_reads",
+        "reader", "reading",
         "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced", "session",
         "session_id", "sorting", "take", "takes_in", "unsent_bytes", "unwatch", "wait_for_room", "waiter_reads", "watch",
         "writing",
@@ -85,11 +94,10 @@ class Channel:
 
     closed: bool = _of("outbox.closed")
     full: bool = _of("outbox.full")
-    last_waiter_at: float = _of("waiter_reads.last_waiter_at")
     link: StreamLink | None = _of("outbox.link")
     paused: bool = _of("flow_control.paused")  # we do not read from this peer for now: what it says meanwhile is not heard
     unwritten: bool = _of("outbox.unwritten")
-    waiter_owned: bool = _of("outbox.waiter_owned")
+    waiter_owned: bool = _of("reader.waiter_owned")
 
     def __init__(
         self,
@@ -110,16 +118,18 @@ class Channel:
         self._owner = owner
         self._pool = pool
         self._poller = poller
-        self.calls = calls = PendingCalls()
+        self.reader = reader = Reader(THRESHOLDS)
+        self.calls = calls = PendingCalls(reader)
         self.flow_control = FlowControl(self)  # of the requests that come in
-        self.outbox = outbox = Outbox(peer, self.session, self.flow_control, self, sharing)
+        self.outbox = outbox = Outbox(peer, self.session, reader, self.flow_control, self, sharing)
         self.announced = Announced(outbox)  # functions of calls that go out
         self.heard = Heard()  # and of those that come in
-        handlers = Handlers(partial(owner.arrive, self), owner.requests_on(self), partial(owner.word, self), self._broken)
-        self.inbox = inbox = Inbox(outbox, calls, pool, handlers)
-        self.pool_reads = reads = PoolReads(inbox, outbox, calls, poller, self._broken)
-        self.deferred = deferred = DeferredReplies(inbox, outbox, pool)
-        self.waiter_reads = waiters = WaiterReads(inbox, outbox, calls, reads, deferred, pool, owner)
+        opener = Opener(peer, sharing, partial(owner.arrive, self))
+        handlers = Handlers(owner.requests_on(self), partial(owner.word, self), self._broken)
+        self.inbox = inbox = Inbox(outbox, calls, opener, pool, handlers)
+        self.pool_reads = reads = PoolReads(reader, inbox, outbox, calls, poller, self._broken)
+        self.deferred = deferred = DeferredReplies(reader, inbox, outbox, pool)
+        self.waiter_reads = waiters = WaiterReads(reader, inbox, outbox, calls, reads, deferred, pool, owner)
 
         # What others use of the parts. Bound once: a method of ours that calls theirs would cost a frame for each message.
         self.pending, self.low_priority, self.notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
@@ -137,6 +147,7 @@ class Channel:
         self.await_reply, self.attend, self.notify = waiters.await_reply, waiters.attend, waiters.notify
         self.in_midst, self.takes_in = waiters.in_midst, waiters.takes_in
         self.pass_on, self.give_back_to_poller = deferred.pass_on, waiters.give_back_to_poller
+        self.perform = waiters.perform
 
     # What the outbox and flow control tell us.
 
@@ -191,10 +202,6 @@ class Channel:
         self.pool_reads.tick()
         self.waiter_reads.tick()
 
-    def own_by_waiters(self) -> None:
-        """Threads come to wait again and again: from here on they read and write (`remora.agent.channel.waiter_owned`)."""
-        self.outbox.waiter_owned = True
-
     # Links come and go.
 
     def attach(self, link: StreamLink, arrived: int, leftover: bytes = b"") -> None:
@@ -216,7 +223,7 @@ class Channel:
                 # The poller knows the link before any other thread can see it: the tick may arm it from here on, and
                 # arming what the poller does not know yet is lost, while `armed` says that it is done.
                 self._poller.add(registration)
-                self.pool_reads.unwatched = False
+                self.reader.watch()  # (it is armed below)
                 self.inbox.registration = registration
                 self.outbox.link = link
                 self.ever_connected = True

@@ -15,6 +15,7 @@ from remora.agent.channel.completion import have_settled, settle
 from remora.agent.channel.inbox import Inbox
 from remora.agent.channel.outbox import Outbox
 from remora.agent.runtime.pool import WorkerPool
+from remora.protocol.reader import Reader
 
 
 class DeferredReplies:
@@ -23,15 +24,19 @@ class DeferredReplies:
     A thread that defers one does so, then looks whether a thread is parked or notified. A thread that parks, or wants to be
     notified, says so, then looks whether the reply is deferred. So the second of the two sees the first. """
 
-    __slots__ = ("_inbox", "_outbox", "_pool", "calls", "long", "parked")
+    __slots__ = ("_inbox", "_outbox", "_pool", "_reader", "parked")
 
-    def __init__(self, inbox: Inbox, outbox: Outbox, pool: WorkerPool) -> None:
+    def __init__(self, reader: Reader, inbox: Inbox, outbox: Outbox, pool: WorkerPool) -> None:
+        self._reader = reader  # it keeps the calls: `deferred`, and those that one look of the timer saw, `deferred_long`
+        self.parked: set[Sleeper] = reader.parked
         self._inbox = inbox
         self._outbox = outbox
         self._pool = pool
-        self.calls: dict[int, Call] = {}
-        self.long: dict[int, Call] = {}  # … for one look of `WaiterOwned`, at least
-        self.parked: set[Sleeper] = set()  # threads that wait for futures, and found that they could not read
+
+    @property
+    def has_some(self) -> bool:
+        """Return True if some call is deferred."""
+        return bool(self._reader.deferred or self._reader.deferred_long)
 
     def share_out(self, calls: Collection[Call]) -> None:
         """What was answered goes to the thread, if it came for that, or there is nothing to unpickle; or to others."""
@@ -46,34 +51,37 @@ class DeferredReplies:
         empty: list[Call] = []
         mine: list[Call] = []
         others: list[Call] = []
-        outbox = self._outbox
+        reader = self._reader
+        # `Reader.disposal` for each, inlined: most need not be looked for in `calls`, which may be long
+        # (`test_the_disposal_of_a_reply` compares the two).
         for each in answered:
             if each.quiet and each.has_nothing:
                 empty.append(each)
             elif each.quiet and each in calls:
                 mine.append(each)
-            elif each.heeded or not each.quiet or not outbox.waiter_owned or self.parked:
+            elif each.heeded or not each.quiet or not reader.waiter_owned or self.parked:
                 others.append(each)
             else:
-                self.calls[each.id] = each
+                reader.deferred[each.id] = each
                 if each.heeded and self.took(each):  # meanwhile
                     others.append(each)
         settle(empty)
         rest = mine[1:]  # to unpickle the first may take long, or wait for a thread that waits for another
         for each in rest:
-            self.calls[each.id] = each
+            reader.deferred[each.id] = each
         others += [each for each in rest if (each.heeded or self.parked) and self.took(each)]
         if others:
             have_settled(self._pool, others)
         self._inbox.have_passed(answered)  # before code of the program runs, which may take long
         settle(mine[:1])
         self.come_for(rest)
-        if (self.calls or self.long) and (outbox.closed or self.parked or not outbox.waiter_owned):
-            self.pass_on(at_once=True)  # no thread would come for them, or one waits for one of them
+        if reader.must_pass_on(self._outbox.closed):
+            self.pass_on(at_once=True)
 
     def took(self, call: Call) -> bool:
         """Whether the call was deferred. It is the current thread's now."""
-        return (self.calls.pop(call.id, None) or self.long.pop(call.id, None)) is not None
+        reader = self._reader
+        return (reader.deferred.pop(call.id, None) or reader.deferred_long.pop(call.id, None)) is not None
 
     def come_for(self, calls: Iterable[Call]) -> None:
         """Complete those of these calls that were deferred."""
@@ -87,11 +95,12 @@ class DeferredReplies:
 
     def pass_on(self, at_once: bool = False) -> None:
         """Let the pool have what no thread came for since the last time, or `at_once` all that was deferred."""
-        for aside in (self.long, self.calls) if at_once else (self.long,):
+        reader = self._reader
+        for aside in (reader.deferred_long, reader.deferred) if at_once else (reader.deferred_long,):
             left = [call for call_id in list(aside) if (call := aside.pop(call_id, None)) is not None]
             if left and self._outbox.closed:
                 settle(left)  # there may be no pool any more
             elif left:
                 have_settled(self._pool, left)
         if not at_once:
-            self.calls, self.long = self.long, self.calls
+            reader.deferred, reader.deferred_long = reader.deferred_long, reader.deferred

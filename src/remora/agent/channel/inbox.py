@@ -16,19 +16,20 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from remora.agent.calls.call import Call
 from remora.agent.channel.completion import have_settled, settle
+from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Outbox
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.try_lock import TryLock, may_be_struck
-from remora.errors import ProtocolError, SerializationError
-from remora.protocol.session import OWED_BYTES, OWED_MESSAGES
+from remora.errors import ProtocolError
 from remora.transport.link import is_of_socket
 from remora.vocabulary.messages import RESPONSE, MessageType
+from remora.wire.enclosed import NOTHING_ENCLOSED
 from remora.wire.frames import CARGO, FAILED, REFERENCES, SHARED, Damaged, Frame
 
 log = logging.getLogger("remora")
@@ -46,26 +47,9 @@ class LinkDamaged(OSError):
     """What came over a link is not what was sent: some of it is missing, or makes no sense."""
 
 
-class _Unreadable:
-    """In the place of what a message waits for: it arrived, and something that comes before its value cannot be read."""
-
-    __slots__ = ("_why",)
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def settled_or_later(self, deadline: float, resume: Callable[[], None]) -> bool:
-        """There is nothing to wait for (`remora.agent.memory.late_fill`)."""
-        return True
-
-    def wait(self, deadline: float) -> str:
-        raise SerializationError(self._why)
-
-
 class Handlers(NamedTuple):
     """What is done with what comes in. All of it runs under the turn `sorting`."""
 
-    arrived: Callable[[Frame], Any]  # a message with references: take note of them
     requested: Callable[[Frame], None]  # a request
     said: Callable[[Frame], None]  # something that wants no answer
     broken: Callable[[Registration, BaseException], None]  # a link is of no use any more
@@ -75,12 +59,12 @@ class Inbox:
     """Reads the link of a session, and handles the messages that come."""
 
     __slots__ = (
-        "_arrived", "_broken", "_calls", "_damaged_at", "_damages", "_flow_control", "_low_priority", "_notify_ids",
+        "_broken", "_calls", "_damaged_at", "_damages", "_flow_control", "_low_priority", "_notify_ids", "_opener",
         "_outbox", "_pending", "_pool", "_requested", "_said", "answered", "frames", "peer", "reading", "registration",
         "session", "sorting",
     )  # fmt: skip
 
-    def __init__(self, outbox: Outbox, calls: PendingCalls, pool: WorkerPool, handlers: Handlers) -> None:
+    def __init__(self, outbox: Outbox, calls: PendingCalls, opener: Opener, pool: WorkerPool, handlers: Handlers) -> None:
         self.peer = outbox.peer
         self.session = outbox.session
         self.registration: Registration | None = None  # of the link that is read now
@@ -89,12 +73,13 @@ class Inbox:
         self.frames: deque[Frame] = deque()  # read, and not dealt with (changed under `sorting`)
         self.answered: deque[Call] = deque()  # asynchronous calls whose outcome is to be passed on
         self._outbox = outbox
+        self._opener = opener
         self._calls = calls
         # (what the calls have, without a look at them for each message)
         self._pending, self._low_priority, self._notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
         self._flow_control = outbox.flow_control
         self._pool = pool
-        self._arrived, self._requested, self._said, self._broken = handlers
+        self._requested, self._said, self._broken = handlers
         self._damages = 0  # links in a row that were of no use, since
         self._damaged_at = -1  # this many messages had arrived
 
@@ -171,12 +156,11 @@ class Inbox:
                     self._heard(frame)
                     frames.popleft()
                     continue
-                if frame.number != session.received + 1 and not session.accept(frame.number, 0):
-                    frames.popleft()  # it is here already
+                if frame.number != session.received + 1 and session.is_repeated(frame.number):
+                    frames.popleft()  # it was delivered before
                     continue
-                size = frame.size
-                if frame.flags & SHARED and frame.buffers == ():
-                    size += self._borrow(frame)
+                if frame.flags & SHARED:
+                    frame = self._borrow(frame)
                 plain = not frame.flags & AWKWARD
                 if plain and frame.kind & RESPONSE:
                     call = pending.get(frame.call)
@@ -207,9 +191,7 @@ class Inbox:
                         if may_be_struck():
                             raise
                         log.exception("a message from %s makes no sense", self.peer)  # nor will it the next time
-                # What `Session.accept` does, without a call for each message (`test_session_inlined.py` compares the two).
-                session.received = frame.number
-                session.owed_bytes += size
+                session.accept(frame.number, frame.size)
                 frames.popleft()
         except BaseException as error:
             if call is not None and call.id not in pending:
@@ -225,13 +207,21 @@ class Inbox:
             if registration is not None:
                 self._broken(registration, self._damage(error))
             return
-        if session.received - session.told >= OWED_MESSAGES or session.owed_bytes >= OWED_BYTES:  # (`owes`)
+        if session.owes:
             self._pool.call_soon(self._acknowledge)
         flow_control = self._flow_control
         if requests:
             flow_control.took(requests)
         if flow_control.parked or flow_control.held:
             flow_control.go_on()  # the peer may have said that it has what was lent to it
+
+    def _borrow(self, frame: Frame) -> Frame:
+        """Return the first message with the shared memory that it refers to. A thread that is struck here leaves either the
+        message as it came, or the one that has the memory."""
+        if frame.enclosed is NOTHING_ENCLOSED:
+            frame = self.frames[0] = self._opener.borrow(frame)
+        self._opener.kept()
+        return frame
 
     def _heard(self, frame: Frame) -> None:
         """A word that belongs to this connection alone."""
@@ -259,16 +249,15 @@ class Inbox:
     def _handle_special(self, frame: Frame) -> int:
         """Deal with a message that is more than a plain reply. How many requests that was. Never runs twice for one
         message."""
-        if frame.flags & CARGO:
-            self._land(frame)
-        if frame.flags & REFERENCES:
-            self._arrive(frame)
+        if frame.flags & AWKWARD:
+            frame = self._opener.open(frame)
         if frame.kind & RESPONSE:
-            if frame.arrival is not None and frame.arrival.pending:
+            arrival = frame.enclosed.arrival
+            if arrival is not None and arrival.pending:
                 call = self._pending.get(frame.call)
                 if call is not None:
                     self._calls.arriving.add(frame.call)
-                    frame.arrival.when_confirmed(partial(self._settle_later, call, frame))
+                    arrival.when_confirmed(partial(self._settle_later, call, frame))
             elif (call := self._calls.take(frame.call)) is not None:
                 call.reply = frame
                 self._settle(call, frame)
@@ -300,45 +289,6 @@ class Inbox:
                 self.answered.remove(call)
             except ValueError:
                 pass  # another thread was quicker
-
-    def _borrow(self, frame: Frame) -> int:
-        """Give a message the shared memory it refers to. How many bytes were lent."""
-        sharing = self._outbox.sharing
-        if sharing is None:
-            frame.buffers = None
-            return 0
-        try:
-            return sharing.borrow(frame)
-        except (ProtocolError, MemoryError):
-            raise
-        except Exception as error:
-            if may_be_struck():
-                raise
-            self._cannot_read_part(frame, "shared memory", error)
-            return 0
-
-    def _cannot_read_part(self, frame: Frame, what: str, error: Exception) -> None:
-        """A message is here, but not to be read: its call fails, and no other."""
-        log.warning("what a message from %s says of %s cannot be read: %r", self.peer, what, error)
-        frame.buffers = ()
-        frame.filling = _Unreadable(f"what a message from {self.peer} says of its {what} makes no sense: {error!r}")
-
-    def _land(self, frame: Frame) -> None:
-        """Take note of the device memory that a message refers to. It is fetched when a thread unpacks the message."""
-        sharing = self._outbox.sharing
-        if sharing is not None and frame.buffers is not None:
-            try:
-                sharing.handover.land(frame)
-            except Exception as error:
-                self._cannot_read_part(frame, "device memory", error)
-
-    def _arrive(self, frame: Frame) -> None:
-        """Have the references in a message noted. If that fails, the message is there but cannot be read: whoever waits
-        for it is told so."""
-        try:
-            frame.arrival = self._arrived(frame)
-        except Exception as error:
-            self._cannot_read_part(frame, "references", error)
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
         """The references in a reply are confirmed now: its waiter may have it."""

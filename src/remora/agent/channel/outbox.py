@@ -20,6 +20,7 @@ from remora.agent.memory.shared import PeerSharedMemory, lent_bytes
 from remora.agent.runtime.try_lock import TryLock, Waiters
 from remora.errors import CallNotSent
 from remora.long_wait import LongWait
+from remora.protocol.reader import Reader
 from remora.protocol.session import Session
 from remora.transport.link import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import MessageType
@@ -76,20 +77,22 @@ class Outbox:
 
     __slots__ = (
         "_events", "_flush_due", "_followed", "_held_since", "_last_send", "_lent_at", "_low_priority_at", "batched",
-        "batched_bytes", "closed", "control_frames", "flow_control", "link", "peer", "room", "session", "sharing",
-        "waiter_owned", "writing",
+        "batched_bytes", "closed", "control_frames", "flow_control", "link", "peer", "reader", "room", "session", "sharing",
+        "writing",
     )  # fmt: skip
 
     def __init__(
         self,
         peer: str,
         session: Session[Kept],
+        reader: Reader,
         flow_control: FlowControl,
         events: OutboxEvents,
         sharing: PeerSharedMemory | None = None,
     ) -> None:
         self.peer = peer
         self.session = session
+        self.reader = reader  # while waiters own the channel, they flush: threads come by all the time
         self.link: StreamLink | None = None  # what carries the session now
         self.sharing = sharing  # memory that the peer and we share
         self.flow_control = flow_control  # of the requests that come in: it goes on when something was written
@@ -99,8 +102,6 @@ class Outbox:
         self.batched: deque[Batched] = deque()
         self.control_frames: deque[int] = deque()  # types of frames without number, for this link alone
         self.batched_bytes = 0  # about: two threads may count at the same time
-        # Threads that wait for replies come by all the time, and flush (`remora.agent.channel.waiter_owned`).
-        self.waiter_owned = False
         self.room = Waiters()  # threads that wait for the peer to take something
         self._events = events
         self._lent_at = 0  # the number of the last message with shared memory (written under `writing`)
@@ -126,13 +127,11 @@ class Outbox:
         try:  # what `write_batched` does, for a message that is alone, as most are
             number, ack = session.sent + 1, session.received
             data = encode(kind, flags, 0, call, number, ack, timeout, len(body), body)
-            total = session.kept_total + len(data)
+            size = len(data)
             if flags & SHARED:
-                total += lent_bytes(body)
+                size += lent_bytes(body)
                 self._lent_at = number
-            # What `Session.keep` does, without a call for each message (`test_session_inlined.py` compares the two).
-            session.kept.append((number, total, data))
-            session.sent, session.kept_total, session.told, session.owed_bytes = number, total, ack, 0
+            session.keep(number, ack, size, data)
             link = self.link
             if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`put`)
                 self._events.has_outbox()
@@ -179,13 +178,13 @@ class Outbox:
         if not self.batched:
             self._held_since = now
         self.batched.append((kind, flags, call, timeout, 0, len(body), body))
-        if not burst or (self.waiter_owned and now - self._held_since > BURST):
+        if not burst or (self.reader.waiter_owned and now - self._held_since > BURST):
             self.flush()
             return
         self.batched_bytes += len(body)
         if self.batched_bytes > BATCH_LIMIT:
             self.flush()
-        elif not self._flush_due and not self.waiter_owned:
+        elif not self._flush_due and not self.reader.waiter_owned:
             self._flush_due = True
             self._events.want_flush()
 
@@ -350,4 +349,4 @@ class Outbox:
         self.batched.clear()
         self.control_frames.clear()
         self.batched_bytes = 0
-        self.session.kept.clear()
+        self.session.end()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from remora.agent.calls.call import Call
 from remora.agent.runtime.pool import WorkerPool
+from remora.protocol.reader import Reader
 
 
 class PendingCalls:
@@ -15,11 +16,12 @@ class PendingCalls:
 
     __slots__ = ("arriving", "low_priority", "notify_ids", "waiting")
 
-    def __init__(self) -> None:
-        self.waiting: dict[int, Call] = {}
-        self.low_priority: set[int] = set()  # those of them whose replies may wait until a thread looks
-        self.arriving: set[int] = set()  # … whose replies are here, but for the word of the owners of references in them
-        self.notify_ids: set[int] = set()  # … whose replies are to be noticed at once, though no thread may come to read
+    def __init__(self, reader: Reader) -> None:
+        # The reader decides by these three. They are changed here, by any thread.
+        self.waiting: dict[int, Call] = reader.pending
+        self.low_priority = reader.low_priority  # those of them whose replies may wait until a thread looks
+        self.notify_ids = reader.notify_ids  # … whose replies are to be noticed at once, though no thread may come to read
+        self.arriving: set[int] = set()  # … whose replies are here, but not confirmed by the owners of references in them
 
     def take(self, call_id: int) -> Call | None:
         """Take a call off the list."""

@@ -1,13 +1,8 @@
 """Has the pool read a link when something comes, unless a thread that waits for a reply reads it.
 
-A thread that reads has the role `Inbox.reading`, and the poller looks away meanwhile. When it leaves, it has the poller
-look again, if a reply is due that no thread comes to read. If the holder of the role does not go on (a signal handler on top
-of it takes long), the tick lets the pool read in its stead.
-
-What the poller watches for is decided by one thread at a time, the one that has the turn
-`Registration.arming`. Each side first says what
-it does and then looks at what the other side said: the deciding thread makes the registration UNDECIDED before it looks
-whether a thread reads; a thread that read gives the role back before it looks whether the registration is armed.
+`remora.protocol.reader` decides: this part tells it what happens and does what it asks. The role of the machine is
+`Inbox.reading`. What the poller watches for is decided by one thread at a time, the one that has the turn
+`Registration.arming`.
 """
 
 from __future__ import annotations
@@ -19,37 +14,33 @@ from remora.agent.channel.inbox import Inbox
 from remora.agent.channel.outbox import Outbox
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
-from remora.transport.poller import READ, WRITE, Poller
+from remora.protocol.reader import ARM_AGAIN, TO_ARM, WAKE, Effects, Reader
+from remora.transport.poller import WRITE, Poller
 
 
 class PoolReads:
-    """Decides what the poller watches for on a channel, and reads when the poller tells."""
+    """Has the poller watch a channel as the machine decides, and reads when the poller tells."""
 
     __slots__ = (
-        "_broken", "_calls", "_flow_control", "_inbox", "_low_priority", "_outbox", "_pending", "_poller", "_seen",
-        "_stalled", "_woken", "unwatched",
+        "_broken", "_calls", "_flow_control", "_inbox", "_outbox", "_poller", "_reader",
     )  # fmt: skip
 
     def __init__(
         self,
+        reader: Reader,
         inbox: Inbox,
         outbox: Outbox,
         calls: PendingCalls,
         poller: Poller,
         broken: Callable[[Registration, BaseException], None],
     ) -> None:
-        # The poller is not to look for replies: a waiting thread reads them, or none is due. Written by any thread.
-        self.unwatched = False
+        self._reader = reader
         self._inbox = inbox
         self._outbox = outbox
         self._calls = calls
-        self._pending, self._low_priority = calls.waiting, calls.low_priority
         self._flow_control = outbox.flow_control
         self._poller = poller
         self._broken = broken
-        self._seen: int | None = None  # which turn of `reading` the last tick saw (written by the tick alone)
-        self._stalled: int | None = None  # … and the one before: the pool may read in its stead
-        self._woken: int | None = None  # … and was told that the pool did (written by pool threads)
 
     def ready(self, registration: Registration, events: int) -> None:
         """The poller says that the link can be read or written. Runs on a thread of the pool."""
@@ -57,8 +48,7 @@ class PoolReads:
         if registration is not inbox.registration:
             return
         link = registration.link
-        if events != READ or registration.armed != READ or not self._poller.lasts:
-            registration.again = True
+        registration.told(events, self._poller.lasts)
         if link.outbox_bytes:
             self._drain(registration)
         if events == WRITE:
@@ -74,10 +64,7 @@ class PoolReads:
         elif not self._read_instead(registration):
             self.update(registration)
             return
-        if len(self._pending) > len(self._low_priority):
-            self.unwatched = False  # a thread that found us reading sleeps now: no other thread looks for its reply
-        to_arm = registration.armed != READ or registration.again or self.unwatched
-        if to_arm or link.unread or link.outbox_bytes or self._flow_control.paused:
+        if self._reader.was_read(registration, link.unread, link.outbox_bytes > 0, self._flow_control.paused):
             self.update(registration)
         if inbox.answered:
             inbox.pass_answered()  # callbacks of the program: not while events wait
@@ -92,20 +79,14 @@ class PoolReads:
         return True
 
     def _read_instead(self, registration: Registration) -> bool:
-        """Another thread has the role. If it does not go on, read what is there in its stead. If a message came, the
-        other thread has to see it, once: it may only have waited for long, and then it goes on with a new turn. The poller
-        looks away first: the pong that wakes that thread would be read in its stead, too."""
-        inbox = self._inbox
+        """Read in the stead of the thread that has the role, if that one does not go on. Return False if it does."""
+        reader, inbox = self._reader, self._inbox
         holder = inbox.reading.holder()
-        if self._stalled is None or holder is not self._stalled or registration is not inbox.registration:
+        if registration is not inbox.registration or not reader.may_replace(holder):
             return False
         received = inbox.session.received
         inbox.receive(registration, registration.link.read, exposed=False)
-        if inbox.session.received != received and holder is not self._woken:
-            self._woken = holder
-            self._stalled = None
-            self.update(registration)
-            inbox.look_up()
+        self.perform(reader.replaced(holder, inbox.session.received != received))
         return True
 
     def _drain(self, registration: Registration) -> None:
@@ -123,13 +104,9 @@ class PoolReads:
         outbox.flush()  # what others left for us to write
 
     def tick(self) -> None:
-        """Twice a second. A thread that has waited for the link since the last tick may not go on, if a signal handler
-        interrupted it: let the pool read, too."""
-        holder = self._inbox.reading.holder() if self._pending else None  # (one that was woken since has a new turn)
-        if holder is not None and holder is self._seen and holder is not self._stalled:
-            self._stalled = holder
-            self.watch(again=True)
-        self._seen = holder
+        """Twice a second: let the pool read, too, if the thread that has the role does not go on."""
+        holder = self._inbox.reading.holder() if self._calls.waiting else None
+        self.perform(self._reader.tick(holder))
 
     def expect(self, call: Call) -> None:
         """A thread wants to hear of the reply to this call, and does not read: see to it that it is noticed."""
@@ -140,55 +117,46 @@ class PoolReads:
         self.watch()
 
     def unwatch(self) -> None:
-        """A thread is going to send and read the reply itself: the poller should not wake another one for it. Undone by
-        `watch` when another reply is due, and by the next tick, so that the end of an idle link is noticed."""
-        registration = self._inbox.registration
-        if registration is not None and not self.unwatched:
-            self.unwatched = True
-            self.update(registration)
+        """A thread is going to send and read the reply itself: the poller should not wake another one for it."""
+        if not self._reader.unwatched and self._inbox.registration is not None:  # (most calls find it so already)
+            self.perform(self._reader.sent())
 
     def watch(self, again: bool = False) -> None:
         """Replies are due that no thread waits for. `again`: have the poller look in any case."""
-        registration = self._inbox.registration
-        if self.unwatched or again:
-            self.unwatched = False
-            if registration is not None:
-                registration.again = registration.again or again
-                self.update(registration)
+        self.perform(self._reader.watch_again() if again else self._reader.watch())
 
     def reconsider(self) -> None:
         """Something changed that decides what the poller is to watch for."""
-        registration = self._inbox.registration
-        if registration is not None:
-            self.update(registration)
+        self.perform(TO_ARM)
+
+    def perform(self, effects: Effects) -> None:
+        """Do what the machine asks: have the poller watch, or wake the thread that reads."""
+        for effect in effects:
+            registration = self._inbox.registration
+            if effect is WAKE:
+                self._inbox.look_up()
+            elif registration is not None:
+                if effect is ARM_AGAIN:
+                    registration.again = True
+                self.update(registration)
 
     def update(self, registration: Registration) -> None:
-        """Have the poller watch for what there is to watch for now. A thread that has read calls this when it has left,
-        unless the registration is armed for reading; which it is not, from before we look whether a thread reads."""
+        """Have the poller watch for what there is to watch for now."""
         arming = registration.arming
-        # if another thread, or a frame below of this one, decides at this moment, it does so once more
+        # If another thread, or a frame below of this one, decides at this moment, it does so once more.
         registration.unsure = True
         while registration.unsure and arming.take():
             try:
-                registration.unsure = False
                 self._arm(registration)
             finally:
                 arming.free[0] = True
 
     def _arm(self, registration: Registration) -> None:
-        armed = registration.decide()
-        events = WRITE if registration.link.outbox_bytes else 0
-        if not self.unwatched and not self._flow_control.paused and not self._is_read():
-            events |= READ  # (the thread that reads arms it afterwards)
-        if registration is self._inbox.registration:
-            registration.ask(self._poller, events, armed)
+        inbox, link = self._inbox, registration.link
+        armed = registration.decide()  # first: a thread that has read sees it, or gave the role back before the next line
+        holder = inbox.reading.holder()
+        has_outbox, paused = link.outbox_bytes > 0, self._flow_control.paused
+        events = self._reader.wanted_events(holder, inbox.sorting.locked(), has_outbox, paused)
+        if registration is inbox.registration and registration.must_ask(events, armed, link.unread):
+            registration.ask(self._poller, events)
         registration.armed = events
-
-    def _is_read(self) -> bool:
-        """Whether a thread reads the link, and goes on."""
-        inbox = self._inbox
-        if not inbox.reading.locked():
-            return False
-        if self._stalled is None or inbox.reading.holder() is not self._stalled:
-            return True
-        return inbox.sorting.locked()  # no other thread could read, and would be told of the same bytes for ever

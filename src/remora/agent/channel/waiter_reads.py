@@ -23,6 +23,7 @@ from remora.agent.channel.registration import Registration
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.try_lock import TryLock, blocks_itself, explain_block
 from remora.errors import CallOutcomeUnknown
+from remora.protocol.reader import FLUSH, PASS_ON, Effects, Reader
 
 
 class Reverse(Protocol):
@@ -47,12 +48,12 @@ class WaiterReads:
     """Lets threads that wait for replies on a channel read its link, one at a time."""
 
     __slots__ = (
-        "_calls", "_deferred", "_inbox", "_low_priority", "_outbox", "_owner", "_parked", "_pending", "_pool", "_pool_reads",
-        "last_waiter_at",
+        "_calls", "_deferred", "_inbox", "_outbox", "_owner", "_parked", "_pending", "_pool", "_pool_reads", "_reader",
     )  # fmt: skip
 
     def __init__(
         self,
+        reader: Reader,
         inbox: Inbox,
         outbox: Outbox,
         calls: PendingCalls,
@@ -61,14 +62,14 @@ class WaiterReads:
         pool: WorkerPool,
         owner: HasReverse,
     ) -> None:
-        self.last_waiter_at = 0.0  # when a thread last came to read
+        self._reader = reader
         self._inbox = inbox
         self._outbox = outbox
         self._calls = calls
-        self._pending, self._low_priority = calls.waiting, calls.low_priority
+        self._pending = calls.waiting
         self._pool_reads = pool_reads
         self._deferred = deferred
-        self._parked = deferred.parked
+        self._parked = reader.parked  # threads that wait for futures, and found that they could not read
         self._pool = pool
         self._owner = owner
 
@@ -92,13 +93,12 @@ class WaiterReads:
                     self._read_reply(call, registration)
                 finally:
                     reading.free[0] = True
-                    if len(self._pending) > len(self._low_priority):
-                        reads.unwatched = False  # another thread waits
-                    if not reads.unwatched:
-                        reads.reconsider()  # (there may be a new link, which was not armed because we had the role)
+                    effects = self._reader.left()
+                    if effects:
+                        reads.perform(effects)
             elif registration is not None and reading.mine():  # a signal handler interrupted a frame that waits
                 self._read_reply(call, registration, again=True)
-                inbox.look_up()  # the reply of that frame may have been among what we read
+                reads.perform(self._reader.left_to_frame_below())
             else:
                 reads.expect(call)
                 if not call.sleep():
@@ -170,8 +170,8 @@ class WaiterReads:
         ):
             for call in calls:
                 self.check_reentry(call)
-        self.last_waiter_at = monotonic()
-        if deferred.calls or deferred.long:
+        self._reader.came(monotonic())
+        if deferred.has_some:
             deferred.come_for(calls)
         reading = inbox.reading
         while not over() and monotonic() < deadline:
@@ -187,14 +187,14 @@ class WaiterReads:
             # a signal handler interrupted a frame of this thread that waits
             elif registration is not None and reading.mine():
                 self._read_until(registration, deadline, over, calls, again=True)
-                inbox.look_up()  # the reply of that frame may have been among what we read
+                self._pool_reads.perform(self._reader.left_to_frame_below())
             else:
                 self._parked.add(thread)  # first: a thread that leaves the link looks at it afterwards
                 self._pool_reads.watch()
                 break
             deferred.share_out(calls)
         self._parked.add(thread)  # first: a thread that defers something looks at it afterwards
-        if deferred.calls or deferred.long:
+        if deferred.has_some:
             deferred.come_for(calls)
 
     def _read_until(
@@ -221,16 +221,10 @@ class WaiterReads:
                 inbox.reading.renew()
 
     def _leave(self) -> None:
-        """The thread has read. The poller looks from now on, unless waiters own the channel and nothing else is due."""
-        reads = self._pool_reads
-        reads.unwatched = True
+        """The thread has read, and given the role back."""
         registration = self._inbox.registration
-        if not self._outbox.waiter_owned or self._calls.notify_ids or self._parked:
-            reads.unwatched = False
-            if registration is not None:
-                reads.update(registration)
-        elif registration is not None and registration.link.outbox_bytes:
-            reads.update(registration)
+        has_outbox = registration is not None and registration.link.outbox_bytes > 0
+        self._pool_reads.perform(self._reader.left_async(has_outbox))
 
     def notify(self, call: Call) -> None:
         """A thread wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
@@ -239,7 +233,7 @@ class WaiterReads:
             have_settled(self._pool, (call,))
             return
         self._pool_reads.expect(call)
-        if self._outbox.waiter_owned:
+        if self._reader.waiter_owned:
             self._outbox.flush()
 
     def tick(self) -> None:
@@ -250,7 +244,14 @@ class WaiterReads:
 
     def give_back_to_poller(self) -> None:
         """Threads do not come any more: everything is as on any other channel."""
-        self._outbox.waiter_owned = False  # first: a thread that leaves the link, or defers something, sees to it itself now
-        self._outbox.flush()
-        self._pool_reads.watch(again=True)
-        self._deferred.pass_on(at_once=True)
+        self.perform(self._reader.give_up())
+
+    def perform(self, effects: Effects) -> None:
+        """Do what the machine asks."""
+        for effect in effects:
+            if effect is FLUSH:
+                self._outbox.flush()
+            elif effect is PASS_ON:
+                self._deferred.pass_on(at_once=True)
+            else:
+                self._pool_reads.perform((effect,))

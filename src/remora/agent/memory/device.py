@@ -161,12 +161,11 @@ class DeviceExchange:
 
     # Receiving.
 
-    def land(self, frame: Frame) -> None:
-        """Give the message the device memory that it refers to."""
-        assert frame.buffers is not None, "its memory is here"
-        sizes = 0 if frame.flags & SHARED else len(frame.buffers)  # they come behind the manifest
-        frame.body, manifest = split(frame.body, sizes)
-        frame.landing = Landing(manifest, self, frame.landing)
+    def land(self, frame: Frame) -> tuple[bytes, Landing]:
+        """Return the body of a message without its manifest, and the device memory that it refers to."""
+        sizes = 0 if frame.flags & SHARED else len(frame.enclosed.buffers)  # they come behind the manifest
+        body, manifest = split(frame.body, sizes)
+        return body, Landing(manifest, self, frame.enclosed.uploads)
 
     def fetch(self, reference: bytes, device: torch.device) -> list[torch.UntypedStorage]:
         streams.watch((device,))

@@ -13,6 +13,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from remora.agent.memory.device import DEVICE, DeviceExchange
 from remora.agent.memory.late_fill import LateMemory, LateMessages
@@ -21,7 +22,8 @@ from remora.transport.shm import borrower as loans
 from remora.transport.shm import lender as shm
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.buffer_pool import warm
-from remora.wire.frames import SHARED, Frame
+from remora.wire.enclosed import Enclosed, Missing, Reason
+from remora.wire.frames import Frame
 from remora.wire.message_codec import read_numbers, write_numbers
 from remora.wire.packed import Packed
 
@@ -148,37 +150,31 @@ class PeerSharedMemory:
         if not self._borrower.process and isinstance(process, int) and process > 0:
             self.set_process(process)
 
-    def borrow(self, frame: Frame) -> int:
-        """Give a message the memory it refers to, and return the number of bytes lent. If the memory cannot be mapped, the
-        message has no buffers (None). A thread that an exception interrupts here leaves what it has borrowed with the
-        message, and another thread can repeat it."""
-        if frame.loans is None:
-            frame.loans = {}
+    def borrow(self, frame: Frame, borrowed: dict[int, Any]) -> Frame:
+        """Return a message with the memory it refers to; its size counts the bytes lent. If the memory cannot be mapped, its
+        buffers are `Missing`. A thread that an exception interrupts here leaves what it has borrowed in `borrowed`, and
+        another thread can repeat it with that."""
         reference = memoryview(b"")
         try:
             rest, reference, returned = _parted(memoryview(frame.body))
             if returned:
                 self._take_back(returned)
-            storages, filling = self._borrower.take(reference, self.now(), frame.loans)
+            storages, filling = self._borrower.take(reference, self.now(), borrowed)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is None and may_be_struck():
                 raise  # a signal handler's TimeoutError: another thread does it again
-            frame.buffers = None
             self.unused.extend(shm.loans_in(reference))
             if isinstance(error, OSError) and error.errno in _SHORTAGE:
-                frame.flags &= ~SHARED  # it is as if it had come over the connection, and there were no room for it
+                missing = Missing(Reason.NO_MEMORY)  # it is as if it had come over the connection
                 self.unused.append(shm.SHORT)
                 log.warning("no descriptors or memory to map the shared memory of %s: %s", self.name, str(error))
             else:
+                missing = Missing(Reason.NOT_MAPPED)
                 self.refuse(str(error))
-            return 0
-        lent = sum(storage.nbytes() for storage in storages)
-        size = frame.size + lent
-        body = bytes(rest)
+            return frame.opened(frame.body, frame.size, Enclosed(missing))
         late = None if filling is None else LateMemory(filling, self, self._messages)
-        # No call among these, so either all of it has happened or nothing.
-        frame.body, frame.size, frame.filling, frame.loans, frame.buffers = body, size, late, None, storages
-        return lent
+        size = frame.size + sum(storage.nbytes() for storage in storages)
+        return frame.opened(bytes(rest), size, Enclosed(storages, late=late))
 
     def refuse(self, why: str) -> None:
         """Tell the peer that its memory cannot be used, so that it sends its tensors over the connection from now on."""

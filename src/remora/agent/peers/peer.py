@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from remora.agent.calls.peer_info import PeerInfo, Served, State
 from remora.agent.channel.channel import Channel
@@ -15,7 +15,8 @@ from remora.errors import CallNotSent, RemoraError, WorkerLost
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
-from remora.wire.frames import Frame
+from remora.wire.enclosed import Arrival
+from remora.wire.frames import Body, Frame
 
 ENDED = "its process ended"  # the reason, for people, of a peer whose `process_ended` is true
 
@@ -31,7 +32,7 @@ class Keeper(Protocol):
 
     def served_until(self, deadline: float) -> Served | None: ...
     def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]: ...
-    def arrive(self, peer: Peer, frame: Frame) -> Any: ...
+    def arrive(self, peer: Peer, body: Body) -> tuple[Body, Arrival]: ...
     def word(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None: ...
     def connect(self, peer: Peer) -> None: ...
@@ -115,9 +116,9 @@ class Peer(PeerInfo):
 
     # What its channels tell: passed on, together with whose they are.
 
-    def arrive(self, channel: Channel, frame: Frame) -> Any:
+    def arrive(self, channel: Channel, body: Body) -> tuple[Body, Arrival]:
         """References came with a message."""
-        return self._keeper.arrive(self, frame)
+        return self._keeper.arrive(self, body)
 
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]:
         """What to call with each of its requests."""

@@ -21,7 +21,8 @@ from remora.errors import ProtocolError, SerializationError
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
-from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
+from remora.wire.enclosed import NOTHING_ENCLOSED, Missing, Reason
+from remora.wire.frames import ASYNC, FAILED, RECORDED, Frame
 from remora.wire.message_codec import BEGUN, decode, from_value
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.packed import Packed
@@ -84,7 +85,7 @@ class Request:
         if self.cancelled:
             self.drop()
             return
-        late = self.frame.filling
+        late = self.frame.enclosed.late
         if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
             return
         if self.parkable:
@@ -142,31 +143,27 @@ class Request:
     def unpack(self) -> object:
         """The body as a value."""
         frame = self.frame
-        if not frame.flags & ~ASYNC and frame.buffers == ():
+        if not frame.flags & ~ASYNC and frame.enclosed is NOTHING_ENCLOSED:
             try:
                 return unpack(frame.body)
             except MemoryError:
                 raise self._too_large() from None
             except SerializationError as error:
                 raise self._makes_no_sense(error) from error
-        if frame.buffers is None:
-            if not frame.flags & SHARED:
-                raise self._too_large()
-            raise SerializationError(
-                f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It "
-                "is not used any more: retry the call"
-            )
-        problem = "" if frame.filling is None else frame.filling.wait(self.deadline)
+        buffers, _, landing, arrival, late = frame.enclosed
+        if isinstance(buffers, Missing):
+            raise self._missing(buffers)
+        problem = "" if late is None else late.wait(self.deadline)
         if problem:
             raise SerializationError(f"the arguments did not come: {problem}. It did not run: retry the call")
-        scope = UnpackScope(self.caller, frame.arrival, frame.landing)
+        scope = UnpackScope(self.caller, arrival, landing)
         try:
-            value = unpack(frame.body, frame.buffers, scope)
+            value = unpack(frame.body, buffers, scope)
         except MemoryError:
             raise self._too_large() from None
         except SerializationError as error:
             raise self._makes_no_sense(error) from error
-        frame.buffers = ()  # the value keeps its memory
+        self.frame = frame.opened(frame.body, frame.size, NOTHING_ENCLOSED)  # the value keeps its memory
         return self._joined(value, scope) if frame.flags & RECORDED else value
 
     def message(self, kind: type[M]) -> M:
@@ -174,6 +171,16 @@ class Request:
         if kind.of_program or self.frame.flags:
             return from_value(kind, self.unpack(), self.caller.name)
         return decode(kind, self.frame.body, self.caller.name)
+
+    def _missing(self, missing: Missing) -> SerializationError:
+        if missing.reason is Reason.NO_MEMORY:
+            return self._too_large()
+        if missing.reason is Reason.DAMAGED:
+            return SerializationError(missing.details)
+        return SerializationError(
+            f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It is "
+            f"not used any more: retry the call"
+        )
 
     def _makes_no_sense(self, error: SerializationError) -> SerializationError:
         return SerializationError(
@@ -359,8 +366,8 @@ class Dispatch:
         self.serving[channel.session_id, frame.call] = request
         if inline:
             request()
-        elif frame.arrival is not None and frame.arrival.pending:
-            frame.arrival.when_confirmed(partial(self.pool.submit, request))
+        elif (arrival := frame.enclosed.arrival) is not None and arrival.pending:
+            arrival.when_confirmed(partial(self.pool.submit, request))
         elif service:
             self.pool.call_soon(request)
         else:
