@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from remora.agent import fault_hooks
 from remora.agent.caller import Caller
 from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.future import forgotten, wait_until
@@ -27,6 +26,7 @@ from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.agent.serving.execution import Execution
 from remora.faults.injector import Injector, Stage
+from remora.faults.worker_faults import WorkerFaults
 from remora.long_wait import LongWait, listed
 from remora.options import Settings
 from remora.protocol.membership import REGULAR_TICK
@@ -58,6 +58,7 @@ class Agent:
         settings: Settings,
         introduction: HandshakeClient,
         places: DeviceRouting,
+        faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
         self.me = me
@@ -70,13 +71,14 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, hooks
+            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, faults, hooks
         )
         self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
         self.own_time = introduction.own_time
-        self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company)
+        self._faults = faults
+        self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company, faults)
         self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
-        self.retries = Retries(caller, self.pool, self.timers, self.clock)
+        self.retries = Retries(caller, self.pool, self.timers, self.clock, faults)
         self._unanswered = Unanswered(self.clock, self.pool.submit_system)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.gil_profiling = False
@@ -90,8 +92,8 @@ class Agent:
 
     @property
     def faults(self) -> Injector | None:
-        """What shall go wrong, in tests."""
-        return self.caller.faults
+        """The part of this worker in the fault plan that it follows."""
+        return self._faults.injector
 
     def follow_plan(self, plan: str) -> None:
         """Follow a fault plan. For a worker that is alone in its process."""
@@ -99,9 +101,7 @@ class Agent:
 
     def inject(self, injector: Injector) -> None:
         """Follow a fault plan. Links that are there already are made anew, so that they pass the plan, too."""
-        self.caller.faults = injector
-        self.listener.handshake_client.barred = injector.barred
-        fault_hooks.lead_through(self.pool, injector)
+        self._faults.follow(injector)
         for peer in self.peers.all():
             for channel in peer.channels():
                 channel.cut(ConnectionError("the link is made anew, under a fault plan"))
@@ -192,7 +192,7 @@ class Agent:
 
     def discard(self) -> None:
         """Undo the constructor: the worker never started."""
-        fault_hooks.end(self.pool)
+        self._faults.close()
         self.listener.close()
         self.poller.close()
 
@@ -220,7 +220,7 @@ class Agent:
         self._end()
         self.listener.close()
         self.peers.stop(self.caller.stopped)
-        fault_hooks.end(self.pool)
+        self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
         self.pool.stop(0.5)
@@ -235,7 +235,7 @@ class Agent:
         self.peers.farewells.say(graceful)
         self.listener.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self.caller.stopped)
-        fault_hooks.end(self.pool)
+        self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
         # one that ends its own worker is not left behind

@@ -72,7 +72,7 @@ class World:
         store = HashStore()
 
         def start(rank: int) -> Worker:
-            return Worker(f"worker{rank}", rank, n, store, self.timeout, threads, settings, wishes[rank])
+            return Worker(f"worker{rank}", rank, n, store, self.timeout, threads, settings, api.CALLS, wishes[rank])
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))

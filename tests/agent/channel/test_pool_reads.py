@@ -131,6 +131,10 @@ class Notes:
 
     def arrive(self, *args: object) -> None: ...
     word = lost = connect = arrive
+
+    def interpose(self, link: Any, leftover: bytes) -> Any:
+        return link
+
     submit_system = call_soon = submit_final = arrive
 
 

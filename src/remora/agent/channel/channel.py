@@ -38,7 +38,6 @@ from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.registration import Registration
 from remora.agent.channel.waiter_reads import WaiterReads
-from remora.agent.fault_hooks import interposed
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent
@@ -63,6 +62,7 @@ class Owner(Protocol):
     def word(self, channel: Channel, frame: Frame) -> None: ...
     def lost(self, channel: Channel, error: BaseException) -> None: ...
     def connect(self, channel: Channel) -> None: ...
+    def interpose(self, link: StreamLink, leftover: bytes) -> StreamLink: ...
 
 
 def _of(path: str) -> Any:
@@ -210,7 +210,7 @@ class Channel:
             with self.writing:
                 self._retire(self.inbox.registration)
                 again = self.session.resume(arrived)
-                link = interposed(self._pool, self.peer, link, leftover)
+                link = self._owner.interpose(link, leftover)
                 registration = Registration(link, self.pool_reads.ready)
                 # The poller knows the link before any other thread can see it: the tick may arm it from here on, and
                 # arming what the poller does not know yet is lost, while `armed` says that it is done.

@@ -12,7 +12,9 @@ from remora.agent.channel.channel import Channel
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError, WorkerLost
+from remora.faults.worker_faults import WorkerFaults
 from remora.rendezvous.record import WorkerRecord
+from remora.transport.link import StreamLink
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
 from remora.wire.frames import Frame
@@ -27,6 +29,7 @@ class Keeper(Protocol):
     """Acts on what happens on a peer's channels (`remora.agent.peers.manager`)."""
 
     clock: Clock
+    faults: WorkerFaults
     my_name: str
 
     def served_until(self, deadline: float) -> Served | None: ...
@@ -134,3 +137,7 @@ class Peer(PeerInfo):
     def connect(self, channel: Channel) -> None:
         """There is something to say on a channel we dialled, and no link."""
         self._keeper.connect(self)
+
+    def interpose(self, link: StreamLink, leftover: bytes) -> StreamLink:
+        """Return the link to use in the place of a new one: a fault plan may have it led through itself."""
+        return self._keeper.faults.interpose(self.name, link, leftover)

@@ -1,0 +1,36 @@
+"""Where a worker meets its fault plan: before it dials, before it sends, and on each of its links. No plan: nothing."""
+
+from __future__ import annotations
+
+from remora.faults.injector import Injector
+from remora.transport.link import StreamLink
+
+
+class WorkerFaults:
+    """The faults of one worker. The parts that a plan can disturb have this object from their constructors."""
+
+    def __init__(self) -> None:
+        # The part of this worker in the plan that it follows. One assignment replaces it; a link that a
+        # thread makes at that moment without it is cut by `Agent.inject` and made anew.
+        self.injector: Injector | None = None
+
+    def follow(self, injector: Injector) -> None:
+        """Have what is sent and the links that are made from now on pass a plan."""
+        self.injector = injector
+
+    def refuse(self, peer: str, kind: int, payload: bytes) -> bool:
+        """Return True if the attempt to send this request fails by plan."""
+        return self.injector is not None and self.injector.refuses(peer, kind, payload)
+
+    def bar(self, peer: str) -> bool:
+        """Return True if the plan lets no connection to that peer be made."""
+        return self.injector is not None and self.injector.barred(peer)
+
+    def interpose(self, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
+        """Return the link to use in the place of a new one."""
+        return link if self.injector is None else self.injector.insert(link, peer, leftover)
+
+    def close(self) -> None:
+        """Let go of the links: the worker ended."""
+        if self.injector is not None:
+            self.injector.close()
