@@ -13,10 +13,10 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
+from remora.agent.calls.blocking import going_down
 from remora.agent.calls.call import current_deadline
 from remora.agent.calls.call_context import current_recording
 from remora.agent.calls.collect import teach_torch
-from remora.agent.calls.future import going_down
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import credentials
@@ -121,7 +121,7 @@ class Worker:
         _workers.add(self)
 
     def _hooks(self) -> Hooks:
-        """What the agent asks of the layers above, which are made after it."""
+        """Return the functions of the layers above, which are made after the agent."""
         return Hooks(
             worker=self,
             arrived=lambda peer, frame: arrive(self.references, peer, frame),
@@ -141,7 +141,7 @@ class Worker:
         return self.group.join(self.record)
 
     def _bury_predecessors(self) -> bool:
-        """Whether all who have our name or id at the store are gone, or none has them; the gone are removed."""
+        """Remove workers that have our name or id at the store and are gone. Return True if none is left that has them."""
         rivals = self.group.holders(self.record)
         dead = [each for each in rivals if self.handshake_client.is_gone(each)]
         for each in dead:
@@ -227,7 +227,7 @@ class Worker:
         """Nothing to do: PyTorch's agent has it, too."""
 
     def get_device_map(self, to: str | int | WorkerInfo) -> DeviceMap:
-        """Where tensors on devices of this worker go on another one."""
+        """Return the map from devices of this worker to those of another one."""
         return self._places.map_for(self.peer(to).name)
 
     def _get_device_map(self, to: WorkerInfo) -> DeviceMap:

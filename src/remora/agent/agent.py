@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from remora.agent.caller import Caller
+from remora.agent.calls.blocking import wait_until
 from remora.agent.calls.call_errors import name_of
-from remora.agent.calls.future import forgotten, wait_until
+from remora.agent.calls.unseen_failures import unseen_failures
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
@@ -87,7 +88,7 @@ class Agent:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun to serve, and has not ended."""
+        """Return True if it has begun to serve and has not ended."""
         return self.caller.running
 
     @property
@@ -109,7 +110,7 @@ class Agent:
     def start(self) -> None:
         """Begin to serve."""
         self.caller.running = True
-        forgotten.reporters += 1
+        unseen_failures.reporters += 1
         self.timers.start()
         self.pool.start()
         self.listener.open()
@@ -132,15 +133,15 @@ class Agent:
         self.listener.tick(now)
         self.dispatch.tell_progress(now, now + 2 * TICK)
         self._unanswered.look(self.peers.all())
-        if forgotten.due:
-            self.pool.submit_system(forgotten.report)  # not here: the text of an error is the program's code
+        if unseen_failures.due:
+            self.pool.submit_system(unseen_failures.report)  # not here: the text of an error is the program's code
         if self.execution.raised.due:
             self.pool.submit_system(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self.caller.expire_at(channel, call)
 
     def counters(self) -> dict[str, int | float]:
-        """What the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""
+        """Return what the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""
         _, watching, active = self.pool.counts()
         found: dict[str, int | float] = {
             "agent.thread_pool_size": self.pool.limit,
@@ -200,7 +201,7 @@ class Agent:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.caller.running = False
         self.caller.forked = True
-        forgotten.reporters = 0
+        unseen_failures.reporters = 0
         self.pool.abandon()
         for sock in (*self.listener.descriptors(), *self.peers.descriptors()):
             sock.close()
@@ -209,8 +210,8 @@ class Agent:
 
     def _end(self) -> None:
         self.caller.running = False
-        forgotten.reporters -= 1
-        forgotten.report()
+        unseen_failures.reporters -= 1
+        unseen_failures.report()
         self.execution.raised.report(at_once=True)
 
     def kill(self) -> None:

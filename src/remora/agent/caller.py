@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent.calls.call import Call, next_call_id
-from remora.agent.calls.future import Future, Origin
+from remora.agent.calls.future import Future
+from remora.agent.calls.unseen_failures import Origin
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.channel.waiter_owned import WaiterOwned

@@ -18,7 +18,7 @@ from remora.wire.frames import Frame
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What an agent asks of the layers above. None of it is called before the agent has started."""
+    """The functions of the layers above that an agent calls. None is called before the agent has started."""
 
     worker: object  # the current worker on every thread of the agent
     arrived: Callable[[Peer, Frame], Any]  # takes note of the references in a message

@@ -30,7 +30,7 @@ BACKOFF = 1.5
 
 
 def gaps(retries: int = MAX_RETRIES, first: float = FIRST_GAP, backoff: float = BACKOFF) -> list[float]:
-    """How long after each try the next one comes: 1, 1, 1.5, 2.25, 3.375 s by default. PyTorch's schedule."""
+    """Return the seconds between one try and the next: 1, 1, 1.5, 2.25, 3.375 by default. PyTorch's schedule."""
     return [first * backoff ** max(k - 1, 0) for k in range(retries)]
 
 

@@ -1,4 +1,4 @@
-"""Where a worker meets its fault plan: before it dials, before it sends, and on each of its links. No plan: nothing."""
+"""Applies a fault plan to one worker: before it dials, before it sends, and on each of its links."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def init_rpc(
 
 
 def _name_timeout(options: RpcBackendOptions) -> float:
-    """How long the name of the host where the group meets may be unknown: as long as the program says, if it does."""
+    """Return the seconds for which the name of the host where the group meets may be unknown; the program may set them."""
     given = options.settings.bringup_timeout if isinstance(options, TensorPipeRpcBackendOptions) else None
     return NAME_TIMEOUT if given is None else given
 
@@ -149,7 +149,7 @@ def _init_rpc_backend(
 
 
 def __dir__() -> list[str]:
-    """What a program may use, for those who look around in a notebook. The names with an underscore are there, too:
+    """Return the public names, for a user who looks around in a notebook. The names with an underscore are there, too:
     programs written for PyTorch use some of them."""
     return [name for name in __all__ if not name.startswith("_")]
 

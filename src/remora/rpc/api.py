@@ -1,4 +1,4 @@
-"""Where a call begins: the functions of `torch.distributed.rpc.api`, on the current worker of this process."""
+"""The functions of `torch.distributed.rpc.api`, on the current worker of this process. A call begins here."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:
-    """How many values and references this worker keeps track of."""
+    """Return the number of values and references that this worker keeps track of."""
     return {key: str(value) for key, value in _get_current_rpc_agent().references.table.counts().items()}
 
 

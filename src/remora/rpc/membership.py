@@ -1,4 +1,4 @@
-"""Who is there, and what becomes of them: `remora.rpc.on_membership` and what it tells.
+"""The members of the group and the events of their lives: `remora.rpc.on_membership` and what it reports.
 
     def tell(event):
         match event:

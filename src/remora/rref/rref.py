@@ -15,7 +15,8 @@ import torch
 from torch.autograd.profiler import record_function
 
 from remora.agent.calls.call import UNSET_TIMEOUT
-from remora.agent.calls.future import Future, fresh
+from remora.agent.calls.error_copies import fresh
+from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
 from remora.agent.runtime.current import acting_worker
 from remora.errors import RemoraError

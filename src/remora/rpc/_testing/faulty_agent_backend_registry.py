@@ -31,7 +31,7 @@ MESSAGES = (
 
 
 class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
-    """Which messages fail, how often, and which come late."""
+    """PyTorch's options of a fault plan: the messages that fail, how often, and those that come late."""
 
     def __init__(
         self,
