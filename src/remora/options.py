@@ -29,7 +29,7 @@ def _switch(variable: str, off: str = "0") -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastPaths:
-    """Which fast paths are taken. Nothing but speed depends on them, so workers with different ones understand each other.
+    """The fast paths that are taken. Only speed depends on them, so workers with different ones understand each other.
 
     docs/performance.md says what each is worth.
     """
@@ -87,7 +87,7 @@ BUFFER_POOL_BYTES = int(os.environ.get("REMORA_WARM_MEMORY") or 512 << 20)  # th
 
 
 def fault_plan_of_environment() -> str | None:
-    """What shall go wrong, if the environment says so (docs/testing.md)."""
+    """Return the fault plan in the environment, if there is one (docs/testing.md)."""
     return os.environ.get("REMORA_FAULTS")
 
 
@@ -122,7 +122,7 @@ class SettingsByName(TypedDict, total=False):
 
 @dataclass(kw_only=True)
 class Settings:
-    """How a worker listens, proves itself, waits and gives up. All times are seconds.
+    """The settings of a worker: for listening, proving itself, waiting and giving up. All times are seconds.
 
     Where it listens:
         transports: which to use, best first, of "inproc", "unix" and "tcp"; None: all that work (REMORA_TRANSPORTS)

@@ -8,16 +8,15 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
+from remora.agent.calls.blocking import going_down
 from remora.agent.calls.call import current_deadline
 from remora.agent.calls.call_context import current_recording
 from remora.agent.calls.collect import teach_torch
-from remora.agent.calls.future import going_down
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import credentials
@@ -25,11 +24,12 @@ from remora.agent.peers.greeting import greet_neighbours
 from remora.agent.peers.group_membership import Membership
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.manager import Peer
-from remora.agent.runtime.current import reset_thread_state
+from remora.agent.runtime.current import reset_in_fork
 from remora.autograd.engine import Engine
 from remora.autograd.rref_backward import RRefBackward
 from remora.devices.maps import DeviceMap, Wishes
 from remora.errors import RendezvousError, WorkerNotFound
+from remora.faults.worker_faults import WorkerFaults
 from remora.long_wait import listed
 from remora.options import Settings
 from remora.protocol.handshake import Home
@@ -40,7 +40,7 @@ from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import find_secret, loopback_secret
 from remora.rref.codec import arrive
 from remora.rref.handlers import RefHandlers
-from remora.rref.references import References
+from remora.rref.references import Calls, References
 from remora.transport import addresses, sockets
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire import code_by_value
@@ -64,6 +64,7 @@ class Worker:
         timeout: float,
         threads: int,
         settings: Settings,
+        calls: Calls,
         wishes: Wishes = NO_WISHES,
     ) -> None:
         self._me = WorkerInfo(name, rank)
@@ -73,11 +74,12 @@ class Worker:
         settings = settings.with_environment()
         bringup = settings.time_to_meet(timeout)
         secret, bind_host, kind = _protection(settings, _master_host(store))
+        faults = WorkerFaults()
         introduction = self.handshake_client = HandshakeClient(
-            self._me, secrets.token_hex(8), settings, secret, kind == _OF_THIS_USER
+            self._me, secrets.token_hex(8), settings, secret, kind == _OF_THIS_USER, faults
         )
         self._places = DeviceRouting(name, wishes, settings.auto_device_map)
-        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, self._hooks())
+        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, faults, self._hooks())
         self.clock = settings.clock
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
@@ -106,10 +108,12 @@ class Worker:
         self.static_names = [record.name for record in members] if world_size else []
         self._bringup = bringup
         self._members = members
-        self.references = References(self.agent, first_id, not world_size)
-        RefHandlers(self.references)
         self.autograd = Engine(self.agent, first_id)
-        RRefBackward(self.autograd, self.references)
+        self.references = References(
+            self.agent, first_id, not world_size, calls, lambda *given: self._rref_backward.backward(*given)
+        )
+        RefHandlers(self.references)
+        self._rref_backward = RRefBackward(self.autograd, self.references)
         table = self.references.table
         self.membership = Membership(
             self.agent, self.group, self.record, not world_size, table.heard, table.tell_heard
@@ -117,7 +121,7 @@ class Worker:
         _workers.add(self)
 
     def _hooks(self) -> Hooks:
-        """What the agent asks of the layers above, which are made after it."""
+        """Return the functions of the layers above, which are made after the agent."""
         return Hooks(
             worker=self,
             arrived=lambda peer, body: arrive(self.references, peer, body),
@@ -137,7 +141,7 @@ class Worker:
         return self.group.join(self.record)
 
     def _bury_predecessors(self) -> bool:
-        """Whether all who have our name or id at the store are gone, or none has them; the gone are removed."""
+        """Remove workers that have our name or id at the store and are gone. Return True if none is left that has them."""
         rivals = self.group.holders(self.record)
         dead = [each for each in rivals if self.handshake_client.is_gone(each)]
         for each in dead:
@@ -223,7 +227,7 @@ class Worker:
         """Nothing to do: PyTorch's agent has it, too."""
 
     def get_device_map(self, to: str | int | WorkerInfo) -> DeviceMap:
-        """Where tensors on devices of this worker go on another one."""
+        """Return the map from devices of this worker to those of another one."""
         return self._places.map_for(self.peer(to).name)
 
     def _get_device_map(self, to: WorkerInfo) -> DeviceMap:
@@ -263,29 +267,21 @@ def _master_host(store: Any) -> str | None:
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-_after_fork: list[Callable[[], None]] = []
-
-
-def after_fork_in_child(action: Callable[[], None]) -> None:
-    """Run `action` in every forked child."""
-    _after_fork.append(action)
 
 
 def _forget_workers() -> None:
     """In a forked child: the parent's workers are not ours. Close our copies of their descriptors, so that peers notice
     the parent's end, and forget them, so that this process may start a worker of its own."""
-    reset_thread_state()
+    reset_in_fork()
     current_deadline.set(None)  # it may have been forked in the midst of a call
     current_recording.set(None)
     for worker in list(_workers):
         worker.agent.abandon()
     _workers.clear()
     sockets.forget_inproc()
-    for action in _after_fork:
-        action()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
 
-__all__ = ["Worker", "after_fork_in_child"]
+__all__ = ["Worker"]

@@ -16,6 +16,7 @@ from remora.agent.channel.outbox import Outbox
 from remora.agent.peers.unanswered import Unanswered
 from remora.clock import NEVER
 from remora.errors import CallNotSent, CallTimeout
+from remora.faults.worker_faults import WorkerFaults
 from remora.long_wait import LongWait, listed
 from remora.testing.world import World
 from tests.eventually import eventually
@@ -157,9 +158,11 @@ def test_a_call_that_waits_for_room_says_so(
     assert said(caplog)[0] == "call of train on worker1 waits until worker1 has taken what was sent before, 0 s"
 
 
-def test_waiting_for_a_connection_says_so(soon: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_a_connection_says_so(
+    soon: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with World(2, reconnect_timeout=1.0) as world:
-        world[0].handshake_client.barred = lambda name: name == "worker1"
+        monkeypatch.setattr(WorkerFaults, "bar", lambda _, name: name == "worker1")
         with pytest.raises(CallNotSent):
             world.run(0, rpc.rpc_sync, "worker1", pass_gate)
     assert said(caplog)[0] == "worker0 still waits for a connection with worker1 (1 call pending), 0 s"

@@ -29,7 +29,7 @@ def test_a_worker_knows_itself_and_whether_there_is_one(me: str) -> None:
     assert rpc._get_current_rpc_agent().get_worker_infos() == [rpc.WorkerInfo(NAME, 0)]
     rpc.shutdown()
     assert not rpc._is_current_rpc_agent_set()
-    with pytest.raises(RuntimeError, match="not set"):
+    with pytest.raises(RuntimeError, match="has not been initialized"):
         rpc._get_current_rpc_agent()
 
 

@@ -25,7 +25,8 @@ from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.static_join import Roster
 from remora.transport.shm import borrower as loans
-from remora.transport.shm import lender as shm
+from remora.transport.shm.lender import Lender
+from remora.transport.shm.loan_reference import SHORT
 from remora.vocabulary.ids import WorkerKey
 from remora.wire import exceptions, frames, ref_header
 from remora.wire.device_buffers import Landing, split, write_manifest
@@ -138,7 +139,7 @@ def records() -> Iterator[Sample]:
 
 def words() -> Iterator[Sample]:
     """What stands beside a pickle: loans that are given back, and the list of what lies on devices."""
-    yield Sample("given back", struct.pack("<4Q", 1, shm.SHORT, 1 << 63 | 5, 1 << 63 | 1 << 61 | 7))
+    yield Sample("given back", struct.pack("<4Q", 1, SHORT, 1 << 63 | 5, 1 << 63 | 1 << 61 | 7))
     listed = write_manifest([("cpu", (0, 1)), ("cpu", b"t" + bytes(80)), ("?cpu", b"h" + bytes(8))])
     yield Sample("manifest", b"body" + listed)
 
@@ -315,7 +316,7 @@ def _manifest(sample: Sample) -> object:
     return len(body)
 
 
-_lender = shm.Lender(1 << 26)
+_lender = Lender(1 << 26)
 _borrower = loans.Borrower()
 
 

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.fault_hooks import interposed
-from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent, CallOutcomeUnknown, CallTimeout, RemoraError, WorkerLost
 from remora.faults.injector import Injector, Stage
 from remora.faults.plan_runner import PlanRunner
+from remora.faults.worker_faults import WorkerFaults
 from remora.testing import faults
 from remora.testing.world import World
 from remora.transport.link import StreamLink
@@ -208,15 +207,18 @@ def test_no_link_escapes_a_plan_that_comes_while_it_is_made(monkeypatch: pytest.
         assert call(world, "before") == "before"
         in_between, injected = threading.Event(), threading.Event()
 
-        def interpose_and_wait(pool: WorkerPool, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
-            link = interposed(pool, peer, link, leftover)
-            if (pool, peer) == (world[0].agent.pool, "worker1") and not in_between.is_set():
+        to_worker1 = world[0].agent.peers.find("worker1")
+        interpose = WorkerFaults.interpose
+
+        def interpose_and_wait(faults: WorkerFaults, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
+            link = interpose(faults, peer, link, leftover)
+            if (faults, peer) == (to_worker1.faults, "worker1") and not in_between.is_set():
                 in_between.set()
                 assert injected.wait(20)
             return link
 
-        monkeypatch.setattr("remora.agent.channel.channel.interposed", interpose_and_wait)
-        world[0].agent.peers.find("worker1").outgoing.cut(ConnectionError("a new link is made"))
+        monkeypatch.setattr(WorkerFaults, "interpose", interpose_and_wait)
+        to_worker1.outgoing.cut(ConnectionError("a new link is made"))
         assert in_between.wait(20)
         stage = Stage("world", shared=True)
         world[0].agent.inject(stage.join("worker0", world[0].agent.kill))

@@ -14,7 +14,10 @@ import torch
 
 from remora import rpc
 from remora.errors import WorkerLost
-from remora.transport.shm import lender as shm
+from remora.transport.shm import lender as shm_lender
+from remora.transport.shm.arena import LATER, Placement
+from remora.transport.shm.loan_reference import TURNS
+from remora.transport.shm.sealed_memory import identity
 from remora.wire import raw_memory as wire_memory
 from tests.eventually import eventually
 from tests.processes import targets
@@ -22,7 +25,7 @@ from tests.thorough import THOROUGH
 from tests.workers import WorkerGone, Workers
 
 MB = 1 << 20
-pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
+pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
 # `make paths` runs these tests without it, too; what says that it is used cannot hold then.
 used = pytest.mark.skipif(os.environ.get("REMORA_SHARED_MEMORY") == "0", reason="REMORA_SHARED_MEMORY=0 turns it off")
 
@@ -163,7 +166,7 @@ def test_what_is_lent_borrowed_and_kept_for_later_is_in_the_counters(pair: Worke
     assert pair.run(1, counters)["shared_memory_borrowed_bytes"] == 0
     eventually(lambda: pair.run(0, counters)["shared_memory_lent_bytes"] == 0, what="the memory is given back")
     assert pair.run(0, counters)["shared_memory_bytes"] >= 4 * MB, "it is kept for a while, which is to be seen"
-    pair.run(0, tidy_up, 2 * shm.IDLE)
+    pair.run(0, tidy_up, 2 * shm_lender.IDLE)
     assert pair.run(0, counters) == nothing
 
 
@@ -229,7 +232,7 @@ def test_so_one_that_takes_most_of_the_memory_always_has_it() -> None:
 
 
 def be_quick_to_return_it() -> None:
-    shm.IDLE = 1.0
+    shm_lender.IDLE = 1.0
 
 
 def test_it_is_returned_to_the_system_when_nobody_needs_it(pair: Workers) -> None:
@@ -270,12 +273,12 @@ def die_instead_of_copying() -> None:
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    shm.Placement.fill = die  # type: ignore[method-assign]
+    Placement.fill = die  # type: ignore[method-assign]
 
 
 def meet(other: str) -> None:
     """Both know all memory of the other that the next small tensor could be in."""
-    for _ in range(shm.TURNS + 2):
+    for _ in range(TURNS + 2):
         rpc.rpc_sync(other, targets.echo, args=(torch.ones(100_000),))
 
 
@@ -295,7 +298,7 @@ def number_held() -> int:
     return len(held)
 
 
-later = pytest.mark.skipif(not shm.LATER, reason="nothing is filled after it was lent on this machine")
+later = pytest.mark.skipif(not LATER, reason="nothing is filled after it was lent on this machine")
 
 
 @used

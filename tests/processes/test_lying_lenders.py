@@ -20,7 +20,10 @@ from remora.agent.channel import outbox
 from remora.agent.memory import shared
 from remora.errors import CallOutcomeUnknown, CallTimeout
 from remora.transport.shm import borrower as loans
-from remora.transport.shm import lender as shm
+from remora.transport.shm.arena import LATER, Placement
+from remora.transport.shm.loan_reference import HEAD, PLACE, REFERENCE, TURNS, places_in
+from remora.transport.shm.mapping import PAGE
+from remora.transport.shm.sealed_memory import SEALS, identity
 from tests.eventually import eventually
 from tests.processes import targets
 from tests.workers import Workers
@@ -28,35 +31,35 @@ from tests.workers import Workers
 MB = 1 << 20
 SMALL = 100_000  # floats, which are filled when their message has been sent
 pytestmark = [
-    pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way"),
+    pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way"),
     pytest.mark.skipif(os.environ.get("REMORA_SHARED_MEMORY") == "0", reason="REMORA_SHARED_MEMORY=0 turns it off"),
 ]
-later = pytest.mark.skipif(not shm.LATER, reason="nothing is filled after it was lent on this machine")
+later = pytest.mark.skipif(not LATER, reason="nothing is filled after it was lent on this machine")
 
 Reference = tuple[tuple[Any, ...], list[tuple[int, int, int]]]  # its head, and its places
-HONEST = shm.Placement.refer
+HONEST = Placement.refer
 OTHERS = int.from_bytes(os.urandom(6), "little")  # numbers of arenas that the receiver does not know
 kept: list[Any] = []  # descriptors and tensors that the liar needs
 
 
-def parts(placement: shm.Placement, number: int = 0) -> Reference:
+def parts(placement: Placement, number: int = 0) -> Reference:
     """What is true; or of another arena, which the receiver does not know yet."""
     honest = HONEST(placement)
-    known, *rest = shm.REFERENCE.unpack_from(honest)
-    return (number or known, *rest), shm.places_in(honest)
+    known, *rest = REFERENCE.unpack_from(honest)
+    return (number or known, *rest), places_in(honest)
 
 
 def joined(head: tuple[Any, ...], places: list[tuple[int, int, int]]) -> bytes:
-    return shm.REFERENCE.pack(*head) + b"".join(shm.PLACE.pack(*place) for place in places)
+    return REFERENCE.pack(*head) + b"".join(PLACE.pack(*place) for place in places)
 
 
-def elsewhere(placement: shm.Placement, descriptor: int) -> bytes:
+def elsewhere(placement: Placement, descriptor: int) -> bytes:
     """The same places in another file of this process."""
     (number, process, _, size, *rest), places = parts(placement, descriptor + OTHERS)
     return joined((number, process, descriptor, size, *rest), places)
 
 
-def forged(placement: shm.Placement, seals: int, sparse: bool = False) -> int:
+def forged(placement: Placement, seals: int, sparse: bool = False) -> int:
     """A file that passes for the arena, with these seals."""
     (_, _, _, size, *_), places = parts(placement)
     descriptor = os.memfd_create("remora", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -65,30 +68,30 @@ def forged(placement: shm.Placement, seals: int, sparse: bool = False) -> int:
     os.pwrite(descriptor, (descriptor + OTHERS).to_bytes(8, "little"), 0)
     if not sparse:
         for _, at, length in places:
-            os.pwrite(descriptor, bytes(length + shm.PAGE), at)
+            os.pwrite(descriptor, bytes(length + PAGE), at)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
 
 
-def unsealed(placement: shm.Placement, seals: int = 0) -> bytes:
+def unsealed(placement: Placement, seals: int = 0) -> bytes:
     """And its memory is gone as soon as it was named: a receiver that uses it is killed (SIGBUS)."""
     descriptor = forged(placement, seals)
     rpc._get_current_rpc_agent().agent.timers.soon(0.001, lambda: os.ftruncate(descriptor, 0))
     return elsewhere(placement, descriptor)
 
 
-def half_sealed(placement: shm.Placement) -> bytes:
+def half_sealed(placement: Placement) -> bytes:
     return unsealed(placement, fcntl.F_SEAL_GROW)
 
 
-def sparse(placement: shm.Placement) -> bytes:
+def sparse(placement: Placement) -> bytes:
     """A segment of all the arena, which is a hole."""
     (_, process, _, size, lent, _, _), _ = parts(placement)
-    descriptor = forged(placement, shm.SEALS, sparse=True)
-    return joined((descriptor + OTHERS, process, descriptor, size, lent, 0, 1), [(1, shm.PAGE + shm.HEAD, size // 2)])
+    descriptor = forged(placement, SEALS, sparse=True)
+    return joined((descriptor + OTHERS, process, descriptor, size, lent, 0, 1), [(1, PAGE + HEAD, size // 2)])
 
 
-def file_of_the_users(placement: shm.Placement) -> bytes:
+def file_of_the_users(placement: Placement) -> bytes:
     descriptor, name = tempfile.mkstemp()
     os.unlink(name)
     kept.append(descriptor)
@@ -97,45 +100,45 @@ def file_of_the_users(placement: shm.Placement) -> bytes:
     return elsewhere(placement, descriptor)
 
 
-def device(placement: shm.Placement) -> bytes:
+def device(placement: Placement) -> bytes:
     kept.append(os.open("/dev/zero", os.O_RDWR))
     return elsewhere(placement, kept[-1])
 
 
-def of_another_process(placement: shm.Placement) -> bytes:
+def of_another_process(placement: Placement) -> bytes:
     """Memory as it should be, by way of a process that is not the lender."""
-    descriptor = forged(placement, shm.SEALS)
+    descriptor = forged(placement, SEALS)
     child = subprocess.Popen(["sleep", "60"], pass_fds=[descriptor])
     kept.append(lambda: (child.kill(), child.wait()))
     (_, _, _, size, *rest), places = parts(placement)
     return joined((descriptor + OTHERS, child.pid, descriptor, size, *rest), places)
 
 
-def much_larger_than_it_is(placement: shm.Placement) -> bytes:
+def much_larger_than_it_is(placement: Placement) -> bytes:
     """The arena is known to the receiver by now; places behind its end would be memory of the receiver's own."""
     (number, process, descriptor, size, *rest), [(loan, _, length), *_] = parts(placement)
-    beyond = (loan, size + shm.PAGE + shm.HEAD, length)
+    beyond = (loan, size + PAGE + HEAD, length)
     return joined((number, process, descriptor, 1 << 40, *rest[:-1], 1), [beyond])
 
 
-def beyond(placement: shm.Placement) -> bytes:
+def beyond(placement: Placement) -> bytes:
     head, [(loan, _, length), *rest] = parts(placement)
-    return joined(head, [(loan, head[3] - shm.PAGE, length), *rest])
+    return joined(head, [(loan, head[3] - PAGE, length), *rest])
 
 
-def cut_short(placement: shm.Placement) -> bytes:
+def cut_short(placement: Placement) -> bytes:
     return HONEST(placement)[:-5]
 
 
-def nothing(placement: shm.Placement) -> bytes:
+def nothing(placement: Placement) -> bytes:
     return b""
 
 
-def more_than_there_is(placement: shm.Placement) -> bytes:
-    return HONEST(placement)[: -shm.PLACE.size]
+def more_than_there_is(placement: Placement) -> bytes:
+    return HONEST(placement)[: -PLACE.size]
 
 
-LIES: list[Callable[[shm.Placement], bytes]] = [
+LIES: list[Callable[[Placement], bytes]] = [
     unsealed, half_sealed, sparse, file_of_the_users, device, of_another_process, much_larger_than_it_is, beyond, cut_short,
     nothing, more_than_there_is,
 ]  # fmt: skip
@@ -143,7 +146,7 @@ LIES: list[Callable[[shm.Placement], bytes]] = [
 
 def lie(name: str, to: str) -> None:
     """From the next message on. (What the receiver said of our memory before is forgotten.)"""
-    shm.Placement.refer = globals()[name]
+    Placement.refer = globals()[name]
     no_bytes_count()
     agent = rpc._get_current_rpc_agent().agent
     agent.peers.by_name[to].sharing.willing = True
@@ -155,7 +158,7 @@ def no_bytes_count() -> None:
 
 
 def be_honest() -> None:
-    shm.Placement.refer = HONEST  # type: ignore[method-assign]
+    Placement.refer = HONEST  # type: ignore[method-assign]
 
 
 def clear_away() -> None:
@@ -284,7 +287,7 @@ def served() -> int:
 
 def meet(other: str) -> None:
     """Both know all memory of the other that the next small tensor could be in."""
-    for _ in range(shm.TURNS + 2):
+    for _ in range(TURNS + 2):
         rpc.rpc_sync(other, targets.echo, args=(torch.ones(SMALL),))
 
 
@@ -356,14 +359,14 @@ def test_answers_that_are_never_filled_end_at_their_deadline_and_without_one_at_
 
 def freeze_once() -> None:
     """This process is stopped, once, when it should fill memory that it has lent, as its message says already."""
-    real = shm.Placement.fill
+    real = Placement.fill
 
     def fill(*args: Any) -> None:
-        shm.Placement.fill = real  # type: ignore[method-assign]
+        Placement.fill = real  # type: ignore[method-assign]
         os.kill(os.getpid(), signal.SIGSTOP)
         real(*args)
 
-    shm.Placement.fill = fill  # type: ignore[method-assign]
+    Placement.fill = fill  # type: ignore[method-assign]
 
 
 @later

@@ -233,11 +233,12 @@ def churn(n: int, method: str) -> list[tuple[int, int]]:
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     from remora.options import Settings
+    from remora.rpc.api import CALLS
     from remora.worker import Worker
 
     def start(name: str, rank: int) -> Worker:
         store = FileStore(method.removeprefix("file://"), -1)
-        worker = Worker(name, rank, None, store, 10.0, 2, Settings(transports=["inproc"]))
+        worker = Worker(name, rank, None, store, 10.0, 2, Settings(transports=["inproc"]), CALLS)
         worker.start()
         return worker
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from remora.supervision import output
 from remora.supervision.output import folded
 
 STATIC = """
@@ -120,6 +123,57 @@ def test_only_tracebacks_of_an_interrupt_are_folded() -> None:
     torn = [*trace, b"\n"]  # the log line came before the end of a line
     assert list(folded([*torn, b"KeyboardInterrupt\n"])) == [b"KeyboardInterrupt in step (train.py, line 3)\n"]
     assert list(folded([*torn, b"ValueError: x\n"])) == [*torn, b"ValueError: x\n"]
+
+
+def chain(handled_in: str) -> list[bytes]:
+    """What Python prints when Ctrl-C strikes `take` while the function of that file handles another exception."""
+    text = f"""Traceback (most recent call last):
+  File "{handled_in}", line 7, in take
+    return idle.pop()
+IndexError: pop from empty list
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 3, in step
+    work()
+  File "{output.__file__}", line 9, in take
+    return new()
+KeyboardInterrupt
+"""
+    return text.encode().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("place", [output.__file__, os.__file__, "/x/site-packages/torch/futures.py"])
+def test_what_a_library_was_handling_is_no_news_after_an_interrupt(place: str) -> None:
+    assert list(folded([b"a\n", *chain(place), b"b\n"])) == [
+        b"a\n", b"KeyboardInterrupt in step (train.py, line 3)\n", b"b\n",
+    ]  # fmt: skip
+
+
+def test_what_the_program_was_handling_is_news() -> None:
+    assert list(folded(chain("train.py"))) == chain("train.py")
+
+
+def test_an_error_that_nothing_follows_is_shown_once_the_process_is_quiet() -> None:
+    """A chain may follow it: it is held until the pipe says, by an empty piece, that nothing comes."""
+    error = [b"Traceback (most recent call last):\n", b'  File "train.py", line 3, in step\n', b"ValueError: x\n"]
+
+    def lines() -> Iterator[bytes]:
+        yield from [*error, b""]
+        raise AssertionError("nothing more comes")
+
+    shown = folded(lines())
+    assert [next(shown) for _ in error] == error
+
+
+def test_an_interrupt_that_a_destructor_swallowed_is_one_line() -> None:
+    head = b"Exception ignored in: <function Handle.__del__ at 0x7f>\n"
+    interrupted = chain("x")[-6:]
+    assert list(folded([head, *interrupted])) == [b"KeyboardInterrupt in step (train.py, line 3)\n"]
+    failed = [*interrupted[:-1], b"ValueError: \n"]
+    assert list(folded([head, *failed])) == [head, *failed]
+    assert list(folded([head, b"", b"a\n"])) == [head, b"a\n"]
 
 
 def test_one_process_prints_as_it_is(tmp_path: Path) -> None:

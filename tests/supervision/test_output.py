@@ -24,13 +24,14 @@ class Reading:
     def __init__(self) -> None:
         ours, self.theirs = os.pipe()
         self._found: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.quiet: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # the empty pieces
         self._thread = threading.Thread(target=self._read, args=(ours,))
         self._thread.start()
 
     def _read(self, ours: int) -> None:
         with open(ours, "rb", buffering=0) as pipe:
             for piece in pieces(pipe):
-                self._found.put(piece)
+                (self._found if piece else self.quiet).put(piece)
         self._found.put(None)
 
     def print(self, data: bytes) -> None:
@@ -151,3 +152,11 @@ def test_a_launcher_of_hundreds_has_descriptors_above_1024() -> None:
             assert list(pieces(pipe)) == [b"no end\n"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_process_that_is_quiet_for_some_time_is_noticed(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "QUIET", 0.01)
+    reading.print(b"ValueError: x\n")
+    assert reading.next() == b"ValueError: x\n"
+    assert reading.quiet.get(timeout=20.0) == b""
+    assert reading.end() == []

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from remora import rpc
+from remora.agent.calls import blocking
 from remora.agent.calls import call as calls
-from remora.agent.calls import future as futures
 from remora.agent.runtime.current import current_worker
 from remora.errors import CallOutcomeUnknown, CallTimeout
 from remora.rref.ref_table import Table
@@ -204,7 +204,7 @@ def nothing_left(world: World) -> bool:
 
 
 def run(verb: str, prefixes: tuple[str, ...], report: Any) -> None:
-    futures.GIVEN_UP_AFTER = calls.GIVEN_UP_AFTER = stream.BLOCK_LIMIT = SOON  # type: ignore[attr-defined]
+    blocking.GIVEN_UP_AFTER = calls.GIVEN_UP_AFTER = stream.BLOCK_LIMIT = SOON  # type: ignore[attr-defined]
     destructor = Destructor(verb)
     strike = AtEachPlace(destructor, MAKING, threads=True, where=prefixes)
 

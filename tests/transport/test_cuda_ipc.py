@@ -17,10 +17,10 @@ import torch
 from remora.transport import cuda_ipc
 from remora.transport.cuda_ipc import availability, deferred_free, driver, importer
 from remora.transport.cuda_ipc.reference import Place, Reference
-from remora.transport.shm import lender as shm
+from remora.transport.shm.sealed_memory import identity, seal
 from tests.transport.fake_driver import DEVICE, FakeDriver
 
-pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
+pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
 
 OURS, THEIRS = 1, 2  # streams of the exporter and of the importer
 
@@ -304,7 +304,7 @@ def test_a_tally_that_is_gone_or_another_is_an_error(fake: FakeDriver) -> None:
         for tally in ((1, 2**31 - 1, 5), (1, os.getpid(), number)):
             with pytest.raises(cuda_ipc.Unreachable, match="the flags of process"):
                 cuda_ipc.Importer().fetch(reference(tally), DEVICE)
-        shm.seal(number, size)
+        seal(number, size)
         with pytest.raises(cuda_ipc.Unreachable, match="does not have the number"):
             cuda_ipc.Importer().fetch(reference((1, os.getpid(), number)), DEVICE)
     finally:

@@ -20,15 +20,19 @@ import torch
 from remora.transport.cuda_ipc.flags import FlagPage
 from remora.transport.link import process_at
 from remora.transport.shm import borrower as loans
-from remora.transport.shm import lender as shm
+from remora.transport.shm.arena import Placement
+from remora.transport.shm.lender import Lender
+from remora.transport.shm.loan_reference import HEAD, PLACE, REFERENCE, SHORT, loans_in
+from remora.transport.shm.mapping import HOST_MEMORY, PAGE
+from remora.transport.shm.sealed_memory import SEALS, identity
 from remora.wire.raw_memory import readonly_view
 
-pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
+pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
 
 MB = 1 << 20
 NUMBER = 77
 SIZE = 4 * MB
-FIRST = shm.PAGE + shm.HEAD
+FIRST = PAGE + HEAD
 
 
 def reference(
@@ -40,14 +44,14 @@ def reference(
     late: int = 0,
 ) -> bytes:
     """What a message says of its memory."""
-    head = shm.REFERENCE.pack(number, process or os.getpid(), descriptor, size, 0, late, len(places))
-    return head + b"".join(shm.PLACE.pack(*place) for place in places)
+    head = REFERENCE.pack(number, process or os.getpid(), descriptor, size, 0, late, len(places))
+    return head + b"".join(PLACE.pack(*place) for place in places)
 
 
 class Forged:
     """Memory that passes for an arena: all of it is there, or nothing but its first page."""
 
-    def __init__(self, seals: int = shm.SEALS, size: int = SIZE, sparse: bool = False, flags: int = 0) -> None:
+    def __init__(self, seals: int = SEALS, size: int = SIZE, sparse: bool = False, flags: int = 0) -> None:
         self.descriptor = os.memfd_create("remora", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         self.size = size
         os.ftruncate(self.descriptor, size)
@@ -99,19 +103,19 @@ def test_an_arena_as_it_should_be_is_taken(forge: Callable[..., Forged]) -> None
 
 @pytest.mark.parametrize("missing", ["F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"])
 def test_memory_that_lacks_a_seal_is_refused(forge: Callable[..., Forged], missing: str) -> None:
-    refuse(loans.Borrower(), forge(shm.SEALS & ~getattr(fcntl, missing)).refer(WHOLE), "not sealed")
+    refuse(loans.Borrower(), forge(SEALS & ~getattr(fcntl, missing)).refer(WHOLE), "not sealed")
 
 
 def test_so_is_memory_without_seals_and_memory_that_cannot_be_written_to(forge: Callable[..., Forged]) -> None:
     refuse(loans.Borrower(), forge(0).refer(WHOLE), "not sealed")
-    refuse(loans.Borrower(), forge(shm.SEALS | fcntl.F_SEAL_WRITE).refer(WHOLE), "cannot be mapped|not permitted")
+    refuse(loans.Borrower(), forge(SEALS | fcntl.F_SEAL_WRITE).refer(WHOLE), "cannot be mapped|not permitted")
 
 
 def test_so_is_memory_of_huge_pages_where_a_fault_may_end_the_process(forge: Callable[..., Forged]) -> None:
     descriptor = os.memfd_create("remora", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
     try:
         os.ftruncate(descriptor, SIZE)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, shm.SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
         refuse(loans.Borrower(), reference(WHOLE, descriptor=descriptor), "not memory that this user shares")
     except OSError as error:
         pytest.skip(f"no huge pages here: {error}")
@@ -255,7 +259,7 @@ def test_places_that_cannot_be_are_refused(
     assert borrower.given_back() == [9]
 
 
-@pytest.mark.parametrize("size", [0, shm.PAGE, SIZE - 1, SIZE + shm.PAGE, 1 << 50, U64])
+@pytest.mark.parametrize("size", [0, PAGE, SIZE - 1, SIZE + PAGE, 1 << 50, U64])
 def test_a_size_that_is_not_the_files_is_refused_at_first_and_later(forge: Callable[..., Forged], size: int) -> None:
     arena = forge()
     beyond = (2, min(size, 1 << 45) // 2 // 64 * 64 + FIRST, 64)
@@ -267,20 +271,20 @@ def test_a_size_that_is_not_the_files_is_refused_at_first_and_later(forge: Calla
 
 
 def test_an_arena_larger_than_the_host_is_refused(forge: Callable[..., Forged]) -> None:
-    size = 2 * shm.HOST_MEMORY + shm.PAGE
+    size = 2 * HOST_MEMORY + PAGE
     refuse(loans.Borrower(), forge(size=size, sparse=True).refer(WHOLE), "more than this host has memory for")
-    assert shm.Lender(1 << 62).limit == shm.HOST_MEMORY, "and no worker makes one"
+    assert Lender(1 << 62).limit == HOST_MEMORY, "and no worker makes one"
 
 
-HEAD = shm.REFERENCE.size
+HEAD = REFERENCE.size
 
 
-@pytest.mark.parametrize("length", [0, 1, HEAD - 1, HEAD + 1, HEAD + 2 * shm.PLACE.size])
+@pytest.mark.parametrize("length", [0, 1, HEAD - 1, HEAD + 1, HEAD + 2 * PLACE.size])
 def test_a_reference_that_is_cut_short_or_too_long_is_refused(forge: Callable[..., Forged], length: int) -> None:
     whole = forge().refer(WHOLE)
     cut = (whole + bytes(64))[:length]
     refuse(loans.Borrower(), cut, "length")
-    assert shm.loans_in(cut) == []
+    assert loans_in(cut) == []
 
 
 def test_what_is_in_use_is_not_lent_a_second_time(forge: Callable[..., Forged]) -> None:
@@ -297,11 +301,11 @@ def test_what_is_in_use_is_not_lent_a_second_time(forge: Callable[..., Forged]) 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_hole_is_not_filled_by_its_receiver(forge: Callable[..., Forged], late: int) -> None:
-    arena = forge(size=min(1 << 40, shm.HOST_MEMORY // shm.PAGE * shm.PAGE), sparse=True)
+    arena = forge(size=min(1 << 40, HOST_MEMORY // PAGE * PAGE), sparse=True)
     borrower = loans.Borrower()
     place = (1, FIRST, arena.size // 2)
     if late:  # it says that it is filled
-        os.pwrite(arena.descriptor, late.to_bytes(8, "little"), shm.PAGE)
+        os.pwrite(arena.descriptor, late.to_bytes(8, "little"), PAGE)
     before = arena.allocated()
     storages, filling = borrower.take(arena.refer(place, late=late), 0.0)
     assert filling is not None, "no thread that holds a lock looks at all of it"
@@ -340,7 +344,7 @@ def test_one_that_is_never_filled_is_waited_for_no_longer_than_the_limit(
 
 
 def test_what_was_never_lent_or_came_back_twice_changes_nothing() -> None:
-    lender = shm.Lender(64 * MB)
+    lender = Lender(64 * MB)
     try:
         tensor = torch.ones(MB)
         buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]
@@ -348,7 +352,7 @@ def test_what_was_never_lent_or_came_back_twice_changes_nothing() -> None:
         assert placement is not None
         [(loan, _, _)] = placement.places
         for _ in range(1000):  # while it is being filled
-            lender.take_back([loan, loan + 1, U64, 0, shm.SHORT], "b", 0.0)
+            lender.take_back([loan, loan + 1, U64, 0, SHORT], "b", 0.0)
         assert placement.returned == [loan]
         assert lender.counts()[1] == 1
         lender.filled(placement, 0.0)
@@ -363,10 +367,10 @@ def test_what_was_never_lent_or_came_back_twice_changes_nothing() -> None:
 
 
 def test_threads_that_lend_to_a_new_peer_at_once_make_one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
-    lender = shm.Lender(64 * MB)
+    lender = Lender(64 * MB)
     real = lender._open
     buffers = [memoryview(bytes(100_000))]
-    first: list[shm.Placement | None] = []
+    first: list[Placement | None] = []
 
     def late(borrower: Any, now: float) -> Any:
         """Another thread lends something when this one has seen that there is no arena."""
@@ -390,7 +394,7 @@ def test_a_page_of_words_for_devices_is_sealed_and_nothing_else_is_opened_for_on
     tally = FlagPage.create()
     _, process, descriptor = tally.name
     try:
-        assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & shm.SEALS == shm.SEALS
+        assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
         with pytest.raises(ValueError, match="not memory"):
             FlagPage.open(NUMBER, process, other_file)
     finally:

@@ -22,10 +22,13 @@ import torch
 
 from remora.errors import SerializationError
 from remora.transport.shm import borrower as loans
-from remora.transport.shm import lender as shm
+from remora.transport.shm import sealed_memory
+from remora.transport.shm.lender import IDLE, PAUSE, Lender
+from remora.transport.shm.loan_reference import HEAD, IN_TURN, TOGETHER, TURNS, loans_in, places_in, size_class
+from remora.transport.shm.sealed_memory import identity
 from remora.wire.raw_memory import readonly_view
 
-pytestmark = pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way")
+pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
 
 MB = 1 << 20
 
@@ -41,7 +44,7 @@ def take(borrower: loans.Borrower, reference: bytes | None) -> list[torch.Untype
     return storages
 
 
-def lend(lender: shm.Lender, tensors: list[torch.Tensor], to: str = "b") -> bytes | None:
+def lend(lender: Lender, tensors: list[torch.Tensor], to: str = "b") -> bytes | None:
     buffers = [view(tensor) for tensor in tensors]
     placement = lender.lend(buffers, to, 0.0)
     if placement is None:
@@ -52,13 +55,13 @@ def lend(lender: shm.Lender, tensors: list[torch.Tensor], to: str = "b") -> byte
 
 
 @pytest.fixture
-def lender() -> shm.Lender:
-    made = shm.Lender(64 * MB)
+def lender() -> Lender:
+    made = Lender(64 * MB)
     yield made
     made.close()
 
 
-def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.Lender) -> None:
+def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: Lender) -> None:
     sent = [torch.arange(100_000), torch.zeros(0), torch.randn(333)]
     reference = lend(lender, sent)
     borrower = loans.Borrower()
@@ -72,7 +75,7 @@ def test_what_is_lent_arrives_without_a_copy_and_can_be_written_to(lender: shm.L
     assert first[0] == 1
 
 
-def test_each_large_tensor_is_given_back_when_it_is_gone_and_its_memory_is_lent_again(lender: shm.Lender) -> None:
+def test_each_large_tensor_is_given_back_when_it_is_gone_and_its_memory_is_lent_again(lender: Lender) -> None:
     borrower = loans.Borrower()
     one, two = take(borrower, lend(lender, [torch.ones(MB), torch.ones(2 * MB)]))
     part = torch.empty(0).set_(one)[5:10]
@@ -92,13 +95,13 @@ def test_each_large_tensor_is_given_back_when_it_is_gone_and_its_memory_is_lent_
     del two
 
 
-def test_small_tensors_share_memory_but_not_much_of_it(lender: shm.Lender) -> None:
+def test_small_tensors_share_memory_but_not_much_of_it(lender: Lender) -> None:
     borrower = loans.Borrower()
     sent = [torch.full((2500,), float(i)) for i in range(40)] + [torch.ones(MB)] + [torch.full((9,), 7.0)]
     storages = take(borrower, lend(lender, sent))
     for tensor, storage in zip(sent, storages, strict=True):
         assert torch.equal(torch.empty(0).set_(storage), tensor)
-    large = shm.size_class(4 * MB + shm.HEAD)[0]
+    large = size_class(4 * MB + HEAD)[0]
     total = lender.counts()[0]
     assert total - large < 2 * sum(tensor.nbytes for tensor in sent if tensor.numel() < MB)
     kept = storages[3]
@@ -106,11 +109,11 @@ def test_small_tensors_share_memory_but_not_much_of_it(lender: shm.Lender) -> No
     lender.take_back(borrower.given_back(), "b", 0.0)
     assert lender.counts()[1] == 1
     lender.trim(100.0)
-    assert lender.counts()[0] <= shm.TOGETHER
+    assert lender.counts()[0] <= TOGETHER
     assert torch.empty(0).set_(kept)[0] == 3.0
 
 
-def test_many_segments_need_one_descriptor_on_each_side(lender: shm.Lender) -> None:
+def test_many_segments_need_one_descriptor_on_each_side(lender: Lender) -> None:
     before = len(os.listdir("/proc/self/fd"))
     borrower = loans.Borrower()
     kept = [take(borrower, lend(lender, [torch.full((17_500,), float(i))])) for i in range(500)]
@@ -118,29 +121,29 @@ def test_many_segments_need_one_descriptor_on_each_side(lender: shm.Lender) -> N
     assert [float(torch.empty(0).set_(storage)[-1]) for [storage] in kept] == list(range(500))
 
 
-def places_lent_one_after_the_other(lender: shm.Lender, floats: int, times: int) -> list[int]:
+def places_lent_one_after_the_other(lender: Lender, floats: int, times: int) -> list[int]:
     """Which memory serves, if it is given back each time before the next is wanted."""
     found = []
     for _ in range(times):
         reference = lend(lender, [torch.ones(floats)])
         assert reference is not None
-        [(number, place, _)] = shm.places_in(reference)
+        [(number, place, _)] = places_in(reference)
         found.append(place)
         lender.take_back([number], "b", 0.0)
     return found
 
 
 @pytest.mark.parametrize("floats", [1 << 15, 1 << 17, 250_000, MB])
-def test_small_ones_take_turns_and_large_ones_are_used_again_at_once(lender: shm.Lender, floats: int) -> None:
+def test_small_ones_take_turns_and_large_ones_are_used_again_at_once(lender: Lender, floats: int) -> None:
     places = places_lent_one_after_the_other(lender, floats, 40)
     turns = len(set(places))
     size = lender.counts()[0] // turns
-    assert turns == max(1, min(shm.TURNS, shm.IN_TURN // size))
+    assert turns == max(1, min(TURNS, IN_TURN // size))
     assert places[turns:] == places[:-turns], "each in its turn: the one that was given back first"
 
 
 def test_none_is_made_to_take_turns_where_there_is_no_room_for_it() -> None:
-    lender = shm.Lender(MB)
+    lender = Lender(MB)
     try:
         assert len(set(places_lent_one_after_the_other(lender, MB // 8, 10))) == 1
     finally:
@@ -163,7 +166,7 @@ def test_several_threads_may_give_back_at_once() -> None:
     assert borrower.given_back() == [1, 2]
 
 
-def test_no_more_is_lent_than_the_limit_allows(lender: shm.Lender) -> None:
+def test_no_more_is_lent_than_the_limit_allows(lender: Lender) -> None:
     references = []
     while (reference := lend(lender, [torch.ones(3 * MB)])) is not None:
         references.append(reference)
@@ -174,7 +177,7 @@ def test_no_more_is_lent_than_the_limit_allows(lender: shm.Lender) -> None:
     assert lend(lender, [torch.ones(3 * MB)]) is not None
 
 
-def test_free_segments_of_another_size_make_room(lender: shm.Lender) -> None:
+def test_free_segments_of_another_size_make_room(lender: Lender) -> None:
     for size in (MB // 8, 10 * MB):
         borrower = loans.Borrower()
         for _ in range(4):
@@ -186,20 +189,20 @@ def test_free_segments_of_another_size_make_room(lender: shm.Lender) -> None:
     assert lend(lender, [torch.ones(15 * MB)]) is not None
 
 
-def test_what_nobody_uses_is_returned_to_the_system(lender: shm.Lender) -> None:
+def test_what_nobody_uses_is_returned_to_the_system(lender: Lender) -> None:
     borrower = loans.Borrower()
     borrower.take(lend(lender, [torch.ones(MB)]), 0.0)
     lender.take_back(borrower.given_back(), "b", 100.0)
-    lender.trim(100.0 + shm.IDLE / 2)
+    lender.trim(100.0 + IDLE / 2)
     assert lender.counts()[0]
-    lender.trim(101.0 + shm.IDLE)
+    lender.trim(101.0 + IDLE)
     assert lender.counts() == (0, 0)
     before = len(os.listdir("/proc/self/fd"))
     borrower.trim(1000.0)
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-def test_a_wrong_reference_is_refused(lender: shm.Lender) -> None:
+def test_a_wrong_reference_is_refused(lender: Lender) -> None:
     reference = lend(lender, [torch.ones(MB)])
     assert reference is not None
     borrower = loans.Borrower()
@@ -216,8 +219,8 @@ def test_a_wrong_reference_is_refused(lender: shm.Lender) -> None:
     assert borrower.given_back() == []
 
 
-def test_memory_that_its_lender_could_take_away_is_refused(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "SEALS", fcntl.F_SEAL_GROW)
+def test_memory_that_its_lender_could_take_away_is_refused(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_memory, "SEALS", fcntl.F_SEAL_GROW)
     reference = lend(lender, [torch.ones(MB)])
     monkeypatch.undo()
     with pytest.raises(ValueError, match="not sealed"):
@@ -226,8 +229,8 @@ def test_memory_that_its_lender_could_take_away_is_refused(lender: shm.Lender, m
 
 def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
     program = (
-        "import sys, torch; from remora.transport.shm import lender as shm\n"
-        "lender = shm.Lender(1 << 30); tensor = torch.arange(1 << 20)\n"
+        "import sys, torch; from remora.transport.shm.lender import Lender\n"
+        "lender = Lender(1 << 30); tensor = torch.arange(1 << 20)\n"
         "from remora.wire.raw_memory import readonly_view\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]\n"
         "placement = lender.lend(buffers, 'b', 0.0); placement.fill(buffers)\n"
@@ -248,7 +251,7 @@ def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
 class Lent:
     """A segment about which its borrower knows, and that is still to be filled."""
 
-    def __init__(self, lender: shm.Lender, value: float) -> None:
+    def __init__(self, lender: Lender, value: float) -> None:
         self.tensor = torch.full((10_000,), value)
         self.buffers = [view(self.tensor)]
         placement = lender.lend(self.buffers, "b", 0.0)
@@ -256,10 +259,10 @@ class Lent:
         placement.fill_later()
         self.placement = placement
         self.reference = placement.refer()
-        self.loans = shm.loans_in(self.reference)
+        self.loans = loans_in(self.reference)
 
 
-def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> None:
+def test_who_comes_before_it_is_filled_waits_for_that(lender: Lender) -> None:
     borrower = loans.Borrower()
     for value in (1.0, 2.0):  # the same memory the second time
         lent = Lent(lender, value)
@@ -285,7 +288,7 @@ def test_who_comes_before_it_is_filled_waits_for_that(lender: shm.Lender) -> Non
         assert lender.counts()[1] == 0
 
 
-def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: shm.Lender) -> None:
+def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: Lender) -> None:
     lent = Lent(lender, 1.0)
     _, filling = loans.Borrower().take(lent.reference, 0.0)
     assert filling is not None
@@ -296,7 +299,7 @@ def test_nobody_waits_for_one_that_died_before_it_was_filled(lender: shm.Lender)
 
 
 def test_what_is_given_back_unread_is_not_lent_again_before_it_is_filled() -> None:
-    lender = shm.Lender(shm.size_class(40_000 + shm.HEAD)[0])  # there is room for one
+    lender = Lender(size_class(40_000 + HEAD)[0])  # there is room for one
     try:
         lent = Lent(lender, 1.0)
         lender.take_back(lent.loans, "b", 0.0)
@@ -310,7 +313,7 @@ def test_what_is_given_back_unread_is_not_lent_again_before_it_is_filled() -> No
         lender.close()
 
 
-def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lender: shm.Lender) -> None:
+def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lender: Lender) -> None:
     lent = Lent(lender, 1.0)
     [place] = lent.placement.memory(range(1))
     lender.forget("b")
@@ -322,9 +325,9 @@ def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lend
 @pytest.mark.parametrize("end", ["lender.forget('b')", "lender.close()"])
 def test_one_whose_borrower_dies_while_it_is_being_filled_stays_until_that_is_done(end: str) -> None:
     program = (
-        "import ctypes, torch; from remora.transport.shm import lender as shm\n"
+        "import ctypes, torch; from remora.transport.shm.lender import Lender\n"
         "from remora.wire.raw_memory import readonly_view\n"
-        "lender = shm.Lender(1 << 30); tensor = torch.ones(1 << 20); real = ctypes.memmove\n"
+        "lender = Lender(1 << 30); tensor = torch.ones(1 << 20); real = ctypes.memmove\n"
         "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)] * 2\n"
         "placement = lender.lend(buffers, 'b', 0.0); arena = placement.arena\n"
         "def move(*args):\n"
@@ -340,7 +343,7 @@ def test_one_whose_borrower_dies_while_it_is_being_filled_stays_until_that_is_do
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "memfd_create"])
 def test_without_memory_or_descriptors_nothing_is_lent_until_there_are_some(
-    monkeypatch: pytest.MonkeyPatch, lender: shm.Lender, call: str
+    monkeypatch: pytest.MonkeyPatch, lender: Lender, call: str
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(24, "Too many open files")
@@ -351,11 +354,11 @@ def test_without_memory_or_descriptors_nothing_is_lent_until_there_are_some(
     assert lender.lend(buffers, "b", 100.0) is None
     assert len(os.listdir("/proc/self/fd")) == before
     monkeypatch.undo()
-    assert lender.lend(buffers, "b", 100.0 + shm.PAUSE / 2) is None, "the system is left in peace for a moment"
-    assert lender.lend(buffers, "b", 100.0 + shm.PAUSE) is not None
+    assert lender.lend(buffers, "b", 100.0 + PAUSE / 2) is None, "the system is left in peace for a moment"
+    assert lender.lend(buffers, "b", 100.0 + PAUSE) is not None
 
 
-def test_a_destructor_inside_the_lender_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch, lender: shm.Lender) -> None:
+def test_a_destructor_inside_the_lender_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch, lender: Lender) -> None:
     """The collector may run a destructor of the program where memory is made, and it may send a large tensor itself."""
     real = os.posix_fallocate
     inside: list[object] = []
@@ -373,7 +376,7 @@ def test_a_destructor_inside_the_lender_does_not_wait_for_it(monkeypatch: pytest
     assert inside == [None, None], "they go over the connection"
 
 
-def test_an_arena_is_gone_with_its_borrower_without_the_collector(lender: shm.Lender) -> None:
+def test_an_arena_is_gone_with_its_borrower_without_the_collector(lender: Lender) -> None:
     before = len(os.listdir("/proc/self/fd"))
     gc.disable()
     try:
@@ -387,7 +390,7 @@ def test_an_arena_is_gone_with_its_borrower_without_the_collector(lender: shm.Le
 
 
 def test_gaps_between_segments_become_one_again() -> None:
-    lender = shm.Lender(8 * MB)
+    lender = Lender(8 * MB)
     try:
         for size in (MB // 4, MB // 2, MB, MB // 3, 2 * MB - 64, MB // 8, 2 * MB - 64) * 3:  # floats; mostly all there is
             borrower = loans.Borrower()
@@ -430,7 +433,7 @@ def array_in(storage: torch.UntypedStorage) -> Any:
     return torch.empty(0).set_(storage).numpy()
 
 
-def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: shm.Lender) -> None:
+def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: Lender) -> None:
     borrower = loans.Borrower()
     [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
     array = array_in(storage)
@@ -451,7 +454,7 @@ def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: shm.Lender)
     assert len(borrower.given_back()) == 1
 
 
-def test_memory_that_was_made_ours_is_free_when_its_tensor_is_gone(lender: shm.Lender) -> None:
+def test_memory_that_was_made_ours_is_free_when_its_tensor_is_gone(lender: Lender) -> None:
     borrower = loans.Borrower()
     kept = [take(borrower, lend(lender, [torch.ones(MB)])) for _ in range(8)]
     assert in_child(lambda: True)()
@@ -475,7 +478,7 @@ def descriptors() -> list[str]:
     return found
 
 
-def test_what_no_tensor_uses_is_not_there_in_a_child(lender: shm.Lender) -> None:
+def test_what_no_tensor_uses_is_not_there_in_a_child(lender: Lender) -> None:
     borrower = loans.Borrower()
     [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
     take(borrower, lend(lender, [torch.ones(2 * MB)]))
@@ -490,7 +493,7 @@ def test_what_no_tensor_uses_is_not_there_in_a_child(lender: shm.Lender) -> None
     assert (array_in(storage) == 1.0).all()
 
 
-def test_a_child_of_a_child_has_its_own_too(lender: shm.Lender) -> None:
+def test_a_child_of_a_child_has_its_own_too(lender: Lender) -> None:
     borrower = loans.Borrower()
     [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
     array = array_in(storage)
@@ -504,7 +507,7 @@ def test_a_child_of_a_child_has_its_own_too(lender: shm.Lender) -> None:
     assert (array == 1.0).all()
 
 
-def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: shm.Lender) -> None:
+def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: Lender) -> None:
     """The one that waits for it has to see what the lender writes."""
     borrower = loans.Borrower()
     lent = Lent(lender, 5.0)
@@ -520,7 +523,7 @@ def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: shm.Lender) -> 
     assert borrower.given_back() == lent.loans
 
 
-def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: shm.Lender) -> None:
+def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: Lender) -> None:
     borrower = loans.Borrower()
     stop = threading.Event()
 
@@ -547,7 +550,7 @@ def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: shm.Lend
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM])
 def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back(
-    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, error: int
+    lender: Lender, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     borrower = loans.Borrower()
     [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
@@ -556,7 +559,7 @@ def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back
         ctypes.set_errno(error)
         return False
 
-    monkeypatch.setattr(shm, "populate", refuse)
+    monkeypatch.setattr(loans, "populate", refuse)
     array = array_in(storage)
     ask = in_child(lambda: bool((array == 1.0).all()))
     monkeypatch.undo()
@@ -565,7 +568,7 @@ def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back
     assert ask()
 
 
-def test_a_fork_without_loans_changes_nothing(lender: shm.Lender) -> None:
+def test_a_fork_without_loans_changes_nothing(lender: Lender) -> None:
     borrower = loans.Borrower()
     addresses = set()
     for _ in range(2):

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from remora.agent import fault_hooks
 from remora.agent.caller import Caller
+from remora.agent.calls.blocking import wait_until
 from remora.agent.calls.call_errors import name_of
-from remora.agent.calls.future import forgotten, wait_until
+from remora.agent.calls.unseen_failures import unseen_failures
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
@@ -27,6 +27,7 @@ from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.agent.serving.execution import Execution
 from remora.faults.injector import Injector, Stage
+from remora.faults.worker_faults import REMADE, WorkerFaults
 from remora.long_wait import LongWait, listed
 from remora.options import Settings
 from remora.protocol.membership import REGULAR_TICK
@@ -58,6 +59,7 @@ class Agent:
         settings: Settings,
         introduction: HandshakeClient,
         places: DeviceRouting,
+        faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
         self.me = me
@@ -70,13 +72,14 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, hooks
+            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, faults, hooks
         )
         self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
         self.own_time = introduction.own_time
-        self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company)
+        self._faults = faults
+        self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company, faults)
         self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
-        self.retries = Retries(caller, self.pool, self.timers, self.clock)
+        self.retries = Retries(caller, self.pool, self.timers, self.clock, faults)
         self._unanswered = Unanswered(self.clock, self.pool.submit_system)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.gil_profiling = False
@@ -85,13 +88,13 @@ class Agent:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun to serve, and has not ended."""
+        """Return True if it has begun to serve and has not ended."""
         return self.caller.running
 
     @property
     def faults(self) -> Injector | None:
-        """What shall go wrong, in tests."""
-        return self.caller.faults
+        """The part of this worker in the fault plan that it follows."""
+        return self._faults.injector
 
     def follow_plan(self, plan: str) -> None:
         """Follow a fault plan. For a worker that is alone in its process."""
@@ -99,17 +102,15 @@ class Agent:
 
     def inject(self, injector: Injector) -> None:
         """Follow a fault plan. Links that are there already are made anew, so that they pass the plan, too."""
-        self.caller.faults = injector
-        self.listener.handshake_client.barred = injector.barred
-        fault_hooks.lead_through(self.pool, injector)
+        self._faults.follow(injector)
         for peer in self.peers.all():
             for channel in peer.channels():
-                channel.cut(ConnectionError(fault_hooks.REMADE))
+                channel.cut(ConnectionError(REMADE))
 
     def start(self) -> None:
         """Begin to serve."""
         self.caller.running = True
-        forgotten.reporters += 1
+        unseen_failures.reporters += 1
         self.timers.start()
         self.pool.start()
         self.listener.open()
@@ -132,15 +133,15 @@ class Agent:
         self.listener.tick(now)
         self.dispatch.tell_progress(now, now + 2 * TICK)
         self._unanswered.look(self.peers.all())
-        if forgotten.due:
-            self.pool.submit_system(forgotten.report)  # not here: the text of an error is the program's code
+        if unseen_failures.due:
+            self.pool.submit_system(unseen_failures.report)  # not here: the text of an error is the program's code
         if self.execution.raised.due:
             self.pool.submit_system(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self.caller.expire_at(channel, call)
 
     def counters(self) -> dict[str, int | float]:
-        """What the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""
+        """Return what the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""
         _, watching, active = self.pool.counts()
         found: dict[str, int | float] = {
             "agent.thread_pool_size": self.pool.limit,
@@ -192,7 +193,7 @@ class Agent:
 
     def discard(self) -> None:
         """Undo the constructor: the worker never started."""
-        fault_hooks.end(self.pool)
+        self._faults.close()
         self.listener.close()
         self.poller.close()
 
@@ -200,7 +201,7 @@ class Agent:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.caller.running = False
         self.caller.forked = True
-        forgotten.reporters = 0
+        unseen_failures.reporters = 0
         self.pool.abandon()
         for sock in (*self.listener.descriptors(), *self.peers.descriptors()):
             sock.close()
@@ -209,8 +210,8 @@ class Agent:
 
     def _end(self) -> None:
         self.caller.running = False
-        forgotten.reporters -= 1
-        forgotten.report()
+        unseen_failures.reporters -= 1
+        unseen_failures.report()
         self.execution.raised.report(at_once=True)
 
     def kill(self) -> None:
@@ -220,7 +221,7 @@ class Agent:
         self._end()
         self.listener.close()
         self.peers.stop(self.caller.stopped)
-        fault_hooks.end(self.pool)
+        self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
         self.pool.stop(0.5)
@@ -235,7 +236,7 @@ class Agent:
         self.peers.farewells.say(graceful)
         self.listener.close()  # not before: who has lost our last words dials, and is told that we leave
         self.peers.stop(self.caller.stopped)
-        fault_hooks.end(self.pool)
+        self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
         # one that ends its own worker is not left behind

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent.calls.call import Call, next_call_id
-from remora.agent.calls.future import Future, Origin
+from remora.agent.calls.future import Future
+from remora.agent.calls.unseen_failures import Origin
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.channel.waiter_owned import WaiterOwned
@@ -15,7 +16,7 @@ from remora.agent.runtime.current import blocking_region, reacquire_slot, releas
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
-from remora.faults.injector import Injector
+from remora.faults.worker_faults import WorkerFaults
 from remora.protocol.membership import REGULAR_TICK
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire.frames import FAILED
@@ -35,7 +36,15 @@ def _refused(call: Call) -> CallNotSent:
 class Caller:
     """Makes the calls of one worker."""
 
-    def __init__(self, me: WorkerInfo, timeout: float, pool: WorkerPool, timers: Timers, company: DelayedFlush) -> None:
+    def __init__(
+        self,
+        me: WorkerInfo,
+        timeout: float,
+        pool: WorkerPool,
+        timers: Timers,
+        company: DelayedFlush,
+        faults: WorkerFaults,
+    ) -> None:
         self._me = me
         self.timeout = timeout  # of calls that do not say how long they may take
         self._pool = pool
@@ -44,7 +53,7 @@ class Caller:
         self._attendance = WaiterOwned(timers)
         self.running = False
         self.forked = False  # this is a copy, in a child of the process that it runs in
-        self.faults: Injector | None = None  # what shall go wrong, in tests
+        self._faults = faults
 
     def call(self, peer: Peer, kind: int, packed: Packed, flags: int, timeout: float, target: object) -> Any:
         """Call and wait for the value."""
@@ -86,7 +95,7 @@ class Caller:
         channel = peer.outgoing
         if not self.running or peer.state != "alive":
             self._check(peer, call)
-        if self.faults is not None and self.faults.refuses(peer.name, kind, packed.body):
+        if self._faults.injector is not None and self._faults.refuse(peer.name, kind, packed.body):
             raise _refused(call)
         pool = release_slot()
         try:
@@ -163,7 +172,7 @@ class Caller:
             if not self.running or peer.state != "alive":
                 self._check(peer, call)
             left = call.limit(timeout, self.timeout)
-            if self.faults is not None and not asked and self.faults.refuses(peer.name, kind, packed.body):
+            if self._faults.injector is not None and not asked and self._faults.refuse(peer.name, kind, packed.body):
                 call.fail(_refused(call))
                 call.settle(_at_once)
                 return

@@ -19,6 +19,7 @@ from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError
+from remora.faults.worker_faults import WorkerFaults
 from remora.wire.packed import Packed
 
 Done = Callable[[BaseException | None], None]
@@ -29,7 +30,7 @@ BACKOFF = 1.5
 
 
 def gaps(retries: int = MAX_RETRIES, first: float = FIRST_GAP, backoff: float = BACKOFF) -> list[float]:
-    """How long after each try the next one comes: 1, 1, 1.5, 2.25, 3.375 s by default. PyTorch's schedule."""
+    """Return the seconds between one try and the next: 1, 1, 1.5, 2.25, 3.375 by default. PyTorch's schedule."""
     return [first * backoff ** max(k - 1, 0) for k in range(retries)]
 
 
@@ -49,12 +50,13 @@ class _ControlMessage:
 class Retries:
     """Sends the control messages of one worker."""
 
-    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, clock: Clock) -> None:
+    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, clock: Clock, faults: WorkerFaults) -> None:
         self.gaps = gaps()
         self._caller = caller
         self._pool = pool
         self._timers = timers
         self._clock = clock
+        self._faults = faults
         self._lock = threading.RLock()  # guards: _waiting
         self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
 
@@ -67,7 +69,7 @@ class Retries:
         `done` runs on a thread of the pool; or before this returns, if the peer is known to be gone. If it is not urgent,
         the answer is looked at within half a second.
         """
-        if self._caller.faults is None:
+        if self._faults.injector is None:
             self._start(peer, kind, packed, what, done, urgent)
         else:
             self._send_with_care(_ControlMessage(peer, kind, packed, what, done, urgent))
@@ -104,10 +106,8 @@ class Retries:
         self._go_on(message)
 
     def _refused(self, message: _ControlMessage) -> bool:
-        caller = self._caller
-        alive = caller.running and message.peer.state == "alive"  # else there is an answer already
-        faults = caller.faults
-        return alive and faults is not None and faults.refuses(message.peer.name, message.kind, message.packed.body)
+        alive = self._caller.running and message.peer.state == "alive"  # else there is an answer already
+        return alive and self._faults.refuse(message.peer.name, message.kind, message.packed.body)
 
     def _hold(self, message: _ControlMessage) -> None:
         """Try again when it is time; what is sent to the same peer meanwhile waits behind it."""

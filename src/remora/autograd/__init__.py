@@ -6,32 +6,20 @@
         gradients = remora.autograd.get_gradients(context_id)
 """
 
-from collections.abc import Callable
-from typing import Protocol
-
 import torch
 
 from remora.agent.calls.call_context import current_recording
+from remora.agent.runtime.current import acting_worker
 from remora.autograd.context import Context
 from remora.autograd.context_registry import ContextManager
 from remora.autograd.engine import Engine
-from remora.errors import NotInitialized
-
-current_worker: Callable[[], "Differentiating"] | None = None  # set by the layer above
 
 _MAX_WORKER = 2**16 - 1
 
 
-class Differentiating(Protocol):
-    """A worker, as far as it matters here."""
-
-    autograd: Engine
-
-
 def _engine() -> Engine:
-    if current_worker is None:
-        raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first.")
-    return current_worker().autograd
+    engine: Engine = acting_worker().autograd
+    return engine
 
 
 def context() -> ContextManager:

@@ -18,7 +18,8 @@ from torch.autograd.profiler import record_function
 
 from remora.agent.agent import Agent
 from remora.agent.calls.call import UNSET_TIMEOUT, Call
-from remora.agent.calls.future import Future, fresh
+from remora.agent.calls.error_copies import fresh
+from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
 from remora.agent.serving.dispatch import Request
 from remora.autograd.backward_pass import GradientBatch, Key, Pass

@@ -28,7 +28,6 @@ class RRefBackward:
         self._engine = engine
         self._references = references
         references.agent.dispatch.on(RRefBackwardReq.type, self._on_backward, inline=True)
-        references.differentiate = self.backward
 
     def backward(self, rref: Handle, context_id: int, retain_graph: bool) -> None:
         """Backpropagate from the value of a reference. Without a context: on its owner alone, into `.grad`."""

@@ -27,7 +27,7 @@ Message = tuple[str, str, MessageType]  # sender, receiver, type
 
 
 class Report:
-    """What was done to which message. Prints as a list, one deed a line."""
+    """A list of what was done to which message. It prints one record a line."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
@@ -80,24 +80,24 @@ class Stage:
         return self.course.plan
 
     def heal(self) -> None:
-        """What is cut or frozen now works again when this returns."""
+        """Restore what is cut or frozen now, before this returns."""
         with self._lock:
             self.course.heal(self.clock.now())
         self.pump.run(self._look)
 
     def report(self) -> Report:
-        """What was done so far."""
+        """Return what was done so far."""
         with self._lock:
             return Report(self._records)
 
     def messages(self) -> Counter[Message]:
-        """How many messages of each type left each worker for each other, whatever became of them."""
+        """Return the number of messages of each type that left each worker for each other, whatever became of them."""
         with self._lock:
             return Counter(self._seen)
 
     @property
     def idle(self) -> bool:
-        """Whether what the plan has begun is done, or waits for time to pass."""
+        """Return True if all that the plan has begun is done, or waits for time to pass."""
         with self._lock:
             injectors = [*self.injectors, *self._leavers]
         return self.pump.idle and not any(injector.dying for injector in injectors)
@@ -179,11 +179,11 @@ class Injector:
     # What the agent asks.
 
     def refuses(self, peer: str, kind: int, payload: bytes) -> bool:
-        """Whether the attempt to send this request fails."""
+        """Return True if the attempt to send this request fails."""
         return self.stage.attempt(self.me, peer, kind, payload)
 
     def barred(self, peer: str) -> bool:
-        """Whether no connection to that peer can be made."""
+        """Return True if no connection to that peer can be made."""
         return self.stage.severed(self.me, peer)
 
     def insert(self, link: StreamLink, peer: str, leftover: bytes) -> StreamLink:
@@ -220,11 +220,11 @@ class Injector:
 
     @property
     def dying(self) -> bool:
-        """Whether it is about to end."""
+        """Return True if it is about to end."""
         return self._end is not None and self._end.is_alive()
 
     def _silent(self, course: PlanRunner) -> bool:
-        """Whether this worker is to seem frozen. One with a process of its own is stopped, and needs not seem so."""
+        """Return True if this worker is to seem frozen. One with a process of its own is stopped instead."""
         return self._kill is not None and self.me in course.frozen
 
     def close_pipes(self) -> None:
@@ -256,7 +256,8 @@ def _kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Wakes a process at a time, and again until it notices: it may be stopped late. Ends when told to, and when nobody could.
+# Wakes a process at a time, and again until it notices: it may be stopped late. It ends when told to, or with
+# its parent.
 _WAKER = """
 import os, select, signal, sys, time
 pause = float(sys.argv[2]) - time.monotonic()
@@ -267,7 +268,7 @@ while not select.select([0], [], [], max(pause, 0.0))[0]:
 
 
 def _stop_process(until: float) -> None:
-    """Stop this process. Somebody else has to wake it up: a process that does nothing but wait for the time."""
+    """Stop this process. Another process wakes it up: one that does nothing but wait for the time."""
     if until == NEVER:
         _stop_here()
         return

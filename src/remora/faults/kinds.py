@@ -1,4 +1,4 @@
-"""What may go wrong, as values: with messages, with links, with workers. Plans are made of them; they do nothing.
+"""The kinds of faults, as values: of messages, of links, of workers. Plans are made of them; they do nothing.
 
 What happens to a *message* happens on the wire, below the session (but for `fail`: the attempt to send a request fails,
 as if it had never been made). What happens to *links* and *workers* happens at a time, or after a number of messages.
@@ -21,14 +21,14 @@ Choice = Literal["every", "first", "nth"]
 
 @dataclass(frozen=True)
 class Pair:
-    """Who speaks to whom; `*` is anybody. `both`: in either direction."""
+    """A sender and a receiver; `*` is any worker. `both`: in either direction."""
 
     sender: str = ANY
     receiver: str = ANY
     both: bool = False
 
     def matches(self, sender: str, receiver: str) -> bool:
-        """Whether a message from one to the other is meant."""
+        """Return True if a message from one to the other is meant."""
         return self._one_way(sender, receiver) or (self.both and self._one_way(receiver, sender))
 
     def _one_way(self, sender: str, receiver: str) -> bool:
@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Which:
-    """Which of the messages that match, counted apart for each sender and receiver.
+    """A choice among the messages that match, counted apart for each sender and receiver.
 
     `every` (each n-th), the `first` n, or the `nth` alone. `each`: counted apart for each payload, too, so that what is
     sent again is known again (`fail` only, where payloads are seen).
@@ -48,7 +48,7 @@ class Which:
     each: bool = False
 
     def picks(self, count: int) -> bool:
-        """Whether the count-th message (from 1) is meant."""
+        """Return True if the count-th message (from 1) is meant."""
         if self.choice == "every":
             return count % self.n == 0
         return count <= self.n if self.choice == "first" else count == self.n
@@ -105,7 +105,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Heal:
-    """What was cut between them can be connected again."""
+    """The end of a cut: the two can connect again."""
 
     link: Pair
     when: When = field(default_factory=When)
@@ -125,7 +125,7 @@ class Partition:
             raise ValueError("a partition is no link on which messages are counted: say at what time it comes")
 
     def separates(self, one: str, other: str) -> bool:
-        """Whether two workers are in different groups."""
+        """Return True if two workers are in different groups."""
         sides = [i for name in (one, other) for i, group in enumerate(self.groups) if name in group]
         return len(sides) == 2 and sides[0] != sides[1]
 

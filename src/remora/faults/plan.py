@@ -47,7 +47,7 @@ _TIME = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)(ms|s)")
 
 @dataclass(frozen=True)
 class Plan:
-    """What shall go wrong. `seed` decides what is left to chance: the same messages, the same fate."""
+    """A list of faults to inject. `seed` decides what is left to chance: the same messages, the same fate."""
 
     faults: tuple[Fault, ...] = ()
     seed: int = 0
@@ -97,7 +97,7 @@ class _Words:
         return self.left.pop(0)
 
     def take(self, word: str) -> bool:
-        """Whether this is the next word; then it has been read."""
+        """Read the next word if it is this one, and return True then."""
         if self.left and self.left[0] == word:
             del self.left[0]
             return True

@@ -116,7 +116,7 @@ class PlanRunner:
     # Links and workers.
 
     def severed(self, one: str, other: str) -> bool:
-        """Whether there can be no connection between two workers now."""
+        """Return True if there can be no connection between two workers now."""
         for fault in reversed(self._cuts):
             if isinstance(fault, Partition):
                 if fault.separates(one, other):
@@ -171,7 +171,7 @@ class PlanRunner:
 
     @property
     def next_time(self) -> float:
-        """When something will happen by itself."""
+        """The next time at which something happens by itself."""
         return self._ahead[0][0] if self._ahead else NEVER
 
     def advance(self, now: float) -> bool:
@@ -187,7 +187,7 @@ class PlanRunner:
 
 
 def _worse(fate: Fate, fault: MessageFault) -> Fate:
-    """What becomes of a message that this happens to, as well."""
+    """Return the fate of a message that this happens to, as well."""
     return Fate(
         copies=0 if fault.deed == "drop" else fate.copies * (2 if fault.deed == "duplicate" else 1),
         delay=fate.delay + fault.seconds,
@@ -201,7 +201,7 @@ def _when(fault: Fault) -> When:
 
 
 def _concerns(fault: Fault, one: str, other: str) -> bool:
-    """Whether a message between two workers counts for this fault."""
+    """Return True if a message between two workers counts for this fault."""
     if isinstance(fault, WorkerFault):
         return fault.worker in (one, other)
     if isinstance(fault, Cut | Heal):

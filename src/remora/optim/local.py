@@ -198,7 +198,7 @@ def _shadow(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Where its numbers are, and in which order."""
+    """Return the place and the order of its numbers in memory."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 

@@ -80,7 +80,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             current_recording.reset(recording)
 
     def _know_options(self) -> bool:
-        """Whether all owners know the options as they are now. Every step asks, so nothing is copied for it."""
+        """Return True if all owners know the options as they are now. Every step asks, so nothing is copied for it."""
         if len(self._told) != len(self.param_groups):
             return False
         try:
@@ -92,7 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return True
 
     def _news(self) -> list[Options]:
-        """What not all owners know of the options of each group. No more than that: an optimizer may keep in its groups
+        """Return the options of each group that not all owners know. No more than that: an optimizer may keep in its groups
         what it has found out, and that is not to be undone."""
         return [
             {name: value for name, value in options.items() if name not in told or not _are_equal(told[name], value)}

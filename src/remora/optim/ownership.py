@@ -1,4 +1,4 @@
-"""Who owns which parameters of an optimizer, and under which number. Computes, and makes no calls."""
+"""Assigns the parameters of an optimizer to their owners, with a number for each. Computes, and makes no calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class Share:
-    """What one worker owns of the parameters: those of each group, and the place of each among all parameters."""
+    """The parameters that one worker owns: those of each group, and the place of each among all parameters."""
 
     owner: WorkerInfo
     parameters: list[list[RRef[Any]]]

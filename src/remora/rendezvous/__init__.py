@@ -1,2 +1,2 @@
-"""How the workers of a group find each other, on a c10d store."""
+"""Lets the workers of a group find each other, on a c10d store."""
 

@@ -12,18 +12,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from remora import autograd as dist_autograd
 from remora.agent.calls.future import Future
 from remora.rendezvous.store import NAME_TIMEOUT, open_store, rank_and_size
-from remora.rpc import api, backend_registry, constants, functions, internal, membership, options, rref_proxy
+from remora.rpc import backend_registry, constants, functions, internal, membership, options, rref_proxy
 from remora.rpc.all_gather import AllGatherStates
 from remora.rpc.api import (
     _all_gather,
     _barrier,
     _delete_all_user_and_unforked_owner_rrefs,
-    _get_current_rpc_agent,
     _get_debug_info,
-    _is_current_rpc_agent_set,
-    _reset_current_rpc_agent,
     _rref_context_get_debug_info,
-    _set_and_start_rpc_agent,
     _set_rpc_timeout,
     enable_gil_profiling,
     get_rpc_timeout,
@@ -42,6 +38,12 @@ from remora.rpc.constants import (
     _DEFAULT_RPC_TIMEOUT_SEC,
     _UNSET_RPC_TIMEOUT,
 )
+from remora.rpc.current_worker import (
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _reset_current_rpc_agent,
+    _set_and_start_rpc_agent,
+)
 from remora.rpc.membership import get_worker_infos, members, on_membership
 from remora.rpc.options import (
     RemoraRpcBackendOptions,
@@ -53,7 +55,7 @@ from remora.rpc.options import (
 from remora.rpc.server_process_global_profiler import _server_process_global_profile
 from remora.rref.rref import RRef
 from remora.vocabulary.ids import WorkerInfo, check_worker_name
-from remora.worker import Worker, after_fork_in_child
+from remora.worker import Worker
 
 log = logging.getLogger("remora")
 
@@ -100,8 +102,8 @@ def init_rpc(
     """
     backend, settings = _backend_and_options(backend, rpc_backend_options)
     check_worker_name(name)
-    if api._is_current_rpc_agent_set():
-        raise RuntimeError(f"RPC is already initialized in this process, as {api._get_current_rpc_agent()}")
+    if _is_current_rpc_agent_set():
+        raise RuntimeError(f"RPC is already initialized in this process, as {_get_current_rpc_agent()}")
     rank, world_size = rank_and_size(rank, world_size, init_method=settings.init_method)
     store = open_store(settings.init_method, rank, world_size, settings.bringup_timeout, _name_timeout(settings))
     dist_autograd._init(rank)
@@ -109,7 +111,7 @@ def init_rpc(
 
 
 def _name_timeout(options: RpcBackendOptions) -> float:
-    """How long the name of the host where the group meets may be unknown: as long as the program says, if it does."""
+    """Return the seconds for which the name of the host where the group meets may be unknown; the program may set them."""
     given = options.settings.bringup_timeout if isinstance(options, TensorPipeRpcBackendOptions) else None
     return NAME_TIMEOUT if given is None else given
 
@@ -138,19 +140,16 @@ def _init_rpc_backend(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    if api._is_current_rpc_agent_set():
+    if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized in this process")
     agent = backend_registry.init_backend(
         backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
     )
-    api._set_and_start_rpc_agent(agent)
-
-
-after_fork_in_child(api._forget_in_fork)
+    _set_and_start_rpc_agent(agent)
 
 
 def __dir__() -> list[str]:
-    """What a program may use, for those who look around in a notebook. The names with an underscore are there, too:
+    """Return the public names, for a user who looks around in a notebook. The names with an underscore are there, too:
     programs written for PyTorch use some of them."""
     return [name for name in __all__ if not name.startswith("_")]
 

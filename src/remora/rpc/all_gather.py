@@ -16,7 +16,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from remora.agent.agent import describe_wait
-from remora.agent.calls.future import Future, wait_until
+from remora.agent.calls.blocking import wait_until
+from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
 from remora.agent.runtime.current import blocking_region, current_worker
 from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
@@ -95,7 +96,7 @@ class Gatherings:
         state.proceed_signal.set()
 
     def forget(self, peer: Peer) -> None:
-        """A worker is gone: what it reported to gatherings that nobody here has begun is of no use."""
+        """A worker is gone: what it reported to gatherings that have not begun here is of no use."""
         for sequence_id, state in self.states.copy().items():
             participants, _, number = sequence_id.rpartition("#")
             begun = int(number) < self._begun.get(participants, 0)
@@ -193,13 +194,13 @@ def _culprit(worker: Worker, peers: dict[str, Peer], leader: str) -> WorkerLost 
 
 
 def _still_waiting(worker: Worker, names: set[str], state: AllGatherStates, purpose: str) -> str:
-    """Who has not come yet, and what we have asked them to do: that may be what keeps them."""
+    """Describe the workers that have not come yet, and the calls of ours that they run: these may keep them."""
     missing = [describe_wait(worker.peer(name)) for name in sorted(names - set(state.gathered_objects))]
     return f"{purpose} waits for {listed(missing) or 'the outcome'}"
 
 
 def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: float, purpose: str) -> bool:
-    """Wait for the end of a gathering. Whoever we have no link with is looked for, so that nobody waits for the dead."""
+    """Wait for the end of a gathering. Workers without a link are dialled, so that no thread waits for one that is dead."""
     clock = worker.clock
     end = float("inf") if timeout in (0, UNSET_RPC_TIMEOUT) else clock.now() + timeout
     report = LongWait(lambda: _still_waiting(worker, names, state, purpose), clock)
@@ -298,7 +299,7 @@ def _follow(
 
 
 def _doubts(worker: Worker, names: list[str]) -> str:
-    """What is known of those who were waited for in vain."""
+    """Describe what is known of the workers that were waited for in vain."""
     doubts = [f"{name} is suspected: {doubt}" for name in names if (doubt := worker.peer(name).doubt)]
     return f" ({'; '.join(doubts)})" if doubts else ""
 
@@ -307,7 +308,7 @@ def settle(api: Any, worker: Worker, timeout: float) -> None:
     """Block until no call is under way on any worker.
 
     Everybody waits until it is idle itself and tells how many calls it ever made; when the sum is the same twice in a
-    row, nobody made a call in between, and nobody is running one that could make another.
+    row, no worker made a call in between, and none is running one that could make another.
     """
     end = worker.clock.now() + timeout if timeout else float("inf")
     before = -1

@@ -1,8 +1,7 @@
-"""Where a call begins: the functions of `torch.distributed.rpc.api`, on the current worker of this process."""
+"""The functions of `torch.distributed.rpc.api`, on the current worker of this process. A call begins here."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import threading
@@ -14,20 +13,24 @@ import torch
 
 from remora import autograd
 from remora.agent.calls.future import Future
-from remora.agent.runtime.current import thread_state
-from remora.errors import FORKED, NotInitialized
+from remora.agent.runtime.current import acting_worker, process_state, thread_state
 from remora.options import check_timeout
 from remora.rpc import all_gather, request_builder
 from remora.rpc.all_gather import AllGatherStates
 from remora.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from remora.rpc.internal import PythonUDF as PythonUDF  # as torch's module offers them
+from remora.rpc.current_worker import _get_current_rpc_agent, _require_initialized, _reset_current_rpc_agent
+
+# As torch's module offers them.
+from remora.rpc.current_worker import _is_current_rpc_agent_set as _is_current_rpc_agent_set
+from remora.rpc.current_worker import _set_and_start_rpc_agent as _set_and_start_rpc_agent
+from remora.rpc.internal import PythonUDF as PythonUDF
 from remora.rpc.internal import RPCExecMode as RPCExecMode
 from remora.rpc.internal import _build_rpc_profiling_key as _build_rpc_profiling_key
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.profiler import spans
 from remora.rpc.profiler.spans import Target
-from remora.rref import proxy, rref
 from remora.rref.create import create
+from remora.rref.references import Calls
 from remora.rref.rref import RRef
 from remora.rref.snapshot import Snapshot
 from remora.vocabulary.ids import WorkerInfo
@@ -52,83 +55,18 @@ _default_pickler: Any = _internal_rpc_pickler
 _thread_local_var = threading.local()
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
-_current: Worker | None = None
-_forked_from = ""  # the name of the worker that the parent of this process had when it forked
-
 
 PyRRef = RRef
-
-# The current worker.
-
-
-def _set_and_start_rpc_agent(agent: Worker) -> None:
-    """Make a worker the current one of this process and let it serve."""
-    global _current, _forked_from
-    _current, _forked_from = agent, ""
-    try:
-        agent.start()
-    except BaseException:
-        _current = None
-        agent.stop()
-        raise
-
-
-def _is_current_rpc_agent_set() -> bool:
-    return _current is not None
-
-
-def _get_current_rpc_agent() -> Worker:
-    worker: Worker | None = thread_state.worker or _current
-    if worker is None:
-        text = "Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?"
-        raise NotInitialized(text + _of_a_fork())
-    return worker
-
-
-def _reset_current_rpc_agent() -> None:
-    global _current
-    _current = None
-
-
-def _forget_in_fork() -> None:
-    """In a forked child: the worker stayed with the parent."""
-    global _forked_from
-    if _current is not None:
-        _forked_from = _current.get_worker_info().name
-    _reset_current_rpc_agent()
-
-
-def _of_a_fork() -> str:
-    return f" {FORKED.format(name=_forked_from)}" if _forked_from else ""
-
-
-def _worker() -> Worker:
-    """Who makes a call: inside a function that a worker runs it is that worker, else the current one of the process."""
-    worker: Worker | None = thread_state.worker or _current
-    if worker is None:
-        raise NotInitialized("RPC has not been initialized. Call remora.rpc.init_rpc first." + _of_a_fork())
-    return worker
-
-
-def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that needs a current worker."""
-
-    @functools.wraps(func)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        _worker()
-        return func(*args, **kwargs)
-
-    return wrapper
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
     """The WorkerInfo of the worker of that name, or of this one."""
-    worker = _worker()
+    worker = _get_current_rpc_agent()
     return worker.get_worker_info() if worker_name is None else worker.get_worker_info(worker_name)
 
 
 def _to_worker_info(to: str | int | WorkerInfo) -> WorkerInfo:
-    return _worker().peer(to).info
+    return _get_current_rpc_agent().peer(to).info
 
 
 def get_rpc_timeout() -> float:
@@ -176,7 +114,7 @@ def rpc_sync(
     `to` is a name, an id or a WorkerInfo. `timeout` is in seconds; 0 waits for ever. What the function raises is raised
     here, with its own type and the remote traceback as its cause.
     """
-    worker = thread_state.worker or _current or _worker()
+    worker = thread_state.worker or process_state.worker or acting_worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
@@ -217,7 +155,7 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
     """Like `rpc_sync`, but return at once with a future of the result, which can be waited for, awaited and cancelled."""
-    worker = thread_state.worker or _current or _worker()
+    worker = thread_state.worker or process_state.worker or acting_worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     caller = sys._getframe(1)
@@ -263,7 +201,7 @@ def remote(
 
     The reference may be used and shared before the function has run. `timeout` is for the function's run.
     """
-    worker = _worker()
+    worker = _get_current_rpc_agent()
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
@@ -318,14 +256,15 @@ def _all_gather(
     """
     if timeout != UNSET_RPC_TIMEOUT:
         timeout = check_timeout(timeout, "the timeout of _all_gather")
-    return all_gather.all_gather(sys.modules[__name__], _worker(), obj, worker_names, timeout)
+    return all_gather.all_gather(sys.modules[__name__], _get_current_rpc_agent(), obj, worker_names, timeout)
 
 
 @_require_initialized
 def _barrier(worker_names: set[str] | list[str]) -> None:
     """Block until all the named workers are here; without a name, everybody."""
     try:
-        all_gather.all_gather(sys.modules[__name__], _worker(), None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
+        worker = _get_current_rpc_agent()
+        all_gather.all_gather(sys.modules[__name__], worker, None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
     except RuntimeError as error:
         log.error("failed to complete the barrier: %s", error)
 
@@ -334,17 +273,17 @@ def _barrier(worker_names: set[str] | list[str]) -> None:
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Block until all workers are here, serving calls meanwhile."""
     timeout = check_timeout(timeout, "the timeout of _wait_all_workers")
-    all_gather.all_gather(sys.modules[__name__], _worker(), None, None, timeout, "shutdown")
+    all_gather.all_gather(sys.modules[__name__], _get_current_rpc_agent(), None, None, timeout, "shutdown")
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
     """Say goodbye for every reference held here and wait until others have said it for ours."""
     timeout = check_timeout(timeout, "the timeout of _delete_all_user_and_unforked_owner_rrefs")
-    _worker().references.table.delete_all(timeout)
+    _get_current_rpc_agent().references.table.delete_all(timeout)
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:
-    """How many values and references this worker keeps track of."""
+    """Return the number of values and references that this worker keeps track of."""
     return {key: str(value) for key, value in _get_current_rpc_agent().references.table.counts().items()}
 
 
@@ -365,7 +304,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     instead, raise an error that names it. Not graceful: end at once. `timeout` is in seconds; 0 waits for ever.
     """
     timeout = check_timeout(timeout, "the timeout of shutdown")
-    worker = _worker()
+    worker = _get_current_rpc_agent()
     if sys.is_finalizing():
         return  # a destructor calls it while the interpreter goes down: there is nothing left to end, nor to wait for
     try:
@@ -388,7 +327,7 @@ def _finalize_shutdown(worker: Worker, graceful: bool) -> None:
         try:
             worker.stop(graceful)
         finally:
-            if worker is _current:
+            if worker is process_state.worker:
                 _reset_current_rpc_agent()
 
 
@@ -403,7 +342,7 @@ def _get_debug_info() -> dict[str, str]:
 
 def references() -> Snapshot:
     """The values of this worker that others hold, and the references it holds to values of others. Print it."""
-    return _worker().references.table.snapshot()
+    return _get_current_rpc_agent().references.table.snapshot()
 
 
 def enable_gil_profiling(flag: bool) -> None:
@@ -411,8 +350,6 @@ def enable_gil_profiling(flag: bool) -> None:
     _get_current_rpc_agent().enable_gil_profiling(flag)
 
 
-autograd.current_worker = _get_current_rpc_agent
-rref.current_references = lambda: _get_current_rpc_agent().references
-proxy.calls.update(rpc_sync=rpc_sync, rpc_async=rpc_async, remote=remote)
+CALLS = Calls(rpc_sync, rpc_async, remote)  # of proxies
 
 __all__ = ["AllGatherStates", "RRef", "get_rpc_timeout", "get_worker_info", "rpc_async", "rpc_sync", "shutdown", "torch"]

@@ -12,7 +12,7 @@ InitHandler = Callable[..., Any]
 
 
 class BackendValue(NamedTuple):
-    """How a backend makes its options and its agent."""
+    """A backend: the functions that make its options and its agent."""
 
     construct_rpc_backend_options_handler: OptionsHandler
     init_backend_handler: InitHandler
@@ -64,7 +64,7 @@ def _member(name: str) -> BackendType:
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Whether a backend of that name is known."""
+    """Return True if a backend of that name is known."""
     return backend_name in _Registry._members
 
 

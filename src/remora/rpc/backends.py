@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remora.devices.maps import Wishes
-from remora.rpc import backend_registry
+from remora.rpc import api, backend_registry
 from remora.rpc.options import RemoraRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from remora.worker import Worker
 
@@ -18,7 +18,7 @@ def _init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_
         )
     wishes = Wishes(options.device_maps, options.devices)
     return Worker(
-        name, rank, world_size, store, options.rpc_timeout, options.num_worker_threads, options.settings, wishes
+        name, rank, world_size, store, options.rpc_timeout, options.num_worker_threads, options.settings, api.CALLS, wishes
     )
 
 

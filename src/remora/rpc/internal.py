@@ -12,7 +12,7 @@ from remora.wire.pickler import pack, register_reducer, unpack
 
 
 class RPCExecMode(Enum):
-    """How a call was made, as it is shown in profiles."""
+    """The way a call was made, as profiles show it."""
 
     SYNC = "sync"
     ASYNC = "async"

@@ -1,4 +1,4 @@
-"""Who is there, and what becomes of them: `remora.rpc.on_membership` and what it tells.
+"""The members of the group and the events of their lives: `remora.rpc.on_membership` and what it reports.
 
     def tell(event):
         match event:
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from remora.agent.peers.membership_events import Subscription
 from remora.protocol.membership import Died, Joined, Left, Member, MembershipEvent, Recovered, Suspected
-from remora.rpc import api
+from remora.rpc.current_worker import _get_current_rpc_agent
 from remora.vocabulary.ids import WorkerInfo
 
 
@@ -28,17 +28,17 @@ def on_membership(callback: Callable[[MembershipEvent], object]) -> Subscription
     may make calls. Ends with `cancel()` on what this returns, at the end of a `with` block, or with the worker. What
     happened before is not told: subscribe first, then look at `members()`.
     """
-    return api._worker().agent.peers.events.subscribe(callback)
+    return _get_current_rpc_agent().agent.peers.events.subscribe(callback)
 
 
 def get_worker_infos() -> list[WorkerInfo]:
     """The workers that are there now, by id: this one, and all others that have not left or died as far as is known."""
-    return api._worker().get_worker_infos()
+    return _get_current_rpc_agent().get_worker_infos()
 
 
 def members() -> list[Member]:
     """The same with the state of each (alive, suspected, left or dead) and the reason; the last of those gone included."""
-    return api._worker().members()
+    return _get_current_rpc_agent().members()
 
 
 __all__ = [

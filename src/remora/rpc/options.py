@@ -1,4 +1,4 @@
-"""What a program may say about its worker when it starts one: PyTorch's options, and ours."""
+"""The options of a worker that a program starts: PyTorch's, and ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _to_device_list(devices: Sequence[DeviceType]) -> list[torch.device]:
 
 
 class RpcBackendOptions:
-    """What every backend understands: how long a call may take, and where the workers meet.
+    """The options of every backend: the timeout of calls, and the place where the workers meet.
 
     rpc_timeout: seconds a call may take unless it says otherwise; 0 is for ever
     init_method: `env://` (MASTER_ADDR and MASTER_PORT), `tcp://host:port` or `file:///path`
@@ -50,7 +50,7 @@ class RpcBackendOptions:
 
     @property
     def bringup_timeout(self) -> float:
-        """Seconds the workers of a group have to find each other; 0 is for ever. As long as a call, where nobody says."""
+        """Seconds the workers of a group have to find each other; 0 is for ever. By default as long as a call."""
         return self.rpc_timeout
 
     def __repr__(self) -> str:
@@ -99,8 +99,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         return self.settings.time_to_meet(self.rpc_timeout)
 
     def set_device_map(self, to: str, device_map: Mapping[DeviceType, DeviceType]) -> None:
-        """Where tensors on a device here go on worker `to`. Adds to what was set before; whether it can be is found out when
-        the worker starts."""
+        """Map devices here to devices of worker `to`. This adds to what was set before; `init_rpc` finds out if it is
+        possible."""
         new = _to_device_map(device_map)
         known = self.device_maps.get(to, {})
         for here, there in new.items():

@@ -119,7 +119,7 @@ def _shown(value: object) -> str:
 
 
 def script_name(func: Callable[..., Any]) -> tuple[str, str] | None:
-    """How the callee finds a function that torch compiled, or that the program compiled with torch; None for Python's."""
+    """Return the name by which the callee finds a function that torch compiled; None for one of Python."""
     if type(func) is BuiltinFunctionType:
         operator = TORCH_NAMES.get(func)
         return None if operator is None else ("operator", operator)

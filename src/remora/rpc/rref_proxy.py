@@ -16,7 +16,7 @@ class RRefProxy(Proxy):
     __slots__ = ()
 
     def __init__(self, rref: RRef[Any], rpc_api: Callable[..., Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
-        super().__init__(rref, rpc_api.__name__, timeout)
+        super().__init__(rref, rpc_api, timeout)
 
 
 __all__ = ["RRefProxy"]

@@ -16,7 +16,7 @@ from torch.autograd.profiler_legacy import profile
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from remora.agent.serving.execution import Execution
-from remora.rpc import api
+from remora.rpc.current_worker import _get_current_rpc_agent
 from remora.rpc.profiler import tracing
 from remora.rpc.profiler.tracing import What
 
@@ -38,7 +38,7 @@ class _server_process_global_profile(profile):
             if self.entered:
                 raise RuntimeError("Profiler context manager is not reentrant")
             self.entered = True
-            _begin(api._get_current_rpc_agent().agent.execution, self)
+            _begin(_get_current_rpc_agent().agent.execution, self)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from remora.agent.calls.future import fresh
+from remora.agent.calls.error_copies import fresh
 from remora.agent.peers.manager import Peer
 from remora.errors import OwnerDied, ProtocolError, RendezvousError
 from remora.rendezvous.record import WorkerRecord

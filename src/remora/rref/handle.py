@@ -11,9 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from remora.agent.calls.blocking import going_down
 from remora.agent.calls.call import UNSET_TIMEOUT
 from remora.agent.calls.call_context import current_recording, pack_recorded
-from remora.agent.calls.future import Future, fresh, going_down
+from remora.agent.calls.error_copies import fresh
+from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
 from remora.errors import CallNotSent, CallOutcomeUnknown, OwnerDied, WorkerLost
 from remora.options import check_timeout

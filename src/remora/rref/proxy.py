@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 from remora.agent.calls.future import Future
 from remora.agent.serving.execution import Deferred
+from remora.rref.references import Calls
 from remora.vocabulary.ids import WorkerInfo
 
 ASYNC_MARK = "_wrapped_async_rpc_function"
-
-calls: dict[str, Callable[..., Any]] = {}  # the functions of `rpc` that make calls, by name; set by `rpc`
 
 
 class Reference(Protocol):
@@ -23,6 +22,8 @@ class Reference(Protocol):
 
     _type: Future[Any] | None
 
+    @property
+    def _calls(self) -> Calls: ...
     def is_owner(self) -> bool: ...
     def owner(self) -> WorkerInfo: ...
     def local_value(self) -> Any: ...
@@ -32,26 +33,28 @@ class Reference(Protocol):
 class Proxy:
     """Stands for the value: each attribute is a function that calls the value's method of that name on its owner."""
 
-    __slots__ = ("_api", "_rref", "_timeout")
+    __slots__ = ("_call", "_rref", "_timeout")
 
-    def __init__(self, rref: Reference, api: str, timeout: float) -> None:
+    def __init__(self, rref: Reference, call: Callable[..., Any], timeout: float) -> None:
         self._rref = rref
-        self._api = api
+        self._call = call  # `rpc_sync`, `rpc_async` or `remote`
         self._timeout = timeout
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(_invoke, self._rref, self._api, self._timeout, name)
+        return partial(_invoke, self._rref, self._call, self._timeout, name)
 
     def __repr__(self) -> str:
-        return f"<{self._api} proxy of {self._rref}>"
+        return f"<{self._call.__name__} proxy of {self._rref}>"
 
 
-def _invoke(rref: Reference, api: str, timeout: float, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    if api == "remote":
+def _invoke(
+    rref: Reference, call: Callable[..., Any], timeout: float, name: str, /, *args: Any, **kwargs: Any
+) -> Any:
+    if call.__name__ == "remote":
         # The caller sees no result that could carry the error of a missing method, so this looks for the method first.
         kind = type_of(rref, timeout, True)
         getattr(kind, name) if not hasattr(kind, "__getattr__") else None
-    return calls[api](rref.owner(), call_method, args=(rref, name, args, kwargs), timeout=timeout)
+    return call(rref.owner(), call_method, args=(rref, name, args, kwargs), timeout=timeout)
 
 
 def call_method(rref: Reference, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,7 +77,7 @@ def type_of(rref: Reference, timeout: float, blocking: bool) -> Any:
             known = Future("the type of a value")
             rref.to_here_async()._when_settled(partial(_settle_type, rref, known))
         else:
-            known = calls["rpc_async"](rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout)
+            known = rref._calls.rpc_async(rref.owner(), _rref_typeof_on_owner, args=(rref,), timeout=timeout)
         rref._type = known
     return known.wait() if blocking else known
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 
 from remora.agent.agent import Agent
-from remora.agent.calls.future import wait_until
+from remora.agent.calls.blocking import wait_until
 from remora.agent.peers.manager import Peer
 from remora.errors import OwnerDied
 from remora.long_wait import LongWait

@@ -1,8 +1,9 @@
-"""References of one worker: its agent, its reference table, and the hook of distributed autograd."""
+"""References of one worker: its agent, its reference table, and what the layers above do with values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from remora.agent.agent import Agent
@@ -10,13 +11,24 @@ from remora.agent.peers.manager import Peer
 from remora.rref.ref_table import Table
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The functions of `rpc` by which a proxy calls the methods of a value."""
+
+    rpc_sync: Callable[..., Any]
+    rpc_async: Callable[..., Any]
+    remote: Callable[..., Any]
+
+
 class References:
     """Every reference of a worker has this object in hand."""
 
-    def __init__(self, agent: Agent, first_id: int = 0, dynamic: bool = False) -> None:
+    def __init__(
+        self, agent: Agent, first_id: int, dynamic: bool, calls: Calls, backward: Callable[[Any, int, bool], None]
+    ) -> None:
         self.agent = agent
         self.me: Peer = agent.peers.me
         self.dynamic = dynamic  # workers come and go: a message with a reference says how to reach its owner
         self.table = Table(agent, first_id)
-        # Backpropagates from the value of a handle, in a context, with or without keeping the graph. Set by autograd.
-        self.differentiate: Callable[[Any, int, bool], None] | None = None
+        self.calls = calls
+        self.backward = backward  # from the value of a handle, in a context, with or without keeping the graph

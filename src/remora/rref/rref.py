@@ -15,14 +15,16 @@ import torch
 from torch.autograd.profiler import record_function
 
 from remora.agent.calls.call import UNSET_TIMEOUT
-from remora.agent.calls.future import Future, fresh
+from remora.agent.calls.error_copies import fresh
+from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
-from remora.errors import NotInitialized, RemoraError
+from remora.agent.runtime.current import acting_worker
+from remora.errors import RemoraError
 from remora.options import check_timeout
 from remora.rref.codec import deserialize, serialize
 from remora.rref.handle import Handle
 from remora.rref.proxy import Proxy, type_of
-from remora.rref.references import References
+from remora.rref.references import Calls, References
 from remora.rref.value import Value
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire.fast_pickle import REFERENCE_CODE, by_number, register_writer
@@ -39,18 +41,13 @@ class Methods(Protocol[Result]):
     def __getattr__(self, name: str, /) -> Callable[..., Result]: ...
 
 
-current_references: Callable[[], References] | None = None  # of the worker that makes RRef(value); set by `rpc`
-
-
 class RRef(Generic[T]):
     """A reference to a value on some worker. `RRef(value)` makes one to a value of this worker."""
 
     __slots__ = ("__weakref__", "_handle", "_profiling_future", "_type")
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        if current_references is None:
-            raise NotInitialized("Current RPC agent is not set! Did you initialize the RPC framework?")
-        references = current_references()
+        references: References = acting_worker().references
         _check_value(value, type_hint)
         rref_id = references.table.new_id()
         self._handle = Handle(references, references.me, rref_id, None, Value(rref_id, value), False)
@@ -64,6 +61,10 @@ class RRef(Generic[T]):
         self._handle = handle
         self._type = self._profiling_future = None
         return self
+
+    @property
+    def _calls(self) -> Calls:
+        return self._handle.references.calls
 
     # Ownership.
 
@@ -131,22 +132,20 @@ class RRef(Generic[T]):
 
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> T:
         """A proxy: `rref.rpc_sync().f(x)` calls the value's method f on its owner and returns its result."""
-        found: Any = Proxy(self, "rpc_sync", timeout)
+        found: Any = Proxy(self, self._calls.rpc_sync, timeout)
         return found  # type: ignore[no-any-return]
 
     def rpc_async(self, timeout: float = UNSET_TIMEOUT) -> Methods[Future[Any]]:
         """Like `rpc_sync`, with a future of the result."""
-        return Proxy(self, "rpc_async", timeout)
+        return Proxy(self, self._calls.rpc_async, timeout)
 
     def remote(self, timeout: float = UNSET_TIMEOUT) -> Methods[RRef[Any]]:
         """Like `rpc_sync`, with a reference to the result."""
-        return Proxy(self, "remote", timeout)
+        return Proxy(self, self._calls.remote, timeout)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Backpropagate from the value."""
-        differentiate = self._handle.references.differentiate
-        assert differentiate is not None
-        differentiate(self._handle, dist_autograd_ctx_id, retain_graph)
+        self._handle.references.backward(self._handle, dist_autograd_ctx_id, retain_graph)
 
     def _get_type(self, timeout: float = UNSET_TIMEOUT, blocking: bool = True) -> Any:
         """The type of the value, or a future of it; asked for once."""
@@ -171,8 +170,7 @@ class RRef(Generic[T]):
     @staticmethod
     def _deserialize(data: ForkData) -> RRef[Any]:
         """A reference from the numbers of `_serialize`, on the worker that received them."""
-        assert current_references is not None
-        return RRef._of(deserialize(current_references(), data))
+        return RRef._of(deserialize(acting_worker().references, data))
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise RuntimeError(

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from remora.agent.calls.future import block_until, chain, chained, fresh
+from remora.agent.calls.blocking import block_until
+from remora.agent.calls.error_copies import chain, chained, fresh
 from remora.devices import streams
 from remora.vocabulary.effects import RRefId
 from remora.wire.exceptions import stack_of

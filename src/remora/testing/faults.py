@@ -19,14 +19,14 @@ from remora.faults.injector import Message, Report, Stage
 from remora.faults.kinds import Cut, Freeze, Heal, Kill, MessageFault, Pair, Partition, When, Which
 from remora.faults.plan import Plan
 from remora.faults.plan_runner import Record
-from remora.rpc import api
+from remora.rpc.current_worker import _get_current_rpc_agent
 from remora.testing.world import world_of
 from remora.worker import Worker
 
 
 def stage(worker: Worker | None = None) -> Stage:
     """Return the stage of a worker's fault plan; of the current worker by default. From now on its links pass through it."""
-    chosen = worker or api._get_current_rpc_agent()
+    chosen = worker or _get_current_rpc_agent()
     world = world_of(chosen)
     if world is not None:  # its plan is for all its workers: to kill one is not to kill this process
         return world.faults

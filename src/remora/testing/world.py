@@ -25,7 +25,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
-from remora.agent.calls.future import wait_until
+from remora.agent.calls.blocking import wait_until
 from remora.agent.runtime.current import set_current_worker
 from remora.clock import SYSTEM
 from remora.devices.maps import Wishes
@@ -72,7 +72,7 @@ class World:
         store = HashStore()
 
         def start(rank: int) -> Worker:
-            return Worker(f"worker{rank}", rank, n, store, self.timeout, threads, settings, wishes[rank])
+            return Worker(f"worker{rank}", rank, n, store, self.timeout, threads, settings, api.CALLS, wishes[rank])
 
         with ThreadPoolExecutor(n) as pool:  # they wait for each other
             self.workers: list[Worker] = list(pool.map(start, range(n)))

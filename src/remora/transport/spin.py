@@ -1,11 +1,11 @@
-"""Whether to look again and again for a moment before going to sleep. Decides by what came of it lately.
+"""Decides if a thread looks again and again for a moment before it goes to sleep, by the results of earlier looks.
 
 To sleep means to be woken: by another processor, and, if this one had nothing else to do, with cold caches. For an answer
-that takes a few tens of microseconds that doubles the time. So whoever waits for something looks for it for a moment
+that takes a few tens of microseconds that doubles the time. So a thread that waits for something looks for it for a moment
 first, for as long as that pays. It does not if nothing came: then the next few waits sleep at once, twice as many each time;
 and half as many again for each look that paid. Nor if another one had this very processor for long: then as many as ever do.
 
-Whoever looks makes way for others after every few glances. The one whose answer it waits for may need this very processor:
+A thread that looks yields the processor every few glances. The thread whose answer it waits for may need this very one:
 the kernel likes to put those on one processor that wake each other, and leaves them there for as long as one of them sleeps.
 If both want to run, it moves one of them to another processor soon.
 """
@@ -42,7 +42,7 @@ class Spin(Generic[T]):
         self._rests_next = 1
 
     def watch(self) -> T | None:
-        """What came within a moment; None if nothing did, or if a look is not likely to pay."""
+        """Return what came within a moment; None if nothing did, or if a look is not likely to pay."""
         if self._rests or self._look is None:
             self._rests -= 1
             return None

@@ -1,4 +1,4 @@
-"""What the reference machines ask for. Their driver (the table of `remora.rref`, or a test) carries it out."""
+"""The effects that the reference machines ask for. Their driver (the table of `remora.rref`, or a test) carries them out."""
 
 from __future__ import annotations
 

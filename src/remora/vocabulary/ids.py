@@ -1,4 +1,4 @@
-"""Who is who: workers, and things numbered by the worker that made them. Plain values, nothing else."""
+"""Identities: of workers, and of things numbered by the worker that made them. Plain values, nothing else."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ RESERVED = frozenset(
 
 
 class Flag(IntFlag):
-    """What the header says of the body. Parts that flags put before and behind the payload are no part of it."""
+    """A flag of the header. Parts of the body that flags put before and behind the payload do not belong to the payload."""
 
     FAILED = 1  # it is an EXCEPTION, whatever was asked
     ASYNC = 2  # of a call: the function returns a future, and the value of that is the result
@@ -107,7 +107,7 @@ class Flag(IntFlag):
 
 
 class Layout(Enum):
-    """How a payload becomes the body of a frame."""
+    """The way in which a payload becomes the body of a frame."""
 
     EMPTY = "no body"
     NONE = "the pickle of None"
@@ -119,7 +119,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What all payloads have in common. Those without fields of their own inherit the rest of a dataclass from it."""
+    """The base of all payloads. Those without fields of their own inherit the rest of a dataclass from it."""
 
     type: ClassVar[MessageType]
     layout: ClassVar[Layout]
@@ -374,7 +374,7 @@ class BackwardAutogradReq(Message):
 
 
 class BackwardAutogradResp(BackwardPartResp):
-    """What the gradients set going is done, or how it failed. FAST: `owed` says which gradients workers still wait for."""
+    """The work that the gradients caused is done, or it failed. FAST: `owed` says which gradients workers still wait for."""
 
     __slots__ = ()
 

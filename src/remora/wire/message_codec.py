@@ -37,7 +37,7 @@ def encode(message: Message, scope: PackScope | None = None) -> Packed:
 
 
 def to_value(message: Message) -> object:
-    """What is pickled of a payload. For answers, which are packed by `Request.reply`."""
+    """Return the value that is pickled for a payload. For answers, which are packed by `Request.reply`."""
     layout, values = message.layout, _values(message)
     if layout is Layout.NONE or (layout is Layout.FIELDS_OR_NONE and message == type(message)()):
         return None
@@ -98,7 +98,7 @@ def write_numbers(numbers: Sequence[int]) -> bytes:
 
 
 def read_numbers(body: Body) -> tuple[int, ...]:
-    """What `write_numbers` wrote. ValueError if it cannot have."""
+    """Read what `write_numbers` wrote. ValueError if it cannot have."""
     if len(body) % _U64:
         raise ValueError(f"{len(body)} bytes are no list of numbers")
     return struct.unpack(f"<{len(body) // _U64}Q", body)
@@ -110,7 +110,7 @@ def write_name(module: str, name: str) -> bytes:
 
 
 def read_name(body: Body) -> tuple[str, str]:
-    """What `write_name` wrote. What is no UTF-8 names no function: it is for the call that says its number to fail."""
+    """Read what `write_name` wrote. What is no UTF-8 names no function: it is for the call that says its number to fail."""
     module, _, name = str(body, "utf-8", "replace").partition("\n")
     return module, name
 
@@ -160,7 +160,7 @@ def _values(message: Message) -> tuple[Any, ...]:
 
 
 def _check(hint: Any) -> Check:
-    """Whether a value is of a type: as deep as tuples of a fixed length go. What is in lists and dicts is not looked at."""
+    """Return True if a value is of a type: as deep as tuples of a fixed length go, not into lists and dicts."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True

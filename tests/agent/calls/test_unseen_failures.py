@@ -1,4 +1,4 @@
-"""A failed future that nobody looked at is reported, once, with where it was started."""
+"""A failed future that no thread looked at is reported, once, with where it was started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.calls.future import Forgotten, forgotten
+from remora.agent.calls.unseen_failures import UnseenFailures, unseen_failures
 from tests.eventually import eventually
 
 release = threading.Event()
@@ -36,8 +36,8 @@ def double(x: int) -> int:
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     gc.collect()
-    forgotten.report()
-    return [record.getMessage() for record in caplog.records if "nobody looked" in record.getMessage()]
+    unseen_failures.report()
+    return [record.getMessage() for record in caplog.records if "failed unseen" in record.getMessage()]
 
 
 def start_and_drop(to: str) -> int:
@@ -56,7 +56,7 @@ def test_it_is_reported_once_with_file_and_line(me: str, caplog: pytest.LogCaptu
     assert "ValueError" in report
     assert "unseen words" in report
     assert "fail on alone" in report
-    assert next(record for record in caplog.records if "nobody looked" in record.getMessage()).levelno == logging.ERROR
+    assert next(record for record in caplog.records if "failed unseen" in record.getMessage()).levelno == logging.ERROR
     gc.collect()
     assert len(reports(caplog)) == 1
 
@@ -88,48 +88,48 @@ def test_hundreds_that_are_dropped_together_are_one_line(me: str, caplog: pytest
 
 def told_of(record: logging.LogRecord) -> int:
     """How many failures a line tells of."""
-    more = re.search(r"\((\d+) more calls? failed and nobody looked; this was the first\)", record.getMessage())
+    more = re.search(r"\((\d+) more calls? failed unseen; this was the first\)", record.getMessage())
     return 1 + int(more[1]) if more else 1
 
 
 def test_what_was_forgotten_is_reported_before_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:
-    forgotten = Forgotten()
-    forgotten.reporters = 1
-    forgotten.add("call of f on w1", None, ValueError("first"))
-    forgotten.add("call of f on w1", None, ValueError("second"))
+    unseen_failures = UnseenFailures()
+    unseen_failures.reporters = 1
+    unseen_failures.add("call of f on w1", None, ValueError("first"))
+    unseen_failures.add("call of f on w1", None, ValueError("second"))
     assert not caplog.records  # a destructor writes nothing where a worker will
-    forgotten.report()
-    forgotten.report()
+    unseen_failures.report()
+    unseen_failures.report()
     assert len(caplog.records) == 1
-    forgotten.reporters = 0
-    forgotten.add("call of f on w1", None, ValueError("third"))
+    unseen_failures.reporters = 0
+    unseen_failures.add("call of f on w1", None, ValueError("third"))
     assert "third" in caplog.records[1].getMessage()
 
 
 def test_without_a_worker_they_share_lines_too(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remora.agent.calls.future.TOGETHER", 1000.0)
-    forgotten = Forgotten()
+    monkeypatch.setattr("remora.agent.calls.unseen_failures.TOGETHER", 1000.0)
+    unseen_failures = UnseenFailures()
     for number in range(200):
-        forgotten.add("call of f on w1", None, ValueError(number))
+        unseen_failures.add("call of f on w1", None, ValueError(number))
     assert len(caplog.records) == 1
-    forgotten.report()
-    assert "(198 more calls failed and nobody looked; this was the first)" in caplog.records[1].getMessage()
+    unseen_failures.report()
+    assert "(198 more calls failed unseen; this was the first)" in caplog.records[1].getMessage()
 
 
 def test_those_of_a_worker_that_has_ended_are_told_when_the_program_ends() -> None:
     program = """
-from remora.agent.calls import future as futures
-futures.TOGETHER = 1000.0
+from remora.agent.calls import unseen_failures
+unseen_failures.TOGETHER = 1000.0
 for number in range(3):
-    futures.forgotten.add("call of f on w1", None, ValueError(number))
+    unseen_failures.unseen_failures.add("call of f on w1", None, ValueError(number))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     first, rest = done.stderr.splitlines()
     assert first.endswith("ValueError(0)")
-    assert rest.endswith("ValueError(1) (1 more call failed and nobody looked; this was the first)")
+    assert rest.endswith("ValueError(1) (1 more call failed unseen; this was the first)")
 
 
 def _wait(future: Any) -> None:

@@ -16,6 +16,7 @@ from remora.agent.calls.call import Call
 from remora.agent.channel import channel as channel_module
 from remora.agent.channel.channel import Channel
 from remora.errors import CallTimeout
+from remora.faults.worker_faults import WorkerFaults
 from remora.options import FAST_PATHS
 from remora.protocol.session import Session
 from remora.transport import link as stream
@@ -131,6 +132,8 @@ class Notes:
 
     def arrive(self, *args: object) -> None: ...
     word = lost = connect = arrive
+
+    faults = WorkerFaults()
     submit_system = call_soon = submit_final = arrive
 
 

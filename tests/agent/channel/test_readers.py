@@ -17,6 +17,7 @@ from remora.agent.channel.channel import Channel
 from remora.agent.channel.outbox import Outbox
 from remora.agent.peers.failure_detector import FailureDetector
 from remora.errors import NotInitialized, RemoraError
+from remora.faults.worker_faults import WorkerFaults
 from remora.testing.world import World
 from remora.transport import link
 from remora.transport.poller import READ
@@ -54,6 +55,7 @@ class Notes:
         self.asked.append(task)
 
     def arrive(self, *args: object) -> None: ...
+    faults = WorkerFaults()
     word = lost = connect = submit_system = submit_final = arrive
 
 

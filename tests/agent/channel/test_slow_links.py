@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.channel import channel, flow_control
-from remora.agent.runtime.pool import WorkerPool
+from remora.agent.channel import flow_control
+from remora.faults.worker_faults import WorkerFaults
 from remora.options import Settings
 from remora.rpc.membership import MembershipEvent
 from remora.testing import virtual_clock
@@ -50,7 +50,7 @@ class Wire:
         self._ends: list[socket.socket] = []  # where those lead
         self._replaced: list[StreamLink] = []
 
-    def splice(self, _pool: WorkerPool, _peer: str, link: StreamLink, _leftover: bytes) -> StreamLink:
+    def splice(self, link: StreamLink) -> StreamLink:
         """The link to use in the place of a new one."""
         near, far = self._make_pair()
         spliced = StreamLink(near, link.where, clock=link.clock)
@@ -94,7 +94,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 @pytest.fixture(params=[socket.socketpair, tcp_pair], ids=["unix", "tcp"])
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     wire = Wire(request.param)
-    monkeypatch.setattr(channel, "interposed", wire.splice)
+    monkeypatch.setattr(WorkerFaults, "interpose", lambda _, peer, link, leftover: wire.splice(link))
     yield wire
     wire.close()
 

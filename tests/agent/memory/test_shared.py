@@ -13,7 +13,10 @@ import torch
 from remora.agent.channel.bulk import BulkOutbox
 from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.memory.shared import PeerSharedMemory
-from remora.transport.shm import lender as shm
+from remora.transport.shm.arena import LATER, Placement
+from remora.transport.shm.lender import PAUSE, Lender
+from remora.transport.shm.loan_reference import IN_TURN, PLACE, REFERENCE, loans_in
+from remora.transport.shm.sealed_memory import identity
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.enclosed import Missing, Reason
 from remora.wire.frames import SHARED, Frame
@@ -21,26 +24,26 @@ from remora.wire.packed import Packed
 from remora.wire.pickler import pack, unpack
 
 pytestmark = [
-    pytest.mark.skipif(not shm.identity(), reason="this system has no memory that processes can share in this way"),
-    pytest.mark.skipif(not shm.LATER, reason="nothing is filled after it was lent on this machine"),
+    pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way"),
+    pytest.mark.skipif(not LATER, reason="nothing is filled after it was lent on this machine"),
 ]
 
 SENT = torch.arange(20_000)
-PLENTY = torch.zeros(2 * shm.IN_TURN, dtype=torch.uint8)
+PLENTY = torch.zeros(2 * IN_TURN, dtype=torch.uint8)
 
 
 @pytest.fixture
-def lender() -> Iterator[shm.Lender]:
-    made = shm.Lender(1 << 25)
+def lender() -> Iterator[Lender]:
+    made = Lender(1 << 25)
     yield made
     made.close()
 
 
-def sharing(lender: shm.Lender) -> PeerSharedMemory:
+def sharing(lender: Lender) -> PeerSharedMemory:
     return sharing_at(lender, lambda: 0.0)
 
 
-def sharing_at(lender: shm.Lender, now: Callable[[], float]) -> PeerSharedMemory:
+def sharing_at(lender: Lender, now: Callable[[], float]) -> PeerSharedMemory:
     """As one of two workers has it, by a clock."""
     made = PeerSharedMemory(lender, WorkerKey(1, "there"), "there", 0, now, LateMessages(lambda work: None))
     made.willing = True
@@ -50,7 +53,7 @@ def sharing_at(lender: shm.Lender, now: Callable[[], float]) -> PeerSharedMemory
 def arrive(body: bytes) -> Frame:
     """What the other side has of a message."""
     frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
-    opened = sharing(shm.Lender(0)).borrow(frame, {})
+    opened = sharing(Lender(0)).borrow(frame, {})
     assert not isinstance(opened.enclosed.buffers, Missing)
     return opened
 
@@ -96,7 +99,7 @@ def lent_late(mine: PeerSharedMemory) -> tuple[bytes, Callable[[], None]]:
     return body, fill
 
 
-def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_before(lender: shm.Lender) -> None:
+def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_before(lender: Lender) -> None:
     mine = sharing(lender)
     body, fill = lent_late(mine)
     frame = arrive(body)
@@ -113,18 +116,18 @@ def test_a_small_one_is_filled_when_its_message_has_been_sent_and_a_large_one_be
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("method", ["fill", "tell"])
 def test_ctrl_c_does_not_leave_it_half_filled(
-    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
+    lender: Lender, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
 ) -> None:
     body, fill = lent_late(sharing(lender))
     frame = arrive(body)
-    monkeypatch.setattr(shm.Placement, method, first_time(getattr(shm.Placement, method), KeyboardInterrupt(), after))
+    monkeypatch.setattr(Placement, method, first_time(getattr(Placement, method), KeyboardInterrupt(), after))
     with pytest.raises(KeyboardInterrupt):
         fill()
     assert filled(frame)
     assert torch.equal(value_of(frame), SENT)
 
 
-def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
     body, fill = lent_late(sharing(lender))
     frames = [arrive(body)]
     real = lender.filled
@@ -138,11 +141,11 @@ def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: shm.Lender, m
     with pytest.raises(KeyboardInterrupt):
         fill()
     assert value_of(frames.pop()).eq(7).all()
-    lender.take_back(shm.loans_in(body[-8 - shm.REFERENCE.size - shm.PLACE.size : -8]), WorkerKey(1, "there"), 0.0)
+    lender.take_back(loans_in(body[-8 - REFERENCE.size - PLACE.size : -8]), WorkerKey(1, "there"), 0.0)
     assert lender.counts()[1] == 0, "it can be lent again"
 
 
-def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) -> None:
+def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: Lender) -> None:
     sent: list[Frame] = []
 
     class Failing:
@@ -164,10 +167,10 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: shm.Lender) 
     assert torch.equal(value_of(sent[0]), SENT)
 
 
-def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     mine = sharing_at(lender, lambda: now[0])
-    theirs = sharing(shm.Lender(0))
+    theirs = sharing(Lender(0))
     body, fill = lent_late(mine)
     fill()
     frame = Frame(0x102, SHARED, 1, 1, 0, 0.0, body, len(body))
@@ -182,22 +185,22 @@ def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: shm.Lender
     mine.take_back(theirs.returns())
     assert lender.counts()[1] == 0
     assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
-    now[0] += shm.PAUSE
+    now[0] += PAUSE
     assert mine.lend(pack(SENT)) is not None, "but not for ever"
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_ctrl_c_while_a_large_one_is_copied_leaves_nothing_on_loan(
-    lender: shm.Lender, monkeypatch: pytest.MonkeyPatch, after: bool
+    lender: Lender, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     """Its message is not sent, so nobody would give it back."""
-    monkeypatch.setattr(shm.Placement, "fill", first_time(shm.Placement.fill, KeyboardInterrupt(), after))
+    monkeypatch.setattr(Placement, "fill", first_time(Placement.fill, KeyboardInterrupt(), after))
     with pytest.raises(KeyboardInterrupt):
         sharing(lender).lend(pack(PLENTY))
     assert lender.counts()[1] == 0
 
 
-def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: shm.Lender) -> None:
+def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: Lender) -> None:
     """An exception in a signal handler may strike between the two. The receiver would wait for ever."""
     now = [100.0]
     mine = sharing_at(lender, lambda: now[0])
@@ -215,21 +218,21 @@ def test_what_its_sender_was_kept_from_copying_is_copied_soon_and_once(lender: s
     assert value_of(frame).eq(7).all(), "it is the receiver's now"
 
 
-def test_two_threads_do_not_copy_it_twice(lender: shm.Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_do_not_copy_it_twice(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = sharing(lender)
     body, fill = lent_late(mine)
     frame = arrive(body)
-    real = shm.Placement.fill
+    real = Placement.fill
     copies: list[int] = []
 
-    def slowly(self: shm.Placement, *args: Any) -> None:
+    def slowly(self: Placement, *args: Any) -> None:
         copies.append(1)
         if len(copies) == 1:
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(mine.trim, 100.0).result(10.0)
         real(self, *args)
 
-    monkeypatch.setattr(shm.Placement, "fill", slowly)
+    monkeypatch.setattr(Placement, "fill", slowly)
     fill()
     assert copies == [1]
     assert torch.equal(value_of(frame), SENT)

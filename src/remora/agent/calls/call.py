@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from remora.agent.calls import call_errors
 from remora.agent.calls.call_context import CallContext
 from remora.agent.calls.call_errors import DEFAULT, GIVEN, INHERITED, name_of
-from remora.agent.calls.future import Future, Origin, Sleeper
+from remora.agent.calls.future import Future, Sleeper
 from remora.agent.calls.peer_info import PeerInfo
+from remora.agent.calls.unseen_failures import Origin
 from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, SerializationError
@@ -45,7 +46,7 @@ def _acquire(signal: threading.Lock, seconds: float | None) -> bool:
 
 
 class ReplyChannel(Protocol):
-    """What a call, and a thread that waits for its future, need of the channel on which the reply comes."""
+    """The channel on which the reply comes, as far as a call and a thread that waits for its future need it."""
 
     pending: dict[int, Call]  # those that wait for a reply
     parked: set[Sleeper]  # threads that wait for futures, and do not read
@@ -70,7 +71,7 @@ class ReplyChannel(Protocol):
 
 
 class Call:
-    """What a caller waits for. Settled once: by a reply, or by a failure.
+    """One call of this worker. It is settled once: by a reply, or by a failure.
 
     A burst of thousands of calls is common, and what the garbage collector has to look at is what costs then: a call is
     this one object, and a future if it is asynchronous.
@@ -126,7 +127,7 @@ class Call:
         return f"call of {name_of(self.target)} on {self.peer.name}"
 
     def value(self) -> Any:
-        """What the reply says: a value, or an error, raised."""
+        """Return the value in the reply, or raise the error in it."""
         if self.failure is not None:
             raise self.failure
         frame = self.reply
@@ -232,23 +233,23 @@ class Call:
 
     @property
     def channel(self) -> ReplyChannel | None:
-        """Where a thread may read the reply; None if clocks are a test's, and waiting is not a matter of reading."""
+        """The channel on which a thread may read the reply; None under the clock of a test."""
         return self.reply_channel if self.peer.clock is SYSTEM else None
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing of the program runs when the outcome is passed on."""
+        """Return True if nothing of the program runs when the outcome is passed on."""
         return self.future is not None and not self.future.followed
 
     @property
     def has_nothing(self) -> bool:
-        """Whether the reply says that nothing was returned: there is nothing to unpickle, then."""
+        """Return True if the reply says that nothing was returned: there is nothing to unpickle, then."""
         frame = self.reply
         return frame is not None and frame.body == _NONE and not frame.flags
 
     @property
     def clock(self) -> Clock:
-        """What its deadline is measured by."""
+        """The clock that measures its deadline."""
         return self.peer.clock
 
     @property
@@ -302,7 +303,7 @@ class Call:
         return max(timeout, A_LITTLE)
 
     def left(self) -> float:
-        """How long it has now, as the callee is told."""
+        """Return the seconds it has left, as the callee is told."""
         return 0.0 if self.deadline == NEVER else max(self.deadline - self.peer.now(), A_LITTLE)
 
     @property
@@ -316,7 +317,7 @@ class Call:
         return call_errors.timed_out(self.what, self.peer, self.allowance(), self.progress)
 
     def allowance(self) -> tuple[float, str]:
-        """How long it was allowed to take, in seconds, and where that comes from, in words."""
+        """Return the seconds it was allowed to take, and the origin of that limit, in words."""
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
 

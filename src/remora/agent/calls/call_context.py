@@ -1,4 +1,4 @@
-"""How calls carry a recording along: what a program records of its calls, and goes on recording where they are served.
+"""Carries a recording along with calls: a program begins to record its calls, and the workers that serve them go on.
 
 The agent knows no more of it than this file says. Distributed autograd is the one that records: its contexts are the
 recordings, and what a message says of them lets the two ends of a call join their graphs.

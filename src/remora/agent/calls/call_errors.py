@@ -11,7 +11,7 @@ GIVEN, DEFAULT, INHERITED = "given", "default", "inherited"  # where a deadline 
 
 
 def name_of(target: object) -> str:
-    """How people call a function."""
+    """Return the name of a function as people say it."""
     if isinstance(target, str):
         return target
     try:
@@ -68,7 +68,7 @@ def timed_out(what: str, peer: PeerInfo, allowance: tuple[float, str], progress:
 
 
 def describe_allowance(peer: PeerInfo, timeout: float, source: str, deadline: float) -> tuple[float, str]:
-    """How long a call was allowed to take, in seconds, and where that comes from, in words."""
+    """Return the seconds a call was allowed to take, and the origin of that limit, in words."""
     if source is GIVEN:
         return timeout, ""
     if source is DEFAULT:
@@ -83,7 +83,7 @@ def describe_allowance(peer: PeerInfo, timeout: float, source: str, deadline: fl
 
 
 def _begun(peer: PeerInfo, progress: tuple[bool, float] | None) -> str:
-    """What the callee said about the call, as its deadline came near."""
+    """Return the callee's last report on the call, made as its deadline came near, in words."""
     if progress is None:
         return f"Whether it had begun on {peer.name} is not known."
     begun, at = progress

@@ -24,7 +24,7 @@ _is_complete: Callable[[Any], bool] = torch._C.Future.done  # also as far as tor
 
 
 class _Members:
-    """What a collection is a future of."""
+    """The futures of a collection."""
 
     what = "a collection of futures"
 
@@ -55,7 +55,7 @@ class _Members:
             for channel, calls in channels.items():
                 self._reading[reader] = channel
                 self._channels.add(channel)
-                until = min(deadline, min(call.deadline for call in calls))  # who does not answer wakes nobody
+                until = min(deadline, min(call.deadline for call in calls))  # a peer that does not answer wakes no thread
                 channel.attend(calls, until, partial(_is_over, everything, list(calls)), thread)
         finally:
             self._reading.pop(reader, None)
@@ -91,7 +91,7 @@ class _Members:
 
 
 def _is_over(everything: Future[Any], calls: list[Any]) -> bool:
-    """Whether none of these calls is waited for any more. Those that are settled are taken off the list."""
+    """Take the settled calls off the list, and return True if none is left."""
     while calls and calls[-1].settled:
         calls.pop()
     return not calls or everything._settled

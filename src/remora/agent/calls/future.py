@@ -1,49 +1,39 @@
-"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled, interrupted and held to
-account."""
+"""The future of a remote call: a torch.futures.Future that can be awaited, cancelled and interrupted, and that reports a
+failure which the program never saw."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import copy
-import logging
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
-from types import CodeType
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
+from remora.agent.calls.blocking import block_until, going_down
 from remora.agent.calls.call_context import recorded
+from remora.agent.calls.error_copies import chained
 from remora.agent.calls.stdlib_futures import Standing, Waiter
+from remora.agent.calls.unseen_failures import Failure, Origin
 from remora.agent.runtime.clean_state import run_clean
 from remora.agent.runtime.current import blocking_region, current_clock
-from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, blocks_itself, explain_block
-from remora.clock import NEVER, SYSTEM, Clock
+from remora.clock import Clock
 from remora.devices import streams
-from remora.errors import CallCancelled, CallOutcomeUnknown, NotInitialized
-from remora.long_wait import LongWait
+from remora.errors import CallCancelled
 from remora.options import check_timeout
 from remora.wire.exceptions import stack_of
-
-log = logging.getLogger("remora")
-
-TOGETHER = 0.5  # seconds in which forgotten failures are collected for one line of the log
 
 T = TypeVar("T")
 S = TypeVar("S")
 Watcher = Callable[[Any], None]
-Origin = tuple[CodeType, int]  # where something was started: a function, and how far it had come
 
 _Base: Any = torch._C.Future
 
 
 class Cancellable(Protocol):
-    """What a future is a future of."""
+    """The work behind a future, which can be cancelled."""
 
     @property
     def what(self) -> str:
@@ -51,135 +41,6 @@ class Cancellable(Protocol):
 
     def cancel(self) -> bool:
         """Give it up. False if it is settled."""
-
-
-class Forgotten:
-    """Failures at which no thread looked, collected for a moment: hundreds that are dropped together are one line of the
-    log.
-
-    Destructors add to it, on any thread and under any lock, so `add` is one `append`. A worker calls `report` when `due`,
-    on a thread of its pool. Where no worker runs that would, `add` reports the first at once, and those that come within a
-    moment of it go with a later one, or are reported when the program ends.
-    """
-
-    def __init__(self) -> None:
-        self._failures: deque[tuple[str, Origin | None, BaseException]] = deque()
-        self._since = NEVER  # when the oldest of them was added, in real time
-        self._alone = -NEVER  # when `add` last reported
-        self.reporters = 0  # workers that run (changed by their own threads alone, one at a time each)
-
-    def add(self, what: str, origin: Origin | None, error: BaseException) -> None:
-        """No thread will ever look at this one."""
-        if not self._failures:
-            self._since = time.monotonic()
-        self._failures.append((what, origin, error))
-        if not self.reporters and time.monotonic() - self._alone >= TOGETHER:
-            self._alone = time.monotonic()
-            self.report()
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time to report: those that came within a moment of the first are together."""
-        return bool(self._failures) and time.monotonic() - self._since >= TOGETHER
-
-    def report(self) -> None:
-        """Say in one line what has been collected. Two threads that report at once share what there is."""
-        count, first = 0, None
-        while self._failures:
-            try:
-                failure = self._failures.popleft()
-            except IndexError:
-                break  # another thread had the last one
-            count, first = count + 1, first or failure
-        if first is not None:
-            what, origin, error = first
-            where = "an unknown place" if origin is None else "{}:{}".format(*_place(origin))
-            calls = "call" if count == 2 else "calls"
-            others = f" ({count - 1} more {calls} failed and nobody looked; this was the first)" if count > 1 else ""
-            log.error("%s, started at %s, failed and nobody looked: %r%s", what, where, error, others)
-
-
-forgotten = Forgotten()
-atexit.register(forgotten.report)
-
-
-class _Failure:
-    """The error of a future, and whether the program saw it. It ends with the future, and tells if the program did not.
-    Apart from the future: torch holds it in a way that the garbage collector cannot follow, so it must not lead back to
-    the future."""
-
-    __slots__ = ("error", "origin", "seen", "what")
-
-    def __init__(self, error: BaseException, what: str, origin: Origin | None) -> None:
-        self.error = error
-        self.what = what
-        self.origin = origin
-        self.seen = False
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not self.seen and not is_finalizing():  # (then there may be no globals any more, and no log)
-            forgotten.add(self.what or "a call", self.origin, self.error)
-
-    def show(self, _value: object = None) -> Any:
-        """Raise the error. A copy of it: what is raised gets a traceback, with the frames and all variables of whoever
-        looked, and torch would keep those for ever."""
-        self.seen = True
-        raise fresh(self.error)
-
-
-def going_down(what: str) -> NotInitialized:
-    """The error for what would have to wait, or to lock, while the interpreter goes down: no other thread runs any
-    more, and those that are gone may have held any lock."""
-    return NotInitialized(f"{what}: the interpreter is going down")
-
-
-def _place(origin: Origin) -> tuple[str, int]:
-    """File and line. Looked up when needed: most calls succeed."""
-    code, at = origin
-    lines = (line for start, end, line in code.co_lines() if start <= at < end and line is not None)
-    return code.co_filename, next(lines, code.co_firstlineno)
-
-
-def fresh(error: BaseException) -> BaseException:
-    """A copy of an error that is kept, to be raised: the one that is kept collects no traceback, and so keeps
-    nothing."""
-    try:
-        twin = _copied(error)
-        if type(twin) is not type(error) or twin.args != error.args:
-            return error
-    except Exception:  # (tensors, for example, cannot be compared like that)
-        return error
-    chain(twin, error.__cause__, error.__context__, error.__suppress_context__)
-    return twin
-
-
-def _copied(error: BaseException) -> BaseException:
-    try:
-        return copy.copy(error)
-    except Exception:  # its constructor wants other arguments than it passed on, or it cannot be changed
-        if any(vars(cls).get("__slots__") for cls in type(error).__mro__):
-            raise
-        twin = type(error).__new__(type(error), *error.args)
-        vars(twin).update(vars(error))
-        return twin
-
-
-def chained(error: BaseException) -> list[BaseException]:
-    """An error, and those that it came from."""
-    found = [error]
-    for each in found:  # which grows
-        for origin in (each.__cause__, each.__context__):
-            if origin is not None and all(origin is not known for known in found):
-                found.append(origin)
-    return found
-
-
-def chain(
-    error: BaseException, cause: BaseException | None, context: BaseException | None, suppress_context: bool
-) -> None:
-    """Say what an error came from. (It may be a frozen dataclass.)"""
-    for name, value in ("__cause__", cause), ("__context__", context), ("__suppress_context__", suppress_context):
-        object.__setattr__(error, name, value)
 
 
 class Sleeper:
@@ -192,7 +53,7 @@ class Sleeper:
 
 
 class Future(torch.futures.Future[T]):
-    """What `rpc_async` returns."""
+    """The future that `rpc_async` returns."""
 
     __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers", "followed")
 
@@ -201,7 +62,7 @@ class Future(torch.futures.Future[T]):
         self._of = of  # the call, or a few words
         self._origin = origin
         self.followed = False  # the program has callbacks on it
-        self._failure: _Failure | None = None
+        self._failure: Failure | None = None
         self._settled = False
         self._value: T | None = None
         self._moment: streams.StreamPoint | None = None  # when the value is there, on devices
@@ -230,7 +91,7 @@ class Future(torch.futures.Future[T]):
         for each in chained(error):
             each.with_traceback(None)
         if not self._settled:
-            failure = self._failure = _Failure(error, self.what, self._origin)
+            failure = self._failure = Failure(error, self.what, self._origin)
             self._set_unwrap_func(failure.show)
         self._announce()
         if not _Base.done(self):
@@ -296,7 +157,7 @@ class Future(torch.futures.Future[T]):
     # Looking.
 
     def done(self) -> bool:
-        """Whether there is a value or an error."""
+        """Return True if there is a value or an error."""
         if not self._settled:
             self.notify()
         return self._settled
@@ -459,7 +320,7 @@ class Future(torch.futures.Future[T]):
         return True
 
     def cancelled(self) -> bool:
-        """Whether `cancel` ended it."""
+        """Return True if `cancel` ended it."""
         return self._failure is not None and isinstance(self._failure.error, CallCancelled)
 
     def __repr__(self) -> str:
@@ -486,52 +347,6 @@ def _as_runtime_error(error: BaseException) -> BaseException:
     return shown
 
 
-def block_until(
-    subscribe: Callable[[Callable[[object], None]], None],
-    timeout: float | None,
-    what: str,
-    clock: Clock | None = None,
-    began: float | None = None,
-    unsubscribe: Callable[[Callable[[object], None]], None] | None = None,
-) -> None:
-    """Block this thread until the callback given to `subscribe` is called. Ctrl-C works, and other threads run. If it
-    was in vain, the callback is given to `unsubscribe`: there will often be another wait."""
-    if sys.is_finalizing():
-        raise going_down(what)
-    clock = clock or current_clock()
-    began = clock.now() if began is None else began
-    signal = threading.Lock()
-    signal.acquire()
-
-    def wake(_: object) -> None:
-        try:
-            signal.release()
-        except RuntimeError:
-            pass  # it has been called before
-
-    subscribe(wake)
-
-    def wait(seconds: float | None) -> bool:
-        left = threading.TIMEOUT_MAX if seconds is None else min(seconds, threading.TIMEOUT_MAX)
-        if left <= GIVEN_UP_AFTER:
-            return signal.acquire(timeout=left)
-        if signal.acquire(timeout=GIVEN_UP_AFTER):
-            return True
-        if blocks_itself():
-            raise CallOutcomeUnknown(explain_block(what))
-        return signal.acquire(timeout=left - GIVEN_UP_AFTER)
-
-    came = False
-    try:
-        with blocking_region():
-            came = clock.block(wait, NEVER if timeout is None else began + max(timeout, 0.0))
-    finally:
-        if not came and unsubscribe is not None:
-            unsubscribe(wake)
-    if not came:
-        raise TimeoutError(f"{what} is not done after waiting for {timeout} s")
-
-
 def when_done(future: torch.futures.Future[Any], watcher: Watcher) -> None:
     """Call `watcher(future)` when any torch future is done, on whatever thread completes it."""
     if isinstance(future, Future):
@@ -550,27 +365,3 @@ def failure_of(future: torch.futures.Future[Any]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
-
-
-def wait_until(
-    ready: Callable[[], bool],
-    deadline: float,
-    clock: Clock = SYSTEM,
-    pause: float = 0.005,
-    report: LongWait | None = None,
-) -> bool:
-    """Look again and again until `ready` says so or the deadline passes. For the slow paths of joining and leaving.
-    `report` says what is waited for, if that takes long."""
-
-    def look(seconds: float | None) -> bool:
-        end = time.monotonic() + (NEVER if seconds is None else seconds)
-        while not ready():
-            if (left := end - time.monotonic()) <= 0:
-                return False
-            time.sleep(min(pause, left))
-            if report is not None:
-                report.look()
-        return True
-
-    with blocking_region():
-        return clock.block(look, deadline)

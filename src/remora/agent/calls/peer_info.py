@@ -1,4 +1,4 @@
-"""What a call, a request and a message need to know of the worker at the other end: data, and nothing that acts.
+"""The worker at the other end, as far as a call, a request and a message need to know it: data, and nothing that acts.
 
 `remora.agent.peers.peer.Peer` adds the channels to it. Everything between the two knows a worker by this class.
 """
@@ -43,7 +43,7 @@ class PeerInfo:
 
     @property
     def gone(self) -> bool:
-        """Whether it left or died."""
+        """Return True if it left or died."""
         return self.state != "alive"
 
     @property

@@ -1,4 +1,4 @@
-"""What `concurrent.futures.as_completed` and `wait` look for in a future, for futures that are not the standard library's.
+"""Gives our futures the attributes that `concurrent.futures.as_completed` and `wait` look for.
 
 There is no public protocol for that. Both functions have used the same three attributes since Python 3.2: `_condition`,
 held while they look and while they change the other two; `_state`; and `_waiters`, objects to be told of the outcome. So

@@ -41,10 +41,10 @@ from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.registration import Registration
 from remora.agent.channel.waiter_reads import WaiterReads
-from remora.agent.fault_hooks import REMADE, injector_of, interposed
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import CallNotSent
+from remora.faults.worker_faults import REMADE, WorkerFaults
 from remora.options import FAST_PATHS
 from remora.protocol.reader import USUAL, Reader
 from remora.protocol.session import Session
@@ -66,6 +66,8 @@ class Owner(Protocol):
 
     @property
     def incoming(self) -> Channel | None: ...
+    @property
+    def faults(self) -> WorkerFaults: ...
     def arrive(self, channel: Channel, body: Body) -> tuple[Body, Arrival]: ...
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]: ...
     def word(self, channel: Channel, frame: Frame) -> None: ...
@@ -217,8 +219,9 @@ class Channel:
             with self.writing:
                 self._retire(self.inbox.registration)
                 again = self.session.resume(arrived)
-                injector = injector_of(self._pool)
-                link = interposed(self._pool, self.peer, link, leftover)
+                faults = self._owner.faults
+                injector = faults.injector
+                link = faults.interpose(self.peer, link, leftover)
                 registration = Registration(link, self.pool_reads.ready)
                 # The poller knows the link before any other thread can see it: the tick may arm it from here on, and
                 # arming what the poller does not know yet is lost, while `armed` says that it is done.
@@ -241,7 +244,7 @@ class Channel:
         self.inbox.pass_answered()
         self.flush()
         self.flow_control.connected_again()
-        if injector_of(self._pool) is not injector:  # a fault plan came after we asked for it, and before it saw this link
+        if faults.injector is not injector:  # a fault plan came after we asked for it, and before it saw this link
             self.cut(ConnectionError(REMADE))
 
     def _repeat(self, again: list[tuple[int, Kept]], voided: list[int]) -> None:

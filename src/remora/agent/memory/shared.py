@@ -19,7 +19,10 @@ from remora.agent.memory.device import DEVICE, DeviceExchange
 from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.runtime.try_lock import may_be_struck
 from remora.transport.shm import borrower as loans
-from remora.transport.shm import lender as shm
+from remora.transport.shm.arena import LATER, Placement
+from remora.transport.shm.lender import PAUSE, Lender
+from remora.transport.shm.loan_reference import SHORT, UNUSABLE, bytes_in, loans_in
+from remora.transport.shm.sealed_memory import identity
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.buffer_pool import warm
 from remora.wire.enclosed import Enclosed, Missing, Reason
@@ -41,14 +44,14 @@ _TAIL = struct.Struct("<II")  # bytes before it: of the reference; and of what i
 
 def credentials() -> dict[str, object]:
     """Return what other processes must know of this one to share memory with it."""
-    return {"memory": shm.identity()}
+    return {"memory": identity()}
 
 
 def lent_bytes(body: bytes | bytearray | memoryview) -> int:
     """Return the number of bytes that a message of ours has lent, by its body."""
     end = len(body) - _TAIL.size
     reference, returned = _TAIL.unpack_from(body, end)
-    return shm.lent_bytes(body, end - returned - reference)
+    return bytes_in(body, end - returned - reference)
 
 
 def _parted(body: memoryview) -> tuple[memoryview, memoryview, memoryview]:
@@ -72,7 +75,7 @@ class PeerSharedMemory:
 
     def __init__(
         self,
-        lender: shm.Lender,
+        lender: Lender,
         key: WorkerKey,
         name: str,
         device_memory: int,
@@ -108,11 +111,11 @@ class PeerSharedMemory:
             self._lender.retract(placement, self.now())
             raise
 
-    def _lent(self, placement: shm.Placement, packed: Packed, now: float) -> tuple[bytes, Callable[[], None] | None]:
+    def _lent(self, placement: Placement, packed: Packed, now: float) -> tuple[bytes, Callable[[], None] | None]:
         fill: Callable[[], None] | None = None
         if packed.loading is not None:
             self._load(placement, packed)
-        elif placement.bytes > shm.LATER:
+        elif placement.bytes > LATER:
             self._fill(placement, packed)
         else:
             placement.fill_later()
@@ -123,7 +126,7 @@ class PeerSharedMemory:
         returned = self.returns() if self.unused else b""
         return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
 
-    def _fill(self, placement: shm.Placement, packed: Packed) -> None:
+    def _fill(self, placement: Placement, packed: Packed) -> None:
         placement.fill(packed.buffers)
         self._lender.filled(placement, self.now())
 
@@ -132,7 +135,7 @@ class PeerSharedMemory:
         self._late.pop(id(copying.placement), None)
         self._lender.filled(copying.placement, self.now())
 
-    def _load(self, placement: shm.Placement, packed: Packed) -> None:
+    def _load(self, placement: Placement, packed: Packed) -> None:
         """Copy the tensors of a message of which some come from devices, which can fail."""
         assert packed.loading is not None, "something is on its way"
         numbers = packed.loading.numbers
@@ -163,10 +166,10 @@ class PeerSharedMemory:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno is None and may_be_struck():
                 raise  # a signal handler's TimeoutError: another thread does it again
-            self.unused.extend(shm.loans_in(reference))
+            self.unused.extend(loans_in(reference))
             if isinstance(error, OSError) and error.errno in _SHORTAGE:
                 missing = Missing(Reason.NO_MEMORY)  # it is as if it had come over the connection
-                self.unused.append(shm.SHORT)
+                self.unused.append(SHORT)
                 log.warning("no descriptors or memory to map the shared memory of %s: %s", self.name, str(error))
             else:
                 missing = Missing(Reason.NOT_MAPPED)
@@ -178,7 +181,7 @@ class PeerSharedMemory:
 
     def refuse(self, why: str) -> None:
         """Tell the peer that its memory cannot be used, so that it sends its tensors over the connection from now on."""
-        self.unused.append(shm.UNUSABLE)
+        self.unused.append(UNUSABLE)
         if not self.refused:
             self.refused = True
             log.error("cannot use the shared memory of %s, so its tensors now go over the connection: %s", self.name, why)
@@ -201,9 +204,9 @@ class PeerSharedMemory:
 
     def _take_back(self, body: bytes | bytearray | memoryview) -> None:
         numbers = read_numbers(body)
-        if shm.SHORT in numbers:
-            self._again_at = self.now() + shm.PAUSE
-        if shm.UNUSABLE in numbers:
+        if SHORT in numbers:
+            self._again_at = self.now() + PAUSE
+        if UNUSABLE in numbers:
             self.willing = False
         self._lender.take_back(numbers, self._key, self.now())
         on_devices = [number for number in numbers if number & DEVICE]
@@ -234,7 +237,7 @@ class Copying:
 
     __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
 
-    def __init__(self, sharing: PeerSharedMemory, placement: shm.Placement, packed: Packed, now: float) -> None:
+    def __init__(self, sharing: PeerSharedMemory, placement: Placement, packed: Packed, now: float) -> None:
         self._sharing = sharing
         self.placement = placement
         self._packed = packed
@@ -266,9 +269,9 @@ class SharedMemory:
     ) -> None:
         self._now = now
         self._messages = LateMessages(serve)
-        self.lender = shm.Lender(limit)
+        self.lender = Lender(limit)
         self._device_memory = device_memory
-        self._memory = shm.identity() if limit else ""
+        self._memory = identity() if limit else ""
 
     def with_peer(self, key: WorkerKey, name: str) -> PeerSharedMemory:
         """Return the memory shared with a peer. This worker can borrow at once; `learn` says if the peer can, too."""

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterable
 
 from remora.agent.agent import Agent
-from remora.agent.calls.future import wait_until
+from remora.agent.calls.blocking import wait_until
 from remora.agent.peers.peer import ENDED, Peer
 from remora.errors import AuthenticationError, CallTimeout, ProtocolError, RemoraError, RendezvousError
 from remora.long_wait import LongWait

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from remora.agent.channel.channel import Channel
 from remora.errors import AuthenticationError, ProtocolError
+from remora.faults.worker_faults import WorkerFaults
 from remora.options import Settings
 from remora.protocol.handshake import Home, Identity, Initiator, Why
 from remora.protocol.membership import OwnTime
@@ -91,7 +92,13 @@ class HandshakeClient:
     """This worker's identity and the group's secret."""
 
     def __init__(
-        self, me: WorkerInfo, incarnation: str, settings: Settings, secret: bytes, secret_is_of_user: bool
+        self,
+        me: WorkerInfo,
+        incarnation: str,
+        settings: Settings,
+        secret: bytes,
+        secret_is_of_user: bool,
+        faults: WorkerFaults,
     ) -> None:
         self.me = me
         self.incarnation = incarnation
@@ -102,7 +109,7 @@ class HandshakeClient:
         self.refused = ""  # why a caller was refused, the last time
         self.home = Home()  # where we listen, so that a worker we call can call back
         self.own_time = OwnTime()  # for how long this worker has been running
-        self.barred: Callable[[str], bool] | None = None  # whom a fault plan lets us not reach
+        self._faults = faults
         self._settings = settings
         self._lock = threading.RLock()  # guards: _dialled and _stopped
         self._dialled: set[socket.socket] = set()  # not yet links
@@ -135,7 +142,7 @@ class HandshakeClient:
         if not found and record.addresses:
             listens = ", ".join(record.addresses)
             raise PeerRefused(f"no address of {record.name} works from here: it listens at {listens}, on another host")
-        if self.barred is not None and self.barred(record.name):
+        if self._faults.bar(record.name):
             raise OSError(f"cannot connect to {record.name}: a fault plan cut the link")
         for address in found:
             try:

@@ -35,6 +35,7 @@ from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.devices import streams
 from remora.errors import CallOutcomeUnknown, ProtocolError
+from remora.faults.worker_faults import WorkerFaults
 from remora.options import Settings
 from remora.protocol.membership import Joined
 from remora.rendezvous.record import WorkerRecord
@@ -63,6 +64,7 @@ class PeerManager:
         settings: Settings,
         introduction: HandshakeClient,
         places: DeviceRouting,
+        faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
         self._pool = pool
@@ -77,6 +79,7 @@ class PeerManager:
         self.events = MembershipEvents(pool)
         self.bulk = SharedMemory(settings.shared_memory, settings.device_memory, settings.clock.now, pool.submit_final)
         self.places = places
+        self.faults = faults
         self._own_time = introduction.own_time
         self.table = table = PeerTable()
         self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, self.clock)

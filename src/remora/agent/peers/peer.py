@@ -12,6 +12,7 @@ from remora.agent.channel.channel import Channel
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError, WorkerLost
+from remora.faults.worker_faults import WorkerFaults
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
@@ -28,6 +29,7 @@ class Keeper(Protocol):
     """Acts on what happens on a peer's channels (`remora.agent.peers.manager`)."""
 
     clock: Clock
+    faults: WorkerFaults
     my_name: str
 
     def served_until(self, deadline: float) -> Served | None: ...
@@ -135,3 +137,8 @@ class Peer(PeerInfo):
     def connect(self, channel: Channel) -> None:
         """There is something to say on a channel we dialled, and no link."""
         self._keeper.connect(self)
+
+    @property
+    def faults(self) -> WorkerFaults:
+        """The faults on purpose of this worker: new links are led through a fault plan."""
+        return self._keeper.faults

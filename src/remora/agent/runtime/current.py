@@ -1,4 +1,4 @@
-"""The state of the current thread: its pool, its task, and the worker for which it acts. Starts no thread.
+"""The state of the current thread (its pool, its task, the worker for which it acts), and the worker of this process.
 
 Each thread reads and writes only its own state, so no lock guards it. A thread that is about to wait for something remote
 releases its slot in the pool (`blocking_region`): that is rule C2 of `remora.agent.runtime.pool`.
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from remora.clock import SYSTEM, Clock
+from remora.errors import FORKED, NotInitialized
 
 
 class SlotPool(Protocol):
@@ -39,6 +40,25 @@ class _ThreadState(threading.local):
 thread_state = _ThreadState()
 
 
+class _ProcessState:
+    """The one current worker of this process. One assignment changes it, and any thread reads it: no lock guards it."""
+
+    worker: Any = None  # between `init_rpc` and `shutdown`
+    forked_from = ""  # the name of the worker that the parent of this process had when it forked
+
+
+process_state = _ProcessState()
+
+
+def acting_worker() -> Any:
+    """Return the worker for which the current thread acts: that whose function it runs, else that of the process."""
+    worker = thread_state.worker or process_state.worker
+    if worker is None:
+        forked = f" {FORKED.format(name=process_state.forked_from)}" if process_state.forked_from else ""
+        raise NotInitialized(f"RPC has not been initialized. Call remora.rpc.init_rpc first.{forked}")
+    return worker
+
+
 def current_worker() -> Any:
     """Return the worker whose function the current thread runs; None on threads of the program."""
     return thread_state.worker
@@ -49,8 +69,11 @@ def current_clock() -> Clock:
     return getattr(thread_state.worker, "clock", SYSTEM)
 
 
-def reset_thread_state() -> None:
-    """Reset the state in a forked child, whose only thread may have been a thread of the parent's worker."""
+def reset_in_fork() -> None:
+    """Reset the state in a forked child. The worker stayed with the parent; the only thread may have been its."""
+    if process_state.worker is not None:
+        process_state.forked_from = process_state.worker.get_worker_info().name
+        process_state.worker = None
     thread_state.pool = thread_state.handling_events_of = None
     thread_state.in_user_task = False
     thread_state.worker = None

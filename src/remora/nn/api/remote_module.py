@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from remora import rpc
 from remora.nn import destination, scripting
 from remora.rpc import RRef
-from remora.rpc.api import _get_current_rpc_agent
+from remora.rpc.current_worker import _get_current_rpc_agent
 from remora.rpc.internal import _internal_rpc_pickler
 
 # What of a RemoteModule travels, and in which order its attributes are set where it arrives.

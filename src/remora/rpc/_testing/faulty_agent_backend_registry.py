@@ -11,7 +11,7 @@ from typing import Any
 
 from remora.faults.kinds import Fault, MessageFault, Which
 from remora.faults.plan import Plan
-from remora.rpc import backend_registry, constants
+from remora.rpc import api, backend_registry, constants
 from remora.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
 from remora.vocabulary.messages import MessageType
 from remora.worker import Worker
@@ -31,7 +31,7 @@ MESSAGES = (
 
 
 class FaultyTensorPipeRpcBackendOptions(TensorPipeRpcBackendOptions):
-    """Which messages fail, how often, and which come late."""
+    """PyTorch's options of a fault plan: the messages that fail, how often, and those that come late."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ def _faulty_tensorpipe_init_backend_handler(
         raise ValueError("a group with the backend FAULTY_TENSORPIPE is a static one: pass its world_size")
     options.settings.faults = str(options.plan)  # they may have been changed since
     return FaultyTensorPipeAgent(
-        name, rank, world_size, store, options.rpc_timeout, options.num_worker_threads, options.settings
+        name, rank, world_size, store, options.rpc_timeout, options.num_worker_threads, options.settings, api.CALLS
     )
 
 

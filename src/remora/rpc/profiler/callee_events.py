@@ -21,7 +21,7 @@ _kept: dict[str, list[Event]] = {}  # of functions that made the value of a refe
 
 
 class Order(NamedTuple):
-    """What to run, and what to record of it."""
+    """A function to run under the profiler, and what to record of it."""
 
     what: What
     script: tuple[str, str] | None  # a torch operator or scripted function, by name
@@ -66,7 +66,7 @@ def run_and_keep(ticket: str, order: Order) -> Any:
 
 
 def hand_over(ticket: str) -> list[Event]:
-    """What was kept."""
+    """Return the events that were kept."""
     return _kept.pop(ticket, [])
 
 
@@ -112,7 +112,7 @@ async def _awaited(coroutine: Coroutine[Any, Any, Any], conclude: Callable[[Any]
 
 
 def _followed(result: Any, conclude: Callable[[Any], Any]) -> Any:
-    """What to answer with when the future that an asynchronous function returned is done."""
+    """Return the answer for the time when the future that an asynchronous function returned is done."""
     if not isinstance(result, torch._C.Future):
         return result  # an error, and its wording is not ours
     answer: Future[Any] = Future("the result of a profiled function")

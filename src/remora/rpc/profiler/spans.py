@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.profiler import record_function
 
-from remora.agent.calls.future import Future, Origin, failure_of
+from remora.agent.calls.future import Future, failure_of
+from remora.agent.calls.unseen_failures import Origin
 from remora.agent.peers.manager import Peer
 from remora.rpc.functions import MARK
 from remora.rpc.internal import RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
@@ -32,7 +33,7 @@ _next_ticket = itertools.count()
 
 
 class Target(NamedTuple):
-    """What a program asks a worker to call."""
+    """A function and its arguments, as the program gave them."""
 
     func: Any
     args: Any

@@ -1,4 +1,4 @@
-"""What torch's legacy profiler sees of calls: the calls themselves, and what their callees did. Makes no calls.
+"""Shows calls in torch's legacy profiler: the calls themselves, and what their callees did. Makes no calls.
 
 That profiler knows one thread. A *trace* belongs to one profile of one thread: it notes the calls that the thread makes
 meanwhile, and what comes back of them. When the profile ends, torch turns its records into events, and the events of the
@@ -26,7 +26,7 @@ _make_event: Any = FunctionEvent
 
 
 class What(NamedTuple):
-    """What a profile records beside names and times."""
+    """The options of a profile: what it records beside names and times."""
 
     shapes: bool = False
     memory: bool = False
@@ -132,7 +132,7 @@ class Trace:
 
 
 def _skew(call: TracedCall) -> float:
-    """What to add to the times of the callee. Nothing, if its clock puts its events inside the call, as it should."""
+    """Return the time to add to those of the callee. Nothing, if its clock puts its events inside the call, as it should."""
     assert call.ended is not None
     if not call.remote:
         return 0.0

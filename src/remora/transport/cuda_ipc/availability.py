@@ -12,7 +12,7 @@ import torch
 
 from remora.transport.cuda_ipc import driver as cuda
 from remora.transport.cuda_ipc.flags import FlagPage, Word
-from remora.transport.shm import lender as shm
+from remora.transport.shm import sealed_memory
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def identity() -> str:
 
 @functools.cache
 def _place() -> str:
-    return shm.identity()
+    return sealed_memory.identity()
 
 
 def reachable(theirs: str) -> str:

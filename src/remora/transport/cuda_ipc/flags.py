@@ -16,7 +16,7 @@ import torch
 
 from remora.transport.cuda_ipc.driver import Driver
 from remora.transport.cuda_ipc.reference import SLOTS
-from remora.transport.shm.lender import open_sealed, seal
+from remora.transport.shm.sealed_memory import open_sealed, seal
 
 EVERY = 1 << 32  # words count to here, and begin anew
 

@@ -38,9 +38,13 @@ from typing import Any
 
 import torch
 
-from remora.transport.shm import lender as shm
-from remora.transport.shm.lender import ALIGNED, HEAD, PAGE, REFERENCE, LateFill, Mapping, madvise, places_in
+from remora.transport.shm import lender
+from remora.transport.shm.arena import LateFill
+from remora.transport.shm.loan_reference import ALIGNED, HEAD, REFERENCE, places_in
+from remora.transport.shm.mapping import HOST_MEMORY, PAGE, Mapping, map_memory
+from remora.transport.shm.sealed_memory import has_holes, open_sealed
 from remora.wire.buffer_pool import everywhere
+from remora.wire.raw_memory import madvise, populate
 
 SPIN_LIMIT = 1e-3  # seconds to look for the end of a copy without sleeping
 FILL_LIMIT = 30.0  # seconds for a copy of a megabyte at most; a lender that was stopped may go on till then
@@ -122,7 +126,7 @@ class Borrower:
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
         arena = self._arena
-        if arena is not None and not arena.active and now - arena.used_at > 2 * shm.IDLE:
+        if arena is not None and not arena.active and now - arena.used_at > 2 * lender.IDLE:
             self._arena = None
 
     def close(self) -> None:
@@ -233,7 +237,7 @@ def _spans(places: list[tuple[int, int, int]], size: int) -> dict[int, tuple[int
     """Return, by loan, the first and last page that a message uses of its segment. ValueError if they are not valid."""
     if not places:
         raise ValueError("a message refers to no memory")
-    if not PAGE < size <= 2 * shm.HOST_MEMORY:
+    if not PAGE < size <= 2 * HOST_MEMORY:
         raise ValueError(f"an arena of {size} bytes is more than this host has memory for")
     found: dict[int, tuple[int, int]] = {}
     for loan, at, length in places:
@@ -271,7 +275,7 @@ class _Arena:
         self._private: dict[int, _Span] = {}  # what was when we forked, and is in use
         self.forked = False  # some of it is not shared with the lender any more: it is of no use for new messages
         self.mapped: dict[int, int] = {}  # pages that had memory when we had them mapped: from, to
-        opened = shm.open_sealed(process, descriptor, size)
+        opened = open_sealed(process, descriptor, size)
         try:
             if os.pread(opened, 8, 0) != number.to_bytes(8, "little"):
                 raise ValueError("an arena does not have the number that was named")
@@ -290,9 +294,9 @@ class _Arena:
     def map(self, start: int, end: int) -> None:
         """Map pages at once, if the lender has put memory there. (It can remove that again: then touching it allocates, at
         most what the lender had allocated.)"""
-        if shm.has_holes(self.mapping.descriptor, start, end):
+        if has_holes(self.mapping.descriptor, start, end):
             raise Hole(f"there is no memory in a part of the {end - start} bytes that are lent")
-        shm.populate(self.mapping.address + start, end - start)
+        populate(self.mapping.address + start, end - start)
         self.mapped[start] = end
 
     def part(self) -> None:
@@ -323,10 +327,10 @@ class _Arena:
         them."""
         address = self.mapping.address + offset
         try:
-            shm.map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)
+            map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)
         except OSError:
             return False
-        return shm.populate(address, size) or ctypes.get_errno() == errno.EINVAL  # (older systems: MAP_POPULATE has done it)
+        return populate(address, size) or ctypes.get_errno() == errno.EINVAL  # (older systems: MAP_POPULATE has done it)
 
 
 def _before_fork() -> None:
