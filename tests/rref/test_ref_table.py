@@ -19,6 +19,9 @@ from remora.rref.value import Value
 from remora.vocabulary.effects import AskOwner, Goodbye, TellParent
 from remora.vocabulary.ids import GloballyUniqueId, WorkerInfo
 from remora.vocabulary.messages import MessageType
+from remora.wire.id_codec import pack_id
+from remora.wire.packed import Packed
+from tests.systematic.tracing import SIGNALS, AtMoment, raising
 
 ME, OTHER, THIRD = cast(Any, "me"), cast(Any, "other"), cast(Any, "third")
 VALUE, FORK, CHILD = GloballyUniqueId(1, 1), GloballyUniqueId(1, 2), GloballyUniqueId(1, 3)
@@ -42,6 +45,7 @@ class Scene:
     def __init__(self) -> None:
         self.pool = Pool()
         self.sent: list[tuple[Any, str, Callable[[BaseException | None], None]]] = []
+        self.bodies: list[bytes] = []  # of all messages
         workers = {key: SimpleNamespace(key=key, name=str(key), state="alive") for key in (ME, OTHER, THIRD)}
         peers = SimpleNamespace(
             me=workers[ME], by_key=workers.get, known=workers.get, all=lambda: list(workers.values()),
@@ -52,7 +56,8 @@ class Scene:
             running=True,
         )  # fmt: skip
 
-    def _send(self, peer: Any, kind: int, packed: object, name: str, finish: Any, urgent: bool) -> None:
+    def _send(self, peer: Any, kind: int, packed: Packed, name: str, finish: Any, urgent: bool) -> None:
+        self.bodies.append(packed.body)
         self.sent.append((peer.key, name, finish))
 
     def answer(self, failure: BaseException | None = None) -> str:
@@ -152,6 +157,92 @@ def test_the_value_of_the_last_fork_is_freed_by_the_pool(scene: Scene) -> None:
     assert table.owned.find(VALUE) is None
     assert len(scene.pool.tasks) == 1
     scene.pool.run()
+
+
+def test_values_whose_holder_drops_them_together_are_destroyed_by_one_task(scene: Scene) -> None:
+    table, ids, destroyed = share_many(scene, 5)
+    table.owned.delete_all(ids)
+    assert not table.state.values
+    assert destroyed == []  # their destructors are code of the program: no thread runs them in a step
+    assert len(scene.pool.tasks) == 1
+    scene.pool.run()
+    assert len(destroyed) == 5
+
+
+def test_a_strike_while_values_are_freed_leaves_their_destructors_to_the_pool() -> None:
+    def free(scene: Scene, n: int) -> bool:
+        table, ids, destroyed = share_many(scene, 3)
+        struck = strike_at(n, lambda: table.owned.delete_all(ids))
+        if struck:
+            table.owned.delete_all(ids)  # as the inbox would, in which the message is left
+        # But for one that had left the table, and had not come to the list, at that moment.
+        assert len(destroyed) <= (1 if struck else 0)
+        scene.pool.run()
+        assert len(destroyed) == 3
+        assert not table.state.values
+        assert not table.runner.is_busy()
+        return struck
+
+    assert moments_tried(free) > 20
+
+
+def test_a_strike_while_the_queue_is_emptied_loses_no_reference() -> None:
+    def release(scene: Scene, n: int) -> bool:
+        scene.agent.timers = SimpleNamespace(soon=lambda seconds, task: None)
+        table, forks = scene.table(), [GloballyUniqueId(1, 10 + k) for k in range(4)]
+        for fork in forks:
+            table.held.hold(VALUE, fork, OTHER)
+            table.held.confirmed(fork)
+            table.drop_soon(fork)
+        struck = strike_at(n, table.held.releases.empty)
+        table.held.releases.check()  # at the next tick
+        scene.pool.run()
+        said = b"".join(scene.bodies)
+        assert [fork for fork in forks if pack_id(fork) not in said] == []
+        assert not table.state.holder.forks
+        return struck
+
+    assert moments_tried(release) > 20
+
+
+def share_many(scene: Scene, n: int) -> tuple[Table, list[GloballyUniqueId], list[int]]:
+    """A table with values that another worker holds, the ids of its goodbyes, and the list of values that were destroyed."""
+    table, destroyed = scene.table(), []
+
+    class Thing:
+        def __del__(self) -> None:
+            destroyed.append(1)
+
+    ids = []
+    for k in range(n):
+        rref, fork = GloballyUniqueId(1, 10 + k), GloballyUniqueId(2, 10 + k)
+        table.owned.share(Value(rref, Thing()), fork, OTHER)
+        ids += [rref, fork]
+    return table, ids, destroyed
+
+
+class Struck(BaseException):
+    """What a signal handler raises."""
+
+
+def strike_at(n: int, work: Callable[[], object]) -> bool:
+    """Do some work, with an exception at the n-th point where the interpreter looks for signals. Return True if it came
+    that far."""
+    strike = AtMoment(n, raising(Struck), SIGNALS)
+    try:
+        with strike:
+            work()
+    except Struck:
+        pass
+    return strike.place is not None
+
+
+def moments_tried(attempt: Callable[[Scene, int], bool]) -> int:
+    """Attempt it at each such point, each time in a new scene. Return their number."""
+    n = 0
+    while attempt(Scene(), n):
+        n += 1
+    return n
 
 
 def test_the_owner_and_the_holders_are_told_of_a_loss(scene: Scene) -> None:

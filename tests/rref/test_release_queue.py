@@ -42,10 +42,7 @@ class Scene:
     def __init__(self) -> None:
         self.agent = Agent()
         self.let_go: list[list[Any]] = []
-        self.dropping = ReleaseQueue(self.agent, self._let_go)  # type: ignore[arg-type]
-
-    def _let_go(self) -> None:
-        self.let_go += self.dropping.batches()
+        self.dropping = ReleaseQueue(self.agent, self.let_go.append)  # type: ignore[arg-type]
 
     def drop(self, *forks: Any) -> None:
         for fork in forks:
@@ -108,7 +105,7 @@ def test_two_threads_may_look_at_the_same_time(scene: Scene) -> None:
 
     def look() -> None:
         start.wait(10.0)
-        scene._let_go()
+        scene.dropping.empty()
 
     threads = [threading.Thread(target=look) for _ in range(4)]
     for thread in threads:
@@ -121,7 +118,7 @@ def test_two_threads_may_look_at_the_same_time(scene: Scene) -> None:
 def test_what_goes_wrong_there_is_reported_and_nobody_elses_business(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scene.dropping, "_release", lambda: 1 / 0)
+    monkeypatch.setattr(scene.dropping, "_release", lambda batch: 1 / 0)
     scene.drop(*range(INLINE_LENGTH))
     scene.dropping.drain_inline()
     assert "could not be let go" in caplog.text

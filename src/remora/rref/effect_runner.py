@@ -16,8 +16,9 @@ from typing import assert_never
 
 from remora.agent.agent import Agent
 from remora.agent.runtime.serial_queue import SerialQueue
-from remora.errors import NotInitialized, OwnerDied
+from remora.errors import NotInitialized, OwnerDied, RemoraError
 from remora.rref.state import ControlMessage, RefState
+from remora.rref.value import Value
 from remora.vocabulary.effects import (
     AskOwner,
     AskSurvivors,
@@ -88,26 +89,31 @@ class EffectRunner:
         self._actions.extend(self._prepared(actions))
 
     def _prepared(self, actions: Iterable[Action]) -> Iterator[Action]:
-        """Effects on values belong to the step, since the next one may be about the same value. (No call on the path of the
-        other effects: a signal handler that raises after one would take an action with it.)"""
+        """Effects on values belong to the step, since the next one may be about the same value. The pool destroys the values
+        that a step frees, in one task: their destructors are code of the program. (No call on the path of an effect, but for
+        what it does: a signal handler that raises after one would take an action with it.)"""
         values = self._state.values
-        for each in actions:
-            if each.__class__ is Free:
-                assert isinstance(each, Free)
-                value = values.pop(each.rref, None)
-                if value is not None:
-                    if not value.ready and not self.agent.running:  # it will not be made, and a thread may wait for it
-                        yield partial(self.agent.pool.submit_final, partial(value.fail, ended_error(self.agent, each.rref)))
-                    yield partial(self.agent.pool.submit_system, [value].clear)  # no destructor of the program's runs here
-            elif each.__class__ is NeverMade:
-                assert isinstance(each, NeverMade)
-                value = values.get(each.rref)
-                if value is not None:
-                    error = OwnerDied(f"{each.rref} was never made: its creator is gone, or could not ask for it")
-                    # By the pool: it may run code of the program.
-                    yield partial(self.agent.pool.submit_final, partial(value.fail, error))
-            else:
-                yield each
+        freed: list[Value | None] = []
+        try:
+            for each in actions:
+                match each:
+                    case Free(rref):
+                        freed.append(values.pop(rref, None))
+                        if freed[-1] is not None and not freed[-1].ready and not self.agent.running:
+                            error: RemoraError = ended_error(self.agent, rref)  # a thread may wait for it
+                            yield partial(self.agent.pool.submit_final, partial(freed[-1].fail, error))
+                    case NeverMade(rref):
+                        if rref in values:
+                            error = OwnerDied(f"{rref} was never made: its creator is gone, or could not ask for it")
+                            # By the pool: it may run code of the program.
+                            yield partial(self.agent.pool.submit_final, partial(values[rref].fail, error))
+                    case _:
+                        yield each
+            if freed:
+                yield partial(self.agent.pool.submit_system, freed.clear)
+        except BaseException:  # of a signal handler
+            self.agent.pool.submit_system(freed.clear)
+            raise
 
     def _perform(self) -> None:
         """Carry out the queued actions. They leave the queue afterwards: if an exception strikes this thread, the next one

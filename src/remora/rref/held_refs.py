@@ -30,7 +30,7 @@ class HeldRefs:
         self._runner = runner
         self._change = runner.change
         self._agent = state.agent
-        self.releases = ReleaseQueue(state.agent, self.release_dropped)
+        self.releases = ReleaseQueue(state.agent, partial(self._change, self._drop_step))
 
     def hold(self, rref: RRefId, fork: ForkId, owner: Worker) -> None:
         """This worker asks `owner` to make a value. This is no step: the fork is new, so no step can be about it yet, and
@@ -138,15 +138,6 @@ class HeldRefs:
         return [partial(submit, tell) for tell in self._state.waiters.pop(fork, ())]
 
     # Letting go.
-
-    def release_dropped(self) -> None:
-        """Let go of the references in the queue of dropped ones."""
-        for batch in self.releases.batches():
-            try:
-                self._change(self._drop_step, batch)
-            except BaseException:  # of a signal handler: to drop one twice does no harm
-                self.releases.put_back(batch)
-                raise
 
     def _drop_step(self, forks: Iterable[ForkId]) -> Iterator[Effect]:
         state = self._state

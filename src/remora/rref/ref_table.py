@@ -78,7 +78,7 @@ class Table:
         """Before shutdown: wait until all references held here are settled, then say goodbye for each."""
         clock, runner = self._agent.clock, self.runner
         end = clock.now() + timeout
-        self.held.release_dropped()
+        self.held.releases.empty()
         self._agent.peers.watch_all()
         report = LongWait(lambda: "shutdown waits for references that are on their way between workers", clock)
         if not wait_until(

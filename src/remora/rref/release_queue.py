@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from remora.agent.agent import Agent
 from remora.vocabulary.effects import ForkId
@@ -23,9 +23,9 @@ INLINE_LENGTH = 8  # a thread that makes references empties a queue of that leng
 
 
 class ReleaseQueue:
-    """The pool calls `release` soon after something was put into the queue."""
+    """The pool passes what was put into the queue to `release` soon."""
 
-    def __init__(self, agent: Agent, release: Callable[[], None]) -> None:
+    def __init__(self, agent: Agent, release: Callable[[list[ForkId]], None]) -> None:
         self.closed = False  # no timer is started any more
         self._agent = agent
         self._release = release
@@ -48,29 +48,23 @@ class ReleaseQueue:
         if len(self._dropped) >= INLINE_LENGTH and not self.closed:
             self._drained_inline = True
             try:
-                self._release()
+                self.empty()
             except Exception:  # the caller makes another reference, and must not fail because of these
                 log.exception("references that were dropped could not be let go")
 
-    def batches(self) -> Iterator[list[ForkId]]:
-        """Take what is in the queue. It may grow meanwhile, and other threads may take from it, too."""
-        while batch := self._take():
-            yield batch
-
-    def _take(self) -> list[ForkId]:
-        batch: list[ForkId] = []
-        try:
-            while True:
-                batch.append(self._dropped.popleft())
-        except IndexError:
-            return batch
-        except BaseException:  # of a signal handler
-            self.put_back(batch)
-            raise
-
-    def put_back(self, batch: list[ForkId]) -> None:
-        """Put references back that were taken and could not be let go."""
-        self._dropped.extend(batch)
+    def empty(self) -> None:
+        """Let go of what is in the queue. Other threads may do so at the same time."""
+        while self._dropped:
+            batch: list[ForkId] = []
+            try:
+                try:
+                    batch.extend(iter(self._dropped.popleft, None))  # in C: no fork is in neither of the two
+                except IndexError:
+                    pass  # it is empty
+                self._release(batch)
+            except BaseException:  # of a signal handler: to let go of one twice does no harm
+                self._dropped.extend(batch)
+                raise
 
     def check(self) -> None:
         """Called at each tick: an exception may have struck a destructor before it asked the pool to run."""
@@ -87,7 +81,7 @@ class ReleaseQueue:
         if not self.closed and not self._timer:
             self._timer = True
             self._agent.timers.soon(INTERVAL, self._on_timer)
-        self._release()
+        self.empty()
 
     def _on_timer(self) -> None:
         if self._drained_inline and not self.closed:  # the forks that are there now came a short time ago
