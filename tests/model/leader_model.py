@@ -14,7 +14,7 @@ machine can tell them apart, so the worlds of a scenario are finite in number.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.protocol.leader import (
@@ -33,6 +33,7 @@ from remora.protocol.leader import (
     Leadership,
     Thresholds,
 )
+from tests.model.explorer import BrokenPromise, Exploration, Finding, Rules, Unreachable
 
 LIMITS = Thresholds(
     look_every=2, relaxed=2, few_steps=3, fast_for=4, medium=0.5, long=2, long_if_behind=1, long_answer=3, reading=4,
@@ -44,14 +45,6 @@ LIMITS = Thresholds(
 SHORT, LASTS, WAITS, STAYS, READS, FREES = "short", "lasts", "waits", "stays", "reads", "frees"
 
 OUTSIDE = 0  # a thread of the program, which queues a task
-
-
-class Broken(Exception):
-    """A promise was broken."""
-
-
-class TooFewThreads(Exception):
-    """A world that is not walked."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,6 @@ class World:
     called: bool = False  # a helper was, for what is in the queue
     waited: int = 0  # time for which something waited and no thread could take it
     idle_rings: int = 0  # alarms since something last came
-    trace: tuple[Any, ...] = field(default=(), compare=False)
 
 
 def beginning(scenario: Scenario) -> World:
@@ -212,7 +204,6 @@ def can_step(world: World, me: int) -> bool:
 def make(before: World, move: Move) -> World:
     """The world after a move."""
     world = copied(before)
-    world.trace = (before.trace, described(before, move))
     kind, machine = move[0], world.machine
     if kind == "step":
         step(world, move[1])
@@ -260,7 +251,7 @@ def described(world: World, move: Move) -> str:
 
 def require(kept: bool, words: str, *of: object) -> None:
     if not kept:
-        raise Broken(words.format(*of))
+        raise BrokenPromise(words.format(*of))
 
 
 def waits(world: World) -> bool:
@@ -363,7 +354,7 @@ def start_thread(world: World) -> None:
         return
     free = next((each for each in range(1, len(world.threads)) if world.threads[each].at == "absent"), None)
     if free is None:
-        raise TooFewThreads
+        raise Unreachable
     world.threads[free] = Thread("wait")
 
 
@@ -557,59 +548,6 @@ class SerialQueue:
             world.woken = True
 
 
-# The walk.
-
-
-@dataclass
-class Finding:
-    """What an exploration found."""
-
-    scenario: Scenario
-    states: int = 0
-    cut: int = 0  # moves that need more threads than the scenario has
-    broken: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        steps = "\n".join(f"    {number:2d}. {move}" for number, move in enumerate(self.trace, 1))
-        return f"{self.scenario.name}: {self.states} states, {self.cut} cut {self.broken}\n{steps}"
-
-
-def explore(scenario: Scenario, most: int = 400_000) -> Finding:
-    """Every world that a scenario can lead to, breadth first: the counterexample is the shortest."""
-    found = Finding(scenario)
-    start = beginning(scenario)
-    seen, frontier = {key(start)}, [start]
-    while frontier:
-        farther = []
-        for world in frontier:
-            move: Move = ()
-            try:
-                for move in moves(world):
-                    try:
-                        after = make(world, move)
-                    except TooFewThreads:
-                        found.cut += 1
-                        continue
-                    mark = key(after)
-                    if mark not in seen:
-                        seen.add(mark)
-                        farther.append(after)
-            except (Broken, AssertionError) as error:
-                found.states, found.broken = len(seen), str(error)
-                found.trace = (*told(world), described(world, move) if move else "at rest")
-                return found
-            if len(seen) > most:
-                raise ValueError(f"{scenario.name} is too large to be explored")
-        frontier = farther
-    found.states = len(seen)
-    return found
-
-
-def told(world: World) -> tuple[str, ...]:
-    steps: list[str] = []
-    trace = world.trace
-    while trace:
-        trace, move = trace
-        steps.append(move)
-    return tuple(reversed(steps))
+def explore(scenario: Scenario) -> Finding:
+    """Every world that a scenario can lead to."""
+    return Exploration(scenario.name, beginning(scenario), Rules(moves, make, key, described, most=400_000)).run()

@@ -11,7 +11,6 @@ has passed is lost in the model.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from remora.protocol.reader import (
     Registration,
     Thresholds,
 )
+from tests.model.explorer import BrokenPromise, Exploration, Finding, Rules
 
 ONCE, LAST = 1, 2  # how the poller was asked to watch for bytes
 PONG, END = 0, -1  # messages: an answer that only wakes the reader; the end of the link
@@ -41,10 +41,6 @@ REQUESTS = 100  # messages from this number on are requests, others are the repl
 NOW = 1.0
 LIMITS = Thresholds(round=0.1, memory=0.5)
 TICKS = 3  # what a surprise leaves behind is put right by so many ticks
-
-
-class Broken(Exception):
-    """A promise was broken."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,6 @@ class World:
     left: dict[str, int]  # surprises
     ticked: int  # since the last surprise
     vain: int  # how often the poller told, and nothing came of it
-    trace: Any
 
 
 NUMBERED = (
@@ -206,7 +201,6 @@ def beginning(scenario: Scenario) -> World:
     world.inbox = world.answered = world.tasks = world.order = ()
     world.pong = world.timer = world.paused = world.closed = False
     world.ticked = world.vain = world.received = world.pinged = 0
-    world.trace = ()
     if scenario.owned or scenario.came:
         machine.came(NOW)
     if scenario.owned:
@@ -360,7 +354,6 @@ def fires(link: Link) -> bool:
 def make(before: World, move: Move) -> World:
     """The world after a move."""
     world = copied(before)
-    world.trace = (before.trace, described(before, move))
     kind = move[0]
     if kind == "step":
         me = move[1]
@@ -400,7 +393,7 @@ def described(world: World, move: Move) -> str:
 
 def require(kept: bool, words: str, *of: object) -> None:
     if not kept:
-        raise Broken(words.format(*of))
+        raise BrokenPromise(words.format(*of))
 
 
 def check(world: World) -> None:
@@ -1548,63 +1541,6 @@ def tick_reader(world: World, me: int, thread: Thread, _: Any) -> None:
     perform(world, me, world.machine.tick(role(world) if world.pending else None), "tick")
 
 
-# The walk.
-
-
-@dataclass
-class Finding:
-    """What an exploration found."""
-
-    scenario: Scenario
-    states: int = 0
-    broken: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        steps = "\n".join(f"    {number:2d}. {move}" for number, move in enumerate(self.trace, 1))
-        return f"{self.scenario.name}: {self.states} states {self.broken}\n{steps}"
-
-
-def explore(scenario: Scenario, most: int = 800_000) -> Finding:
-    """Every world that a scenario can lead to, breadth first: the counterexample is the shortest."""
-    collects = gc.isenabled()
-    gc.disable()  # worlds have no cycles, and all of them are kept: to look for cycles takes most of the time
-    try:
-        return _walk(Finding(scenario), most)
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _walk(found: Finding, most: int) -> Finding:
-    start = beginning(found.scenario)
-    seen, frontier = {key(start)}, [start]
-    while frontier:
-        farther = []
-        for world in frontier:
-            move: Move = ()
-            try:
-                for move in moves(world):
-                    after_ = make(world, move)
-                    mark = key(after_)
-                    if mark not in seen:
-                        seen.add(mark)
-                        farther.append(after_)
-            except (Broken, AssertionError) as error:
-                found.states, found.broken = len(seen), str(error)
-                found.trace = (*told(world), described(world, move) if move else "at rest")
-                return found
-            if len(seen) > most:
-                raise ValueError(f"{found.scenario.name} is too large to be explored")
-        frontier = farther
-    found.states = len(seen)
-    return found
-
-
-def told(world: World) -> tuple[str, ...]:
-    steps: list[str] = []
-    trace = world.trace
-    while trace:
-        trace, move = trace
-        steps.append(move)
-    return tuple(reversed(steps))
+def explore(scenario: Scenario) -> Finding:
+    """Every world that a scenario can lead to."""
+    return Exploration(scenario.name, beginning(scenario), Rules(moves, make, key, described, most=800_000)).run()

@@ -21,11 +21,8 @@ from remora.vocabulary.effects import (
     TellParent,
 )
 from remora.vocabulary.ids import GloballyUniqueId
+from tests.model.explorer import BrokenPromise
 from tests.model.reference_state import KEYS, NOTHING, Kind, Message, Site, World, message, show
-
-
-class BrokenPromise(Exception):
-    """A promise is broken in a world that can be reached."""
 
 
 def promise(kept: bool, text: str, *about: GloballyUniqueId) -> None:

@@ -1,4 +1,4 @@
-"""Walks every interleaving of small worlds of the reference protocol, breadth first, and shows the shortest counterexample.
+"""Explores small worlds of the reference protocol (`tests.model.explorer`), and wanders through large ones.
 
     python -m tests.model.reference_explorer            all scenarios, the large ones too: minutes
     python -m tests.model.reference_explorer losses     those with "losses" in their name
@@ -9,133 +9,30 @@ made of, `model_moves` for what may happen in it, `model_promises` for what must
 
 from __future__ import annotations
 
-import gc
 import sys
-import time
-from array import array
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from random import Random
 
-from tests.model.reference_driver import BrokenPromise
+from tests.model.explorer import BrokenPromise, Exploration, Finding, Progress, Rules
 from tests.model.reference_moves import Move, choices, describe, events, make
 from tests.model.reference_promises import check, check_rest
 from tests.model.reference_scenarios import LARGE, SMALL
 from tests.model.reference_state import Scenario, World, beginning, world_key
 
-MOST_MOVES = 256  # out of one world
 
-Progress = Callable[["Finding"], None]
-
-
-@dataclass(slots=True)
-class Finding:
-    """What an exploration found so far."""
-
-    scenario: Scenario
-    states: int = 1
-    depth: int = 0  # moves to the farthest world seen
-    seconds: float = 0.0
-    broken: str = ""  # the promise that was broken first
-    trace: Sequence[str] = ()  # the moves that lead there; none are fewer
-
-    def __str__(self) -> str:
-        found = f"{self.scenario.name:58s} {self.states:8d} states, {self.depth:3d} deep, {self.seconds:6.1f} s"
-        if not self.broken:
-            return found
-        steps = "\n".join(f"    {number:2d}. {move}" for number, move in enumerate(self.trace, 1))
-        return f"{found}\n  BROKEN after {len(self.trace)} moves: {self.broken}\n{steps}"
-
-
-class Exploration:
-    """One scenario. The path to a world is kept as numbers of moves, and walked again when it must be shown."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.found = Finding(scenario)
-        self._numbers: dict[Hashable, int] = {}
-        self._start = beginning(scenario)
-        self._seen = {world_key(self._start, self._numbers)}
-        self._came = array("q", [0])  # for each world, the one it came from and the number of the move
-        self._began = time.monotonic()
-
-    def run(self, progress: Progress | None = None) -> Finding:
-        """Walk until a promise is broken or everything was seen."""
-        frontier: list[tuple[int, World]] = [(0, self._start)]
-        with _no_garbage():
-            while frontier and not self.found.broken:
-                frontier = self._widen(frontier, progress)
-                self.found.depth += bool(frontier)
-        self._tell(None)
-        return self.found
-
-    def _widen(self, frontier: list[tuple[int, World]], progress: Progress | None) -> list[tuple[int, World]]:
-        """All worlds that are one move farther, and new."""
-        found: list[tuple[int, World]] = []
-        for index, world in frontier:
-            number = -1
-            try:
-                moves = _moves(world)
-                if len(moves) > MOST_MOVES:
-                    raise ValueError(f"{self.found.scenario.name} is too large to be explored")
-                for number, move in enumerate(moves):
-                    after = make(world, move)
-                    key = world_key(after, self._numbers)
-                    if key not in self._seen:
-                        check(after)
-                        self._seen.add(key)
-                        found.append((len(self._came), after))
-                        self._came.append(index * MOST_MOVES + number)
-                        if len(self._came) % 4096 == 0:
-                            self._tell(progress)
-            except (BrokenPromise, AssertionError) as error:
-                self._break(str(error) or repr(error), index, number)
-                return []
-        return found
-
-    def _tell(self, progress: Progress | None) -> None:
-        self.found.states = len(self._seen)
-        self.found.seconds = time.monotonic() - self._began
-        if progress is not None:
-            progress(self.found)
-
-    def _break(self, text: str, index: int, last: int) -> None:
-        numbers = [] if last < 0 else [last]
-        while index:
-            index, number = divmod(self._came[index], MOST_MOVES)
-            numbers.append(number)
-        trace, world = [], self._start
-        for number in reversed(numbers):
-            move = _moves(world, at_rest=False)[number]
-            trace.append(describe(world, move))
-            if len(trace) < len(numbers):
-                world = make(world, move)
-        self.found.broken, self.found.trace = text, trace
-
-
-def _moves(world: World, at_rest: bool = True) -> list[Move]:
+def _moves(world: World) -> list[Move]:
     """All moves out of a world; what must be true at rest is checked where nothing will happen by itself."""
     due = list(events(world))
-    if not due and at_rest:
+    if not due:
         check_rest(world)
     return [*due, *choices(world)]
 
 
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Worlds have no cycles, and there are many of them: looking for cycles takes half the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def explore(scenario: Scenario, progress: Progress | None = None) -> Finding:
     """Every world that a scenario can lead to."""
-    return Exploration(scenario).run(progress)
+    key = partial(world_key, numbers={})
+    return Exploration(scenario.name, beginning(scenario), Rules(_moves, make, key, describe, check)).run(progress)
 
 
 # How often a move is taken on a random walk, beside one of weight 1: else all is dropped before anything happened.

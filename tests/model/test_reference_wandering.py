@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remora.protocol.holder import Holder
 from remora.protocol.owner import Owner
-from tests.model.reference_driver import BrokenPromise
+from tests.model.explorer import BrokenPromise
 from tests.model.reference_explorer import wander
 from tests.model.reference_mutants import buries_without_asking, leaves_before_its_children
 from tests.model.reference_state import Made, Scenario, Share

@@ -116,6 +116,12 @@ class VirtualClock:
                 self._settle()
             self._now = end
 
+    def have_read(self) -> None:
+        """Have all links read on which something came. Replies that no thread waits for may be left to the next tick of a
+        worker, and that does not come while the time stands still."""
+        if self.still is not None:
+            self.still.under_way()
+
     @contextmanager
     def going(self) -> Iterator[None]:
         """Let time pass by itself inside the block, whenever all threads wait."""

@@ -193,7 +193,13 @@ class World:
         """Wait for a condition; AssertionError if it does not come true in time: real time, unless it passes by itself."""
         timeout = check_timeout(timeout, "the timeout of wait_until")
         clock = self._clock if self._clock is not None and self._clock.auto else SYSTEM
-        came_true = wait_until(ready, clock.now() + timeout, clock, pause=0.001)
+
+        def look() -> bool:
+            if self._clock is not None and not self._clock.auto:
+                self._clock.have_read()
+            return ready()
+
+        came_true = wait_until(look, clock.now() + timeout, clock, pause=0.001)
         assert came_true, f"{ready} did not come true within {timeout} s"
 
     def close(self) -> None:
