@@ -44,14 +44,11 @@ class FastPaths:
     waiter_owned: bool = _switch("REMORA_ATTEND")
     # A low-priority message waits up to 2 ms to share a write (channel/delayed_flush.py).
     delayed_flush: bool = _switch("REMORA_DELAYED_FLUSH")
-    # A function goes by number once the callee was told its name (channel/function_table.py).
+    # A function goes by number once the callee was told its name; a call without arguments is that number, which neither
+    # side pickles (channel/function_table.py).
     function_numbers: bool = _switch("REMORA_FUNCTION_NUMBERS")
-    # A call without arguments is the number of its function, which neither side pickles (channel/function_table.py).
-    bare_calls: bool = _switch("REMORA_BARE_CALLS")
-    # Tensors of the plain kind, and references, are pickled by stencil (wire/fast_pickle.py).
+    # Tensors of the plain kind, and references, are pickled by stencil, also in containers (wire/fast_pickle.py).
     stencils: bool = _switch("REMORA_STENCILS")
-    # … also those in lists and dictionaries, and named arguments.
-    nested_stencils: bool = _switch("REMORA_NESTED_STENCILS")
     # Large tensors go through shared memory on one host (agent/memory/shared.py). A number of bytes is the setting's.
     shared_memory: bool = _switch("REMORA_SHARED_MEMORY")
     # Shared memory is filled while the message about it is on its way (transport/shm/lender.py).
@@ -62,8 +59,6 @@ class FastPaths:
     gather: bool = _switch("REMORA_GATHER")
     # A backward pass that ends on one other worker takes one message instead of two (autograd/engine.py).
     one_way_pass: bool = _switch("REMORA_ONE_WAY_PASS")
-    # A worker follows the graph behind a reply before the backward pass asks for it (autograd/context.py).
-    look_ahead: bool = _switch("REMORA_LOOK_AHEAD")
     # A worker with one source of gradients in a pass keeps no ledger of segments (autograd/schedule.py).
     single_source: bool = _switch("REMORA_SINGLE_SOURCE")
 

@@ -60,11 +60,33 @@ class Caller:
         call = Call(peer, target)
         call.undo = undo = packed.undo
         call.recording = packed.recording
-        sent = peer.outgoing.session.sent
+        channel = peer.outgoing
+        sent = channel.session.sent
         if undo is not None:
             undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
         try:
-            self._exchange(peer, call, kind, packed, flags, timeout)
+            left = call.limit(timeout, self.timeout)
+            if not self.running or peer.state != "alive":
+                self._check(peer, call)
+            if self._faults.injector is not None and self._faults.refuse(peer.name, kind, packed.body):
+                raise _refused(call)
+            pool = release_slot()
+            try:
+                if channel.full:
+                    channel.wait_for_room(call)
+                    left = call.left()
+                channel.unwatch()
+                channel.pending[call.id] = call
+                if packed.buffers:
+                    self._send_large(channel, call, kind, packed, flags, left)
+                else:
+                    channel.send(kind, call.id, packed.body, flags, left)
+                if peer.state != "alive" or channel.closed:
+                    self._recheck(peer, call)
+                channel.await_reply(call)
+            finally:
+                if pool is not None:
+                    reacquire_slot(pool)
         except (CallNotSent, NotInitialized):
             call.take_back()
             raise
@@ -89,31 +111,6 @@ class Caller:
         """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
         if call.reply is not None and not call.reply.flags & FAILED and peer.sharing is not None:
             peer.sharing.handover.fence(packed.lent)
-
-    def _exchange(self, peer: Peer, call: Call, kind: int, packed: Packed, flags: int, timeout: float) -> None:
-        left = call.limit(timeout, self.timeout)
-        channel = peer.outgoing
-        if not self.running or peer.state != "alive":
-            self._check(peer, call)
-        if self._faults.injector is not None and self._faults.refuse(peer.name, kind, packed.body):
-            raise _refused(call)
-        pool = release_slot()
-        try:
-            if channel.full:
-                channel.wait_for_room(call)
-                left = call.left()
-            channel.unwatch()
-            channel.pending[call.id] = call
-            if packed.buffers:
-                self._send_large(channel, call, kind, packed, flags, left)
-            else:
-                channel.send(kind, call.id, packed.body, flags, left)
-            if peer.state != "alive" or channel.closed:
-                self._recheck(peer, call)
-            channel.await_reply(call)
-        finally:
-            if pool is not None:
-                reacquire_slot(pool)
 
     def _send_large(self, channel: Channel, call: Call, kind: int, packed: Packed, flags: int, left: float) -> None:
         try:

@@ -20,7 +20,7 @@ import torch
 from remora.autograd import segments
 from remora.autograd.context import Context
 from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
-from remora.autograd.nodes import Gradients, Incoming, Recv, Send, Start
+from remora.autograd.nodes import Gradients, Incoming, Recv, Start
 from remora.autograd.schedule import Divided, Ready, Whole
 from remora.options import FAST_PATHS
 from remora.vocabulary.messages import Owed, Part, PassId
@@ -93,6 +93,8 @@ class Pass:
                 self._refuse()
             if self._schedule is not None:
                 raise RuntimeError(f"{self!r} has begun: no message can take part any more")
+            if self._reach is None:
+                self._reach = Reach()
             found: list[Edge] = []
             for message, numbers in part.items():
                 send = self.context.sends.get(message)
@@ -101,17 +103,8 @@ class Pass:
                 known = self._part.setdefault(message, set())
                 new = sorted(set(numbers) - known)
                 known.update(new)
-                found += self._follow_sent(send, new)
+                found += self._reach.follow([send.starts[number] for number in new])
             return self._parts_of(found) if found else {}
-
-    def _follow_sent(self, send: Send, numbers: list[int]) -> Iterable[Edge]:
-        if self._reach is None and len(numbers) == len(send.starts):
-            self._reach = self.context.ahead.pop(send.message, None)
-            if self._reach is not None:
-                return self._reach.outputs
-        if self._reach is None:
-            self._reach = Reach()
-        return self._reach.follow([send.starts[number] for number in numbers])
 
     def _parts_of(self, received: Iterable[Edge]) -> dict[Peer, Part]:
         parts: dict[Peer, Part] = {}

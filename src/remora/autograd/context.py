@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from remora.autograd.graph import Reach
 from remora.autograd.leaves import ByLeaf, Gathered
 from remora.autograd.nodes import Recv, Send, receive
-from remora.options import FAST_PATHS
 
 if TYPE_CHECKING:
     from remora.agent.calls.call_context import Header
@@ -26,12 +24,10 @@ class Context:
     def __init__(self, id: int, next_message: Callable[[], int]) -> None:
         self.id = id
         self.sends: dict[int, Send] = {}
-        self._latest: Send | None = None
         self.received_nodes: dict[int, Any] = {}
         self.known_workers: set[int] = set()  # those that have a part of this context because of us
         self.heard_from: set[int] = set()  # those because of which we have a part of it
         self.gradients = Gathered()
-        self.ahead: dict[int, Reach] = {}  # by message: the graph behind all its tensors, for one pass to take
         self.released = False
         self._next_message = next_message
 
@@ -52,20 +48,7 @@ class Context:
 
     def sent(self, peer: Peer, header: Header, links: list[torch.Tensor]) -> None:
         """See `CallContext`."""
-        self._latest = self.sends[header[1]] = Send(header[1], peer, links)
-
-    def look_ahead(self) -> None:
-        """See `CallContext`: follow the graph behind what was sent last, which a backward pass would have to do."""
-        latest, self._latest = self._latest, None
-        if latest is not None and not self.released and FAST_PATHS.look_ahead:
-            reach = Reach()
-            try:
-                reach.follow(latest.starts)
-            except RuntimeError:  # what a pass would refuse
-                return
-            self.ahead[latest.message] = reach
-            if self.released:  # meanwhile: `release` has cleared the dict before
-                self.ahead.clear()
+        self.sends[header[1]] = Send(header[1], peer, links)
 
     def received(self, peer: Peer, header: Header, links: dict[int, torch.Tensor]) -> None:
         """See `CallContext`."""
@@ -93,8 +76,6 @@ class Context:
         """Let go of everything."""
         self.released = True
         self.sends.clear()
-        self._latest = None
-        self.ahead.clear()
         self.received_nodes.clear()
         self.gradients.clear()
 

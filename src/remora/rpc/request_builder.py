@@ -14,7 +14,6 @@ from remora.agent.calls.call_context import current_recording, pack_for
 from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
-from remora.options import FAST_PATHS
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, check_arguments, run_serialized
 from remora.vocabulary.messages import MessageType
@@ -55,7 +54,7 @@ def pack_call(
             func, args, kwargs = run_serialized, (binary, tensors), {}
         announced = peer.outgoing.announced
         target = announced.target(func, peer.shares_main)
-        if not args and kwargs == {} and recording is None and type(target) is int and FAST_PATHS.bare_calls:
+        if not args and not kwargs and recording is None and type(target) is int:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
     way = peer.ways.awaited if awaited else peer.ways.requests

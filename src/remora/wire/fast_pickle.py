@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from remora.options import FAST_PATHS
 from remora.wire.pack_scope import PackScope
 from remora.wire.raw_memory import READ, raw_copy, raw_view
 from remora.wire.tensors.storages import INLINE_BYTES, NAMES, ROOM
@@ -35,7 +34,7 @@ REFERENCE_CODE = 0x52454D04  # … and a reference
 CONTAINERS = frozenset({tuple, list, dict})
 DEPTH = 4  # containers in containers: the arguments are one in the call, which is one in what is recorded of it
 # Parts of a list or dictionary that are looked at one by one: with more of them, this is not the quicker way.
-WIDE = 16 if FAST_PATHS.nested_stencils else 0
+WIDE = 16
 FEW = 8  # tensors
 _TINY = 1024  # bytes that are copied sooner than looked at
 

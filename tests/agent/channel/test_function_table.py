@@ -212,7 +212,6 @@ class Unreadable:
         raise AssertionError("this was to be done without pickle")
 
 
-@pytest.mark.skipif(not FAST_PATHS.bare_calls, reason="turned off")
 def test_a_call_without_arguments_is_a_number_and_nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, bytes]] = []
 

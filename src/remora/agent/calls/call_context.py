@@ -39,9 +39,6 @@ class CallContext(Protocol):
     def received(self, peer: Any, header: Header, links: dict[int, torch.Tensor]) -> None:
         """A message came from `peer`, with these tensors that have a history there."""
 
-    def look_ahead(self) -> None:
-        """A reply with a history was sent, and there is time to prepare for what may come of it."""
-
 
 current_recording: ContextVar[CallContext | None] = ContextVar("remora_recording", default=None)
 

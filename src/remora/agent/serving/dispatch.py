@@ -238,8 +238,6 @@ class Request:
             return
         del value  # (not needed when it is packed, and copied)
         self._send(kind, packed, flags)
-        if recording is not None:
-            self._dispatch.pool.call_idle(recording.look_ahead)
 
     def acknowledge(self, kind: int, then: Callable[..., None] | None = None, *args: object) -> None:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
