@@ -76,7 +76,7 @@ def test_memory_that_did_not_come_is_a_finding(subject: Subject) -> None:
 
 def test_zeros_from_the_system_are_no_finding_and_other_bytes_there_are(subject: Subject) -> None:
     """A zero tensor takes no bytes of the message, and no memory: see docs/security.md."""
-    zeros = b"cremora.wire.tensors.storages\n_zeros\n(X\x07\x00\x00\x00float32M\x00\x14\x85K\x00tR"
+    zeros = b"cremora.wire.tensors.rebuild\nzeros\n(X\x07\x00\x00\x00float32M\x00\x14\x85K\x00tR"
     verdict = subject.receive(Sample("body", b"\x80\x05" + zeros + b".", (), frozenset({20})))
     assert (verdict.problem, verdict.outcome) == ("", "int")
     filled = b"\x80\x05cbuiltins\ngetattr\n(" + zeros + b"X\x05\x00\x00\x00fill_tRK\x01\x85R."

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import pytest
 
-from remora.errors import RendezvousError
-from tests.workers import Workers
+from remora.errors import AuthenticationError, RendezvousError
+from tests.workers import WorkerGone, Workers
 
 TIMEOUT = 30.0
 T = TypeVar("T")
@@ -120,3 +120,35 @@ def test_a_worker_killed_while_it_waits_is_missed_by_nobody_for_ever() -> None:
                 each.result(TIMEOUT)
         joined = everywhere(workers, join_static, lambda rank: (url, f"w{rank}", rank, 3))
     assert all(names == ["w0", "w1", "w2"] for _, names in joined)
+
+
+def fail_and_end(url: str, rank: int) -> str:
+    """Fail to join a worker with another secret. The process of rank 0, which hosts the store, ends at once then."""
+    from remora.rendezvous import static_join
+    from remora.rendezvous.group import StaticGroup
+    from remora.rendezvous.record import WorkerRecord
+    from remora.rendezvous.seal import RecordSeal
+    from remora.rendezvous.store import open_store
+
+    static_join._LOOK_AROUND = 0.1 + rank  # rank 0 finds out first
+    seal = RecordSeal(bytes([rank] * 32), "a secret was given")
+    try:
+        StaticGroup(open_store(url, rank, 2, TIMEOUT), 2, TIMEOUT, None, seal).join(
+            WorkerRecord(f"w{rank}", rank, os.urandom(8).hex(), "host", ())
+        )
+    except AuthenticationError as error:
+        if rank == 0:
+            os._exit(0)
+        return str(error)
+    return "joined"
+
+
+def test_a_host_that_fails_and_ends_lets_the_others_learn_why() -> None:
+    """They would say that the store is gone."""
+    with Workers(2, join=False) as workers:
+        url = f"tcp://127.0.0.1:{free_port()}"
+        host = workers.start(0, fail_and_end, url, 0)
+        reason = workers.start(1, fail_and_end, url, 1).result(TIMEOUT)
+        with pytest.raises(WorkerGone):
+            host.result(TIMEOUT)
+    assert "do not have the same secret" in reason

@@ -131,8 +131,8 @@ def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
     iterator = iter(stores)
     meet(lambda: next(iterator), size, *(record(f"w{rank}", rank) for rank in range(size)))
     costs = sorted(map(steps, stores))
-    assert costs[:-1] == [6] * (size - 1)
-    assert costs[-1] == 11  # the last to come reads all records in one go, and publishes the roster
+    assert costs[:-1] == [8] * (size - 1)
+    assert costs[-1] == 13  # the last to come reads all records in one go, and publishes the roster
     assert sum(store.counts["multi_get"] for store in stores) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_simple_store_is_read_one_by_one_by_the_last_only() -> None:
     stores = [CountingStore(shared, extended=False) for _ in range(6)]
     iterator = iter(stores)
     meet(lambda: next(iterator), 6, *(record(f"w{rank}", rank) for rank in range(6)))
-    assert sorted(map(steps, stores)) == [6] * 5 + [11 + 5]
+    assert sorted(map(steps, stores)) == [8] * 5 + [13 + 5]
     assert not any(store.counts["multi_get"] for store in stores)
 
 

@@ -27,6 +27,7 @@ from remora.protocol.conversation import printable
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.static_join import StaticJoin
+from remora.rendezvous.store import hosts
 from remora.rendezvous.store_table import StoreTable
 
 log = logging.getLogger("remora")
@@ -77,6 +78,7 @@ class StaticGroup:
         if world_size < 1:
             raise RendezvousError(f"A group has at least one worker, but world_size is {world_size}.")
         self.group_id = ""
+        self._store = store
         self._table = StoreTable(store, seal)
         self._size = world_size
         self._timeout = timeout
@@ -103,8 +105,13 @@ class StaticGroup:
                         "a copy. Use a new store (another port or file)."
                     )
                 generation = call.generation
-                roster = call.attend(deadline)
-                roster.raise_error(self._table.where)
+                try:
+                    roster = call.attend(deadline)
+                    roster.raise_error(self._table.where)
+                except (RendezvousError, AuthenticationError):
+                    if hosts(self._store):
+                        call.outlast_others()
+                    raise
                 if roster.has(record):
                     break
                 # That group was complete when we signed in, after we had seen that it was forming. The next one is ours.

@@ -9,8 +9,8 @@ The keys are below `static/<fingerprint of the secret>/<size>/`, so that groups 
     <g>/state         changes whenever a worker gives up or is found dead; `closed` once the roster has been decided on
     <g>/roster        the outcome for all: the members and the group's id, or why there is none
 
-Beside these, `static/last` names the worker that came last, its kind of secret and its size, for workers that wait in vain.
-It is a hint, which any process may have written.
+Beside these, `static/last` names the worker that came last, its kind of secret and its size, for workers that wait in vain,
+and `static/waiting` counts those that wait, of all sizes and secrets. Both are hints, which any process may have written.
 
 The generation is read from the store and not counted by a process, so workers with different histories agree on it.
 A roster is decided on by changing `state` from what it was *before* the records were gathered, so no worker that gave up
@@ -29,6 +29,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from remora.errors import AuthenticationError, RendezvousError
@@ -38,11 +39,13 @@ from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.store_table import StoreTable
 from remora.vocabulary.ids import MAX_WORKER_ID
 
-_GRACE = 2.0  # seconds for a roster that has been decided on to be shown
+_GRACE = 2.0  # seconds for a roster that has been decided on to be shown, and seen
+_PAUSE = 0.02  # seconds
 _LOOKING = 3.0  # seconds to find out which of the workers that came have died
 _MAX_SHOWN = 16
 _MAX_ERROR = 4096  # characters
 _LAST = "static/last"
+_WAITING = "static/waiting"
 _LOOK_AROUND = 0.5  # seconds between two looks at what keeps the others from coming
 _OF_TORCH = "rpc_prefix_0/0/{}"  # what torch.distributed.rpc writes for a rank, in its first group of a process
 _CLOSED = "closed"
@@ -110,6 +113,22 @@ class StaticJoin:
     def attend(self, deadline: float) -> Roster:
         """Sign in and wait for the roster. If it does not come in time, withdraw, and raise an error that names the
         missing."""
+        self._table.add(_WAITING, 1)
+        try:
+            return self._wait_for_roster(deadline)
+        finally:
+            with suppress(RendezvousError):  # the store is gone: the outcome says so
+                self._table.add(_WAITING, -1)
+
+    def outlast_others(self) -> None:
+        """Wait until no worker waits any more, for a moment at most: the store ends with this process, which has failed, and
+        the others are about to learn why."""
+        end = time.monotonic() + _GRACE
+        with suppress(RendezvousError):
+            while self._table.add(_WAITING, 0) > 0 and time.monotonic() < end:
+                time.sleep(_PAUSE)
+
+    def _wait_for_roster(self, deadline: float) -> Roster:
         self._sign_in()
         self._say_who_came()
         if self._table.add(self._key("arrived"), 1) >= self._size:

@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers as _handlers  # th
 
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.long_wait import LongWait
-from remora.rendezvous.store_table import KIND, PREFIX, watch_process
+from remora.rendezvous.store_table import KIND, PREFIX, innermost, watch_process
 from remora.transport.addresses import host_and_port
 from remora.transport.deadlines import in_time, until, until_resolved
 from remora.transport.store_probe import NoStore, StoreProbe
@@ -121,6 +121,11 @@ def open_store(
         raise meeting.failed(f"No rendezvous handler for {meeting.scheme}://. Give env://, tcp://host:port or file:///path.")
     store.set_timeout(_duration(timeout or math.inf))
     return store
+
+
+def hosts(store: Store) -> bool:
+    """Return True if this process hosts the store: it ends with the process."""
+    return any(innermost(store) is innermost(each) for each in _hosted.values())
 
 
 def release_stores() -> None:

@@ -170,7 +170,8 @@ def watch_process(store: Store, probe: StoreProbe) -> None:
     _probes[store] = probe
 
 
-def _innermost(store: Store) -> Store:
+def innermost(store: Store) -> Store:
+    """Return the store behind all prefixes."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
@@ -183,7 +184,7 @@ def _text(stored: bytes) -> str:
 def _place(store: Store) -> str:
     """Return a name of the store that all its workers agree on, whatever names they have for its host. It exposes values
     that were copied from another store."""
-    store = _innermost(store)
+    store = innermost(store)
     if isinstance(store, TCPStore):
         return f"tcp port {store.port}"
     if isinstance(store, FileStore):
@@ -193,7 +194,7 @@ def _place(store: Store) -> str:
 
 def describe(store: Store) -> str:
     """Return the place of a store for error texts: its address, its file, or its type."""
-    store = _innermost(store)
+    store = innermost(store)
     if isinstance(store, TCPStore):
         return f"tcp://{store.host}:{store.port}"
     if isinstance(store, FileStore):

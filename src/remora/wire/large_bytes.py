@@ -19,7 +19,8 @@ from typing import Any
 
 from remora.wire.fast_pickle import LARGE_BYTES, by_number
 from remora.wire.raw_memory import buffer_of, copied, fill_fresh, raw_copy
-from remora.wire.tensors.storages import Outgoing, buffer_at
+from remora.wire.tensors.rebuild import buffer_at
+from remora.wire.tensors.storages import Outgoing
 
 BYTES_CODE = 0x52454D05  # the function that makes bytes on arrival, in copyreg's registry
 BYTEARRAY_CODE = 0x52454D06  # … and a bytearray

@@ -26,16 +26,16 @@ LARGE = 100_000
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where tensors arrive that are not simply on the CPU."""
-    from remora.wire.tensors import storages
+    from remora.wire.tensors import rebuild
 
     seen: list[str] = []
-    place = storages.storage_on
+    place = rebuild.storage_on
 
     def note(device: str, source: Any) -> torch.UntypedStorage:
         seen.append(device)
         return place(device, source)
 
-    monkeypatch.setattr(storages, "storage_on", note)
+    monkeypatch.setattr(rebuild, "storage_on", note)
     return seen
 
 

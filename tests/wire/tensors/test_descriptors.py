@@ -18,7 +18,7 @@ from remora.wire import large_bytes
 from remora.wire.pack_scope import incoming
 from remora.wire.pickler import pack, unpack
 from remora.wire.raw_memory import from_bytes
-from remora.wire.tensors import layouts, reducers, storages
+from remora.wire.tensors import layouts, rebuild, reducers
 from tests.thorough import THOROUGH
 
 HUGE = 1 << 62
@@ -79,8 +79,8 @@ def test_a_tensor_larger_than_its_bytes_is_refused(
     pointer = buffers.data_ptr()
     for source in sources(buffers):
         builds: list[Callable[[], object]] = [
-            lambda source=source: storages.strided(source, "float32", offset, shape, stride),
-            lambda source=source: storages.strided_on("cpu", source, "float32", offset, shape, stride, 0),
+            lambda source=source: rebuild.strided(source, "float32", offset, shape, stride),
+            lambda source=source: rebuild.strided_on("cpu", source, "float32", offset, shape, stride, 0),
             lambda source=source: layouts._quantized("qint32", (0.1, 0), source, offset, shape, stride, "cpu"),
         ]
         for build in builds:
@@ -88,14 +88,14 @@ def test_a_tensor_larger_than_its_bytes_is_refused(
                 build()
         if isinstance(source, torch.Tensor):
             with pytest.raises(SerializationError):
-                reducers.linked_tensor(0, storages.strided, (source, "float32", offset, shape, stride))
+                reducers.linked_tensor(0, rebuild.strided, (source, "float32", offset, shape, stride))
     assert (buffers.nbytes(), buffers.data_ptr()) == (64, pointer), "the storage is what it was"
 
 
 @pytest.mark.parametrize(("offset", "shape", "stride"), WITHIN)
 def test_and_whatever_lies_within_is_not(buffers: torch.UntypedStorage, offset: int, shape: Any, stride: Any) -> None:
     for source in sources(buffers):
-        made = storages.strided(source, "float32", offset, shape, stride)
+        made = rebuild.strided(source, "float32", offset, shape, stride)
         assert (tuple(made.shape), made.stride(), made.storage_offset()) == (shape, stride, offset)
 
 
@@ -107,42 +107,42 @@ def test_a_small_tensor_has_just_the_bytes_that_came(shape: Any) -> None:
 
 @pytest.mark.parametrize("number", [-1, 1, 1 << 40, 0.0, "0", None, True])
 def test_a_buffer_that_did_not_come_is_refused(buffers: torch.UntypedStorage, number: Any) -> None:
-    for build in (large_bytes._bytes, large_bytes._bytearray, storages.buffer_at):
+    for build in (large_bytes._bytes, large_bytes._bytearray, rebuild.buffer_at):
         with pytest.raises(SerializationError, match="no buffer"):
             build(number)
     with pytest.raises(SerializationError):
-        storages.strided(number, "float32", 0, (1,), (1,))
+        rebuild.strided(number, "float32", 0, (1,), (1,))
 
 
-@pytest.mark.parametrize(("flags", "name"), [(8, "float32"), (-1, "float32"), (storages.CONJ, "float32"), ("1", "int8")])
+@pytest.mark.parametrize(("flags", "name"), [(8, "float32"), (-1, "float32"), (rebuild.CONJ, "float32"), ("1", "int8")])
 def test_bits_that_a_tensor_cannot_have_are_refused(buffers: torch.UntypedStorage, flags: Any, name: str) -> None:
     with pytest.raises(SerializationError, match="flags"):
-        storages.strided(0, name, 0, (1,), (1,), flags)
+        rebuild.strided(0, name, 0, (1,), (1,), flags)
 
 
 @pytest.mark.parametrize("name", ["float33", "", None, 3])
 def test_types_that_do_not_exist_are_refused(buffers: torch.UntypedStorage, name: Any) -> None:
     with pytest.raises(SerializationError, match="no dtype"):
-        storages.strided(0, name, 0, (1,), (1,))
+        rebuild.strided(0, name, 0, (1,), (1,))
     with pytest.raises(SerializationError, match="no dtype"):
         layouts._meta(name, (1,), (1,), 0)
 
 
 def test_a_tensor_is_where_its_memory_is(buffers: torch.UntypedStorage) -> None:
     with pytest.raises(SerializationError, match="memory on cpu"):
-        storages.strided_on("meta", buffers, "float32", 0, (1,), (1,), 0)
+        rebuild.strided_on("meta", buffers, "float32", 0, (1,), (1,), 0)
     with pytest.raises(SerializationError):
-        storages.strided(torch.UntypedStorage(64, device="meta"), "float32", 0, (1,), (1,))  # type: ignore[arg-type]
+        rebuild.strided(torch.UntypedStorage(64, device="meta"), "float32", 0, (1,), (1,))  # type: ignore[arg-type]
 
 
 def test_zeros_that_take_no_bytes_take_no_memory() -> None:
-    made = storages._zeros("float32", (1 << 29,), 0)  # 2 GiB
+    made = rebuild.zeros("float32", (1 << 29,), 0)  # 2 GiB
     assert made[-1].item() == 0.0
     made[5] = 1.0
     assert made[:7].tolist() == [0.0] * 5 + [1.0, 0.0]
     for shape in ((1 << 62,), (1 << 33, 1 << 33), (-1,)):
         with pytest.raises(SerializationError):
-            storages._zeros("float32", shape, 0)
+            rebuild.zeros("float32", shape, 0)
 
 
 def test_zeros_of_any_size_are_fresh_and_cannot_be_made_larger() -> None:
@@ -150,7 +150,7 @@ def test_zeros_of_any_size_are_fresh_and_cannot_be_made_larger() -> None:
     for size in (1, 5, 4095, 5120, 1 << 20):
         junk = torch.full((size,), 7.0)
         del junk  # what was in memory of this size before
-        storage = storages._zeros("float32", (size,), 0).untyped_storage()
+        storage = rebuild.zeros("float32", (size,), 0).untyped_storage()
         assert not torch.empty(0, dtype=torch.uint8).set_(storage).any()
         assert storage.nbytes() == 4 * size
         with pytest.raises(RuntimeError, match="not resizable"):
@@ -166,7 +166,7 @@ def test_a_storage_by_itself_cannot_be_made_larger(size: int) -> None:
     """Torch puts tensors of subclasses into it, and believes what the message says of them."""
     arrived = unpack_packed(torch.ones(size).untyped_storage())
     assert arrived.nbytes() == 4 * size
-    for storage in (arrived, storages.bare_storage_on("cpu", bytes(4 * size))):
+    for storage in (arrived, rebuild.bare_storage_on("cpu", bytes(4 * size))):
         with pytest.raises(RuntimeError, match="not resizable"):
             torch.empty(0).set_(storage, 0, (size + 1,), (1,))
     same = unpack_packed(torch.arange(size).as_subclass(Sub))

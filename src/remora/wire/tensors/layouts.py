@@ -10,23 +10,8 @@ import math
 import torch
 
 from remora.errors import SerializationError
-from remora.wire.tensors.storages import (
-    NAMES,
-    Outgoing,
-    Reduced,
-    Source,
-    cannot_send,
-    check_device,
-    check_place,
-    check_shape,
-    compacted,
-    dtype_of,
-    flagged,
-    locate,
-    locate_copy,
-    share,
-    storage_on,
-)
+from remora.wire.tensors.rebuild import Source, check_device, check_place, check_shape, dtype_of, flagged, storage_on
+from remora.wire.tensors.storages import NAMES, Outgoing, Reduced, cannot_send, compacted, locate, locate_copy, share
 
 QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
 _PER_BYTE = {"quint4x2": 2, "quint2x4": 4}

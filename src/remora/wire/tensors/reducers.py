@@ -18,27 +18,22 @@ from remora.wire.fast_pickle import LINKED_CODE, SMALL_CODE, STRIDED_CODE
 from remora.wire.pack_scope import UnpackScope, current_unpack_scope
 from remora.wire.raw_memory import raw_copy, raw_fill
 from remora.wire.tensors import layouts
-from remora.wire.tensors.storages import (
+from remora.wire.tensors.rebuild import (
     CONJ,
     DTYPES,
-    INLINE_BYTES,
-    NAMES,
     NEG,
-    Outgoing,
-    Reduced,
     Source,
     bare_storage_of,
     bare_storage_on,
-    cannot_send,
     check_place,
     check_shape,
     dtype_of,
     flagged,
     prototypes,
-    reduce_strided,
     strided,
     without_modes,
 )
+from remora.wire.tensors.storages import INLINE_BYTES, NAMES, Outgoing, Reduced, cannot_send, reduce_strided
 
 _PLAIN_NAMES = {dtype: name for dtype, name in NAMES.items() if name not in layouts.QUANTIZED}
 _COMPLEX = {name for dtype, name in NAMES.items() if dtype.is_complex}
