@@ -1,4 +1,4 @@
-"""Where a fault plan meets the links of a worker: they are led through the plan. No plan: nothing."""
+"""Leads the links of a worker through its fault plan. Without a plan it does nothing."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from remora.wire.frames import Body
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What an agent asks of the layers above. None of it is called before the agent has started."""
+    """The functions of the layers above that an agent calls. None of it is called before the agent has started."""
 
     worker: object  # the current worker on every thread of the agent
     # Takes note of the references in the body of a message; returns the rest of the body, and the references.

@@ -299,7 +299,7 @@ def _follow(
 
 def _doubts(worker: Worker, names: list[str]) -> str:
     """What is known of those who were waited for in vain."""
-    doubts = [f"{name} is suspected: {doubt}" for name in names if (doubt := worker.peer(name).doubt)]
+    doubts = [f"{name} is suspected: {doubt}" for name in names if (doubt := worker.peer(name).suspicion)]
     return f" ({'; '.join(doubts)})" if doubts else ""
 
 

@@ -54,7 +54,7 @@ class Notes:
         self.asked.append(task)
 
     def arrive(self, *args: object) -> None: ...
-    word = lost = connect = submit_system = submit_final = arrive
+    control_message = lost = connect = submit_system = submit_final = arrive
 
 
 @pytest.fixture

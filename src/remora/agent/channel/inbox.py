@@ -44,11 +44,11 @@ _make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class LinkDamaged(OSError):
-    """What came over a link is not what was sent: some of it is missing, or makes no sense."""
+    """A link brought something other than what was sent: some of it is missing, or makes no sense."""
 
 
 class Handlers(NamedTuple):
-    """What is done with what comes in. All of it runs under the turn `sorting`."""
+    """Called with what comes in, under the turn `sorting`."""
 
     requested: Callable[[Frame], None]  # a request
     said: Callable[[Frame], None]  # something that wants no answer
@@ -109,21 +109,21 @@ class Inbox:
         self._handle_frames(registration, exposed)
 
     def _cannot_read(self, registration: Registration, error: BaseException) -> bool:
-        """How much was read is not known, or it makes no sense: a new link begins afresh. Whether the error is one of
-        the link."""
+        """Give up a link of which it is not known how much was read, or which makes no sense. Return True if the error
+        is one of the link."""
         if isinstance(error, Damaged):
             self._salvage(error.frames)
         self._broken(registration, self._damage(error) if isinstance(error, ProtocolError) else error)
         return is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))
 
     def _salvage(self, frames: list[Frame]) -> None:
-        """What came before the damage counts: else a link that is damaged often would never get anywhere."""
+        """Handle what came before the damage: else a link that is damaged often would never get anywhere."""
         self.frames.extend(frames)
         self._handle_frames(None)  # (a second kind of damage is on a link that is given up anyway)
 
     def _damage(self, error: ProtocolError) -> Exception:
-        """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time
-        and again, is the peer itself at fault."""
+        """Return the error for a damaged link. What was lost or cannot be understood is said again on a new one. Only
+        if nothing at all gets through, time and again, is the peer itself at fault."""
         self._damages = self._damages + 1 if self.session.received == self._damaged_at else 1
         self._damaged_at = self.session.received
         if self._damages <= DAMAGE_LIMIT:
@@ -299,7 +299,7 @@ class Inbox:
         self.look_up()
 
     def look_up(self) -> None:
-        """A call was settled, but not by its reply: whoever waits for it may be reading the link, and sees it when
+        """A call was settled, but not by its reply: the thread that waits for it may be reading the link, and sees it when
         something comes."""
         if self.reading.locked():
             self._pool.call_soon(partial(self._outbox.send_unsequenced, PING))

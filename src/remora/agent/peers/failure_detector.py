@@ -32,7 +32,8 @@ CALLEE_WAITS = 1.5  # heartbeats: the end that dialled asks first, and its quest
 
 
 def _from(channel: Channel, now: float) -> float:
-    """When a sign of life began to be expected on a channel, of which that is news: now, or when it was heard lately."""
+    """Return when a sign of life began to be expected on a channel, of which that is news: now, or when it was heard
+    lately."""
     link = channel.link
     return link.last_heard if link is not None and now - link.last_heard <= LATELY else now
 
@@ -115,9 +116,9 @@ class FailureDetector:
                 self._care_for(peer, channel, link, now)
 
     def _expects(self, peer: Peer, channels: list[Channel]) -> bool:
-        """Whether we wait for a sign of life of a peer: for answers, for the confirmation that it has what was sent, for
-        the rest of a message; or because there is doubt about it."""
-        if peer.doubt or peer.outgoing.pending:
+        """Return True if we wait for a sign of life of a peer: for answers, for the confirmation that it has what was
+        sent, for the rest of a message; or because there is doubt about it."""
+        if peer.suspicion or peer.outgoing.pending:
             return True
         for channel in channels:
             link = channel.link
@@ -173,7 +174,7 @@ class FailureDetector:
 
     def host_is_silent(self, peer: Peer, seconds: float) -> None:
         """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
-        news = not peer.doubt
+        news = not peer.suspicion
         self._lifecycle.suspect(peer, f"its host has not answered for {seconds:.0f} s")
         if news and self._is_neighbour(peer):
             self._pool.submit_system(partial(self._spread, peer, seconds))
@@ -191,7 +192,7 @@ class FailureDetector:
             return False
         if verdict is Verdict.SUSPECT:
             self._lifecycle.suspect(peer, f"it has been silent for {quiet:.0f} s")
-        elif heard > peer.doubted_at:
+        elif heard > peer.suspected_at:
             self._lifecycle.trust(peer)
         return True
 

@@ -16,7 +16,7 @@ GRAVES = 256  # how many of those who are gone are remembered, so that calls to 
 
 
 class PeerTable:
-    """Who is known. A name and an id belong to the worker that had them last."""
+    """The workers that are known. A name and an id belong to the worker that had them last."""
 
     def __init__(self) -> None:
         self.me: Peer  # this worker as its own peer
@@ -52,7 +52,7 @@ class PeerTable:
                     del self._by_id[old.id]
 
     def has_name(self, name: str) -> bool:
-        """Whether a worker of that name is, or was, there."""
+        """Return True if a worker of that name is, or was, there."""
         return name in self.by_name
 
     def find(self, key: str | int) -> Peer:
@@ -80,5 +80,5 @@ class PeerTable:
         return self.by_key(key) or self._graves.get(key)
 
     def all(self) -> list[Peer]:
-        """Everybody who is there, and the last of those names whose workers are gone."""
+        """Return all workers that are there, and the last of those names whose workers are gone."""
         return list(self.by_name.values())  # (made in one go, without the lock: a destructor may ask, anywhere)

@@ -69,7 +69,7 @@ class PendingTable(Generic[P]):
         return next(iter(self._stages[GREETED])) if len(self._stages[GREETED]) > self.limit else None
 
     def is_new(self, greeting: bytes) -> bool:
-        """Whether this greeting did not come before. It is remembered."""
+        """Return True if this greeting did not come before. It is remembered."""
         if greeting in self._greetings:
             return False
         self._greetings[greeting] = None
@@ -78,7 +78,7 @@ class PendingTable(Generic[P]):
         return True
 
     def remove(self, connection: P) -> bool:
-        """Whether it was there."""
+        """Return True if it was there."""
         if connection not in self:
             return False
         del self._stages[connection.stage][connection]
