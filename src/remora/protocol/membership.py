@@ -13,7 +13,7 @@ quiet for a while (a heartbeat). Its *host* acknowledges what is sent to it, wha
     W1  while we ourselves were running: a process that is stopped, or that its host does not run for seconds, has not
         listened (`OwnTime`)
     W2  while something was expected of the peer: it is a neighbour, we wait for its answer or its confirmation, or there is
-        doubt about it. All other links are at rest and cost nothing; if their other end dies, the kernel closes them
+        suspicion of it. All other links are at rest and cost nothing; if their other end dies, the kernel closes them
 
 A worker that leaves says so on both channels of a pair. Its answers travel on one of them only, and its farewell there is
 behind all of them. `on_farewell` is what the peer does about a farewell, and `Farewell` is how long the leaving worker

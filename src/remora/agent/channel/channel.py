@@ -74,7 +74,8 @@ class Owner(Protocol):
 
 
 def _of(path: str) -> Any:
-    """An attribute of a part that changes, as one of the channel. Read in C: no frame, and nothing strikes in between."""
+    """Return an attribute of a part that changes, as one of the channel. It is read in C: no frame, and nothing strikes in
+    between."""
     return property(attrgetter(path))
 
 
@@ -113,6 +114,7 @@ class Channel:
         self.session_id = session_id
         self.session: Session[Kept] = Session()
         self.dialled = dialled
+        # Single assignments: by the thread that brings a link, and by the one that finds it broken.
         self.ever_connected = False
         self.lost_at = 0.0  # when the last link broke
         self._owner = owner

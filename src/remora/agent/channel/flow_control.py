@@ -46,7 +46,7 @@ class FlowControlled(Protocol):
 
 
 class FlowControl:
-    """See the head of this file. One for each channel on which requests come in."""
+    """Limits the work of one caller. There is one for each channel on which requests come in."""
 
     def __init__(self, channel: FlowControlled) -> None:
         self._channel = channel

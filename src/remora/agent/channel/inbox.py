@@ -51,7 +51,7 @@ class Handlers(NamedTuple):
     """Called with what comes in, under the turn `sorting`."""
 
     requested: Callable[[Frame], None]  # a request
-    said: Callable[[Frame], None]  # something that wants no answer
+    told: Callable[[Frame], None]  # a control message, which wants no answer
     broken: Callable[[Registration, BaseException], None]  # a link is of no use any more
 
 
@@ -60,18 +60,23 @@ class Inbox:
 
     __slots__ = (
         "_broken", "_calls", "_damaged_at", "_damages", "_flow_control", "_low_priority", "_notify_ids", "_opener",
-        "_outbox", "_pending", "_pool", "_requested", "_said", "answered", "frames", "peer", "reading", "registration",
+        "_outbox", "_pending", "_pool", "_requested", "_told", "answered", "frames", "peer", "reading", "registration",
         "session", "sorting",
     )  # fmt: skip
 
     def __init__(self, outbox: Outbox, calls: PendingCalls, opener: Opener, pool: WorkerPool, handlers: Handlers) -> None:
         self.peer = outbox.peer
         self.session = outbox.session
-        self.registration: Registration | None = None  # of the link that is read now
+        # Of the link that is read now. Assigned under `sorting` when a link comes, without it when one breaks. So a thread
+        # that has waited for bytes compares it with the one that it began with.
+        self.registration: Registration | None = None
         self.reading = TryLock()  # to wait for the link
         self.sorting = TryLock(needed=True)  # to read it, and to handle what came
-        self.frames: deque[Frame] = deque()  # read, and not dealt with (changed under `sorting`)
-        self.answered: deque[Call] = deque()  # asynchronous calls whose outcome is to be passed on
+        # Read, and not dealt with. Changed under `sorting`. Any thread looks if it is empty: if not, it leaves the reading
+        # to the thread that is about to go on.
+        self.frames: deque[Frame] = deque()
+        # Asynchronous calls whose outcome is to be passed on. Appended under `sorting`; any thread removes.
+        self.answered: deque[Call] = deque()
         self._outbox = outbox
         self._opener = opener
         self._calls = calls
@@ -79,7 +84,8 @@ class Inbox:
         self._pending, self._low_priority, self._notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
         self._flow_control = outbox.flow_control
         self._pool = pool
-        self._requested, self._said, self._broken = handlers
+        self._requested, self._told, self._broken = handlers
+        # Under `sorting`.
         self._damages = 0  # links in a row that were of no use, since
         self._damaged_at = -1  # this many messages had arrived
 
@@ -99,7 +105,7 @@ class Inbox:
             sorting.waiters.notify()
 
     def take_in(self, registration: Registration, read: Callable[[], list[Frame]], exposed: bool = True) -> None:
-        """Holds `sorting`."""
+        """Read, and handle what came. Holds `sorting`."""
         try:
             self.frames.extend(read())
         except BaseException as error:
@@ -134,9 +140,8 @@ class Inbox:
         )
 
     def _handle_frames(self, registration: Registration | None, exposed: bool = True) -> None:
-        """Deal with what was read, in the order of arrival. Holds `sorting`. If it makes no sense, the link
-        of this registration is broken: what is left comes again. `exposed`: this may be the main thread, which can
-        be struck; false
+        """Deal with what was read, in the order of arrival. Holds `sorting`. If it makes no sense, the link of this
+        registration is broken: what is left comes again. `exposed`: this may be the main thread, which can be struck; false
         for a thread of the pool that reads.
 
         A message leaves `frames` after all else, so a thread that is struck leaves it there, and the pool deals with
@@ -224,9 +229,9 @@ class Inbox:
         return frame
 
     def _heard(self, frame: Frame) -> None:
-        """A word that belongs to this connection alone."""
+        """Handle a control frame, which belongs to this connection alone."""
         self.session.expect(frame.call)
-        self._damages = 0  # (what is repeated on a new link comes before any word: who hears one has that)
+        self._damages = 0  # (what is repeated on a new link comes before any control frame, so it is here)
         if frame.kind == PING:
             self._pool.call_soon(self._pong)
         elif frame.kind == PONG:
@@ -265,7 +270,7 @@ class Inbox:
             self._requested(frame)
             return 1
         else:
-            self._said(frame)
+            self._told(frame)
         return 0
 
     def go_on(self) -> None:

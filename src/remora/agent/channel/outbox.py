@@ -49,12 +49,10 @@ class Large(NamedTuple):
         return raw_memory.unchanged(self.packed, self.fingerprint)
 
 
-Kept = (
-    bytes | Large
-)  # what a session keeps of a message: most are one piece of bytes, which the garbage collector ignores
-Batched = tuple[
-    int, int, int, float, int, int, bytes
-]  # type, flags, call, timeout, buffers, length of the body, all the rest
+# What a session keeps of a message: most are one piece of bytes, which the garbage collector ignores.
+Kept = bytes | Large
+# Type, flags, call, timeout, number of buffers, length of the body, body and buffers.
+Batched = tuple[int, int, int, float, int, int, bytes]
 
 
 class OutboxEvents(Protocol):
@@ -95,7 +93,9 @@ class Outbox:
         self.peer = peer
         self.session = session
         self.reader = reader  # while waiters own the channel, they flush: threads come by all the time
-        self.link: StreamLink | None = None  # what carries the session now
+        # What carries the session now. Assigned under `writing` when a link comes, without it when one breaks: a writer
+        # takes it once, and `link.failed` tells it of the rest.
+        self.link: StreamLink | None = None
         self.shared_memory = shared_memory  # memory that the peer and we share
         self.flow_control = flow_control  # of the requests that come in: it goes on when something was written
         self.closed = False  # nothing more is sent
@@ -106,8 +106,10 @@ class Outbox:
         self.batched_bytes = 0  # about: two threads may count at the same time
         self.room = Waiters()  # threads that wait for the peer to take something
         self._events = events
-        self._lent_at = 0  # the number of the last message with shared memory (written under `writing`)
-        self._flush_due = False  # a thread was asked to flush and has not begun
+        # Under `writing`.
+        self._lent_at = 0  # the number of the last message with shared memory
+        # By any thread, without a lock. They say when messages share a write: a stale one costs a write or a short delay.
+        self._flush_due = False  # a thread was asked to flush and has not begun; it clears this before it looks
         self._last_send = 0.0
         self._held_since = 0.0  # when the first of those that wait to share a write came
         self._low_priority_at = 0.0  # when a message was sent that no thread waits for, if it was the last
@@ -286,7 +288,7 @@ class Outbox:
                 self.send(GIVE_BACK, 0, returns)
 
     def send_unsequenced(self, kind: int) -> None:
-        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. Does not block."""
+        """Send a control frame, which belongs to this connection alone: it is not numbered or repeated. Does not block."""
         if kind not in self.control_frames:
             self.control_frames.append(kind)
         self.flush()

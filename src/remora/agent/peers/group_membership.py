@@ -61,7 +61,7 @@ def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
 
 
 class Membership:
-    """See the head of this file."""
+    """Tells the group of this worker, and does what the group tells."""
 
     def __init__(
         self,

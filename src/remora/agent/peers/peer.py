@@ -46,18 +46,22 @@ class Peer(PeerInfo):
         key = WorkerKey(record.id, record.incarnation)
         super().__init__(WorkerInfo(record.name, record.id), key, keeper.my_name, keeper.clock, keeper.served_until)
         self.learn(record)
+        self.lock = threading.RLock()  # guards: state, suspicion, suspected_at, dialling and incoming
         self.suspected_at = 0.0
-        self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
-        self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on (never changed, replaced)
+        # Single assignments by any thread, of which the last one counts. `expected` is replaced, never changed: the thread
+        # that reads it has one or the other.
+        self.unreachable_since: float | None = None  # when its host was last heard of, if it may not be there any more
+        self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on
         self.questioned_at = 0.0  # when another worker said last that it is dead
-        self.dialling = False
-        self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
+        # Written by the thread that dials it, one at a time, before `state` says that it is gone.
         self.gave_us_up = False  # it lives, but not for us
-        self.process_ended = False  # nothing listens at its addresses, on this host; set before its state is
+        self.process_ended = False  # nothing listens at its addresses, on this host
+        # Set once, by any thread, and never reset.
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.greeted = False  # it called when it started, and was answered
         self.parted = False  # we said goodbye to it, behind our answers
-        self.lock = threading.RLock()  # guards: state, suspicion, dialling and incoming
+        self.dialling = False  # set under `lock`; reset by the thread that dialled
+        self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.shared_memory: PeerSharedMemory | None = None  # memory that it and we share
         self._keeper = keeper

@@ -30,7 +30,7 @@ P = TypeVar("P", bound=Pending)
 
 
 class PendingTable(Generic[P]):
-    """See the head of this file. Dicts keep the order in which connections came to a stage."""
+    """A bounded table of connections. Dicts keep the order in which connections came to a stage."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -89,7 +89,7 @@ class DialQueue:
 
 
 class Reconnector:
-    """See the head of this file."""
+    """Dials a peer, and judges it by what comes of that."""
 
     def __init__(self, lifecycle: PeerLifecycle, handshake_client: HandshakeClient, settings: Settings) -> None:
         self._lifecycle = lifecycle
