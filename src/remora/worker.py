@@ -75,29 +75,29 @@ class Worker:
         bringup = settings.time_to_meet(timeout)
         secret, bind_host, kind = _protection(settings, _master_host(store))
         faults = WorkerFaults()
-        introduction = self.handshake_client = HandshakeClient(
+        handshake_client = self.handshake_client = HandshakeClient(
             self._me, secrets.token_hex(8), settings, secret, kind == _OF_THIS_USER, faults
         )
-        self._places = DeviceRouting(name, wishes, settings.auto_device_map)
-        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, faults, self._hooks())
+        self._device_routing = routing = DeviceRouting(name, wishes, settings.auto_device_map)
+        self.agent = Agent(self._me, threads, timeout, settings, handshake_client, routing, faults, self._hooks())
         self.clock = settings.clock
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
         try:
             seal = RecordSeal(secret, kind)
             if world_size:
-                self.group = StaticGroup(store, world_size, bringup, introduction.has_ended, seal)
+                self.group = StaticGroup(store, world_size, bringup, handshake_client.has_ended, seal)
             else:
                 self.group = DynamicGroup(store, bringup, seal)
             found = self.agent.listener.listen(bind_host)
             host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid()}
-            extra = {**credentials(), **self._places.credentials(), **about}
+            extra = {**credentials(), **self._device_routing.credentials(), **about}
             extra[code_by_value.MAIN] = code_by_value.identity()
-            self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
+            self.record = WorkerRecord(name, rank, handshake_client.incarnation, host, tuple(found), extra)
             members = self._join()
-            check_devices = self._places.check_group if world_size else self._places.check_alone
+            check_devices = self._device_routing.check_group if world_size else self._device_routing.check_alone
             check_devices(members)
-            introduction.joined(self.group.group_id, Home(self.record.host, self.record.addresses))
+            handshake_client.joined(self.group.group_id, Home(self.record.host, self.record.addresses))
             log.info("%s joined %r: %s", name, self.group, listed([each.name for each in members]))
         except BaseException:
             self.agent.discard()
@@ -198,7 +198,7 @@ class Worker:
     def members(self) -> list[Member]:
         """Every worker that is known, and what is known of it: also those that left or died lately."""
         peers = sorted(self.agent.peers.all(), key=lambda peer: (peer.id, peer.name))
-        return [Member(peer.info, peer.condition, peer.reason or peer.doubt) for peer in peers]
+        return [Member(peer.info, peer.condition, peer.reason or peer.suspicion) for peer in peers]
 
     def leave(self, timeout: float) -> None:
         """Leave a dynamic group: let calls under way end, then tell the others."""
@@ -228,7 +228,7 @@ class Worker:
 
     def get_device_map(self, to: str | int | WorkerInfo) -> DeviceMap:
         """Return the map from devices of this worker to those of another one."""
-        return self._places.map_for(self.peer(to).name)
+        return self._device_routing.map_for(self.peer(to).name)
 
     def _get_device_map(self, to: WorkerInfo) -> DeviceMap:
         return self.get_device_map(to)

@@ -247,7 +247,7 @@ def owned(world: World) -> int:
 
 
 def nobody_expects_company(world: World) -> bool:
-    return not any((timer := worker.agent.company._timer) is not None and timer.pending for worker in world.workers)
+    return not any((timer := worker.agent.delayed_flush._timer) is not None and timer.pending for worker in world.workers)
 
 
 def test_remote_calls_that_nothing_follows_are_sent_and_answered(world: World, expecting_company: None) -> None:

@@ -159,8 +159,8 @@ def test_what_wants_no_answer_arrives_too_and_nobody_is_asked_for_one(monkeypatc
         world[1].agent.dispatch.on(KIND, take, service=True)
         agent, awaited = world[0].agent, []
         peer = agent.peers.find("worker1")
-        expect = agent.company.expect
-        monkeypatch.setattr(agent.company, "expect", lambda channel: (awaited.append(channel), expect(channel)))
+        expect = agent.delayed_flush.expect
+        monkeypatch.setattr(agent.delayed_flush, "expect", lambda channel: (awaited.append(channel), expect(channel)))
         agent.retries.send(peer, int(KIND), pack(1), "message 1")
         world.wait_until(lambda: arrived == [1])
         assert not peer.outgoing.pending

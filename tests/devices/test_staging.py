@@ -231,7 +231,7 @@ def test_what_fails_on_the_way_into_shared_memory_leaves_none_behind(slow: SlowD
     with _world(shared_memory=1 << 28) as world:
         with pytest.raises(CallNotSent, match="the device is gone"):
             call(world, take, (sample(16),)).result()
-        assert world[0].agent.peers.bulk.lender.counts()[1] == 0, "lent"
+        assert world[0].agent.peers.shared_memory.lender.counts()[1] == 0, "lent"
         slow.fails_at = -1
         assert call(world, take, (sample(16),)).result() == int(sample(16).sum())
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("module")
 
 
 def test_a_moment_is_waited_for_by_other_streams_only(module: Module) -> None:
-    moment = streams.moment()
+    moment = streams.stream_point()
     assert moment is not None
     moment.join()
     assert module.current.told == []
@@ -30,7 +30,7 @@ def test_a_moment_is_waited_for_by_other_streams_only(module: Module) -> None:
 
 def test_a_device_that_is_not_in_use_is_left_alone(module: Module) -> None:
     module.started = False
-    assert streams.moment() is None
+    assert streams.stream_point() is None
 
 
 def test_the_value_of_a_future_is_ready_on_the_stream_of_whoever_looks(module: Module) -> None:
@@ -123,7 +123,7 @@ def test_coroutines_have_streams_of_their_own(module: Module) -> None:
         return await streams.OnItsOwnStreams(each(), begun)
 
     async def both() -> list[str]:
-        begun = streams.moment()
+        begun = streams.stream_point()
         return await asyncio.gather(*(awaited(begun, each) for each in (one, two)))
 
     before = module.current

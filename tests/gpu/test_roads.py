@@ -77,7 +77,7 @@ def sharing(to: str) -> list[bool]:
 
 def road(to: str) -> str:
     agent = _get_current_rpc_agent().agent
-    return str(agent.peers.find(to).sharing.handover._state)
+    return str(agent.peers.find(to).shared_memory.device_exchange._state)
 
 
 def test_everything_arrives(workers: Workers, request: pytest.FixtureRequest) -> None:
@@ -104,7 +104,7 @@ def nothing_is_left(to: str) -> int:
     for _ in range(50):
         rpc.rpc_sync(to, echo, (torch.ones(SIZE, device=GPU),))
     torch.cuda.synchronize()
-    tidy([_get_current_rpc_agent().agent.peers.find(to).sharing.handover], 0.0)
+    tidy([_get_current_rpc_agent().agent.peers.find(to).shared_memory.device_exchange], 0.0)
     return torch.cuda.memory_allocated() - before
 
 

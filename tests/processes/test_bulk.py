@@ -54,7 +54,7 @@ def served() -> int:
 
 def memory() -> tuple[int, int]:
     """(bytes of shared memory here, segments that others have)."""
-    return rpc._get_current_rpc_agent().agent.peers.bulk.lender.counts()
+    return rpc._get_current_rpc_agent().agent.peers.shared_memory.lender.counts()
 
 
 def fill(size: int, value: float) -> torch.Tensor:
@@ -173,7 +173,7 @@ def test_what_is_lent_borrowed_and_kept_for_later_is_in_the_counters(pair: Worke
 def tidy_up(seconds: float) -> None:
     """Do what is done now and then, as if it were so much later."""
     agent = rpc._get_current_rpc_agent().agent
-    agent.peers.bulk.lender.trim(agent.clock.now() + seconds)
+    agent.peers.shared_memory.lender.trim(agent.clock.now() + seconds)
 
 
 @used

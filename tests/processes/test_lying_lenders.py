@@ -149,7 +149,7 @@ def lie(name: str, to: str) -> None:
     Placement.refer = globals()[name]
     no_bytes_count()
     agent = rpc._get_current_rpc_agent().agent
-    agent.peers.by_name[to].sharing.willing = True
+    agent.peers.by_name[to].shared_memory.willing = True
 
 
 def no_bytes_count() -> None:

@@ -36,7 +36,7 @@ def make_room(workers: Workers, process: int, name: str, rank: int) -> None:
 
 
 def shares_memory_with(name: str) -> bool:
-    sharing = rpc._get_current_rpc_agent().agent.peers.find(name).sharing
+    sharing = rpc._get_current_rpc_agent().agent.peers.find(name).shared_memory
     assert sharing is not None
     return sharing.willing
 

@@ -300,7 +300,7 @@ def test_what_the_plan_does_at_a_time_is_done_then(world: World) -> None:
 
 
 def test_shared_memory_that_is_not_used_is_returned(world: World) -> None:
-    lender = world[0].agent.peers.bulk.lender
+    lender = world[0].agent.peers.shared_memory.lender
     assert world.run(0, rpc.rpc_sync, "worker1", torch.sum, args=(torch.ones(100_000),)) == 100_000
     world.clock.advance(1.0)
     assert lender.counts() != (0, 0)

@@ -43,7 +43,7 @@ def describe_wait(peer: Peer) -> str:
     """A worker that is waited for, and what it does for us: "w1, which runs train since 40 s"."""
     calls = list(peer.outgoing.pending.values())
     if not calls:
-        return f"{peer.name} (suspected: {peer.doubt})" if peer.doubt else peer.name
+        return f"{peer.name} (suspected: {peer.suspicion})" if peer.suspicion else peer.name
     oldest, more = calls[0], len(calls) - 1
     return f"{peer.name}, which runs {name_of(oldest.target)} since {oldest.age:.0f} s{f' and {more} more' if more else ''}"
 
@@ -57,8 +57,8 @@ class Agent:
         threads: int,
         timeout: float,
         settings: Settings,
-        introduction: HandshakeClient,
-        places: DeviceRouting,
+        handshake_client: HandshakeClient,
+        device_routing: DeviceRouting,
         faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
@@ -67,17 +67,17 @@ class Agent:
         self.poller = make_poller()
         self.pool = WorkerPool(me.name, threads, self.poller, self.clock, worker=hooks.worker)
         self.timers = Timers(me.name, self.clock)
-        self.company = DelayedFlush(self.timers)
-        self.dispatch = Dispatch(me, self.pool, self.company, self.clock.now, hooks.find_context)
+        self.delayed_flush = DelayedFlush(self.timers)
+        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, self.clock.now, hooks.find_context)
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, faults, hooks
+            self.pool, self.poller, self.timers, self.dispatch, settings, handshake_client, device_routing, faults, hooks
         )
-        self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
-        self.own_time = introduction.own_time
+        self.listener = Listener(self.peers.admission, self.poller, handshake_client, settings, self.timers)
+        self.own_time = handshake_client.own_time
         self._faults = faults
-        self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company, faults)
+        self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.delayed_flush, faults)
         self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
         self.retries = Retries(caller, self.pool, self.timers, self.clock, faults)
         self._unanswered = Unanswered(self.clock, self.pool.submit_system)
@@ -148,9 +148,10 @@ class Agent:
             "agent.num_idle_threads": min(watching, self.pool.limit),
             "agent.client_active_calls": self.peers.active_calls(),
             "agent.server_active_calls": self.dispatch.counts(),
-            "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.pool.backlog), 0),
+            "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.pool.user_tasks), 0),
         }
-        found.update(self.peers.bulk.counters(each for peer in self.peers.all() if (each := peer.sharing) is not None))
+        with_peers = [each for peer in self.peers.all() if (each := peer.shared_memory) is not None]
+        found.update(self.peers.shared_memory.counters(with_peers))
         if self.gil_profiling:
             found["agent.gil_average_wait_time_us"] = self.measure_gil_wait()
         return found
@@ -206,7 +207,7 @@ class Agent:
         for sock in (*self.listener.descriptors(), *self.peers.descriptors()):
             sock.close()
         self.poller.abandon()
-        self.peers.bulk.lender.abandon()
+        self.peers.shared_memory.lender.abandon()
 
     def _end(self) -> None:
         self.caller.running = False
@@ -225,7 +226,7 @@ class Agent:
         self.coroutines.stop()
         self.timers.stop()
         self.pool.stop(0.5)
-        self.peers.bulk.lender.close()
+        self.peers.shared_memory.lender.close()
 
     def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
@@ -241,7 +242,7 @@ class Agent:
         self.timers.stop()
         # one that ends its own worker is not left behind
         stuck = self.pool.stop(patience) - (thread_state.pool is self.pool)
-        self.peers.bulk.lender.close()
+        self.peers.shared_memory.lender.close()
         log.info("%s left the group", self.me.name)
         if stuck:  # no news after Ctrl-C: the program was told not to wait for them
             level = logging.INFO if isinstance(sys.exc_info()[1], KeyboardInterrupt) else logging.WARNING

@@ -42,15 +42,15 @@ class Caller:
         timeout: float,
         pool: WorkerPool,
         timers: Timers,
-        company: DelayedFlush,
+        delayed_flush: DelayedFlush,
         faults: WorkerFaults,
     ) -> None:
         self._me = me
         self.timeout = timeout  # of calls that do not say how long they may take
         self._pool = pool
         self._timers = timers
-        self._company = company
-        self._attendance = WaiterOwned(timers)
+        self._delayed_flush = delayed_flush
+        self._waiter_owned = WaiterOwned(timers)
         self.running = False
         self.forked = False  # this is a copy, in a child of the process that it runs in
         self._faults = faults
@@ -109,8 +109,8 @@ class Caller:
 
     def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
         """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
-        if call.reply is not None and not call.reply.flags & FAILED and peer.sharing is not None:
-            peer.sharing.handover.fence(packed.lent)
+        if call.reply is not None and not call.reply.flags & FAILED and peer.shared_memory is not None:
+            peer.shared_memory.device_exchange.fence(packed.lent)
 
     def _send_large(self, channel: Channel, call: Call, kind: int, packed: Packed, flags: int, left: float) -> None:
         try:
@@ -157,7 +157,7 @@ class Caller:
         asked: bool = False,
     ) -> None:
         """Send an asynchronous call. Control messages are ours: they are small, and wait for no thread. If it is not
-        urgent, it may wait a moment for company, and the reply is taken note of when a thread looks at the link next
+        urgent, it may wait up to 2 ms to share a write, and the reply is taken note of when a thread looks at the link next
         (at the next tick at the latest). `asked`: the fault plan, if there is one, has had its say."""
         call.undo = undo = packed.undo
         call.recording = packed.recording
@@ -185,20 +185,20 @@ class Caller:
             if not urgent:
                 channel.low_priority.add(call.id)
             elif hurry or call.future is None:
-                call.heeded = True
+                call.notified = True
                 channel.expect(call)
             elif not channel.waiter_owned:
-                self._attendance.expect(channel)
+                self._waiter_owned.expect(channel)
             if packed.buffers:
                 self._send_large(channel, call, kind, packed, flags, left)
             elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
                 channel.send(kind, call.id, packed.body, flags, left)
             elif urgent:
                 channel.send_batched(kind, call.id, packed.body, flags, left)
-                if call.heeded and channel.waiter_owned:
+                if call.notified and channel.waiter_owned:
                     channel.flush()  # no thread may come to do it
             elif channel.send_low_priority(kind, call.id, packed.body, flags, left):
-                self._company.expect(channel)
+                self._delayed_flush.expect(channel)
             if peer.state != "alive" or channel.closed:
                 self._recheck(peer, call)
         except CallError:
@@ -213,7 +213,7 @@ class Caller:
         if self.running and peer.state == "alive":
             channel = peer.outgoing
             if channel.send_low_priority(kind, next_call_id(), packed.body):
-                self._company.expect(channel)
+                self._delayed_flush.expect(channel)
 
     def _check(self, peer: Peer, call: Call) -> None:
         if not self.running:

@@ -76,7 +76,7 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
 
     def touch(self) -> None:
         """This thread has had sums computed."""
-        moment = streams.moment() if streams.watched else None
+        moment = streams.stream_point() if streams.watched else None
         if moment is not None:
             self._touched[moment.key] = moment
 

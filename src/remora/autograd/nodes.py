@@ -149,7 +149,7 @@ def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, No
             f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
         )
     if streams.watched:
-        recv.moment = streams.moment()
+        recv.moment = streams.stream_point()
     for number, gradient in enumerate(gradients):
         if gradient is not None:
             collecting[1][number] = gradient

@@ -78,7 +78,7 @@ class PassMessages:
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: GradientBatch) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found every worker that takes part, all have been found."""
-        packed = encode(BackwardAutogradReq(this.key, part, parcel), PackScope(peer, route=peer.ways.gradients))
+        packed = encode(BackwardAutogradReq(this.key, part, parcel), PackScope(peer, route=peer.routes.gradients))
         value = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
         if value is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
             return
@@ -102,7 +102,7 @@ class PassMessages:
 
         call = Call(peer, "the backward pass", settled)
         try:
-            packed = encode(message, PackScope(peer, route=peer.ways.gradients))
+            packed = encode(message, PackScope(peer, route=peer.routes.gradients))
             self.agent.start_call(peer, call, int(message.type), packed, packed.flags, UNSET_TIMEOUT)
         except Exception as error:
             errand.finish(blame(error, self.agent.me))
@@ -136,7 +136,7 @@ class PassMessages:
             request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(blame(error, self.agent.me))))
             return
         errand: Countdown[PassFailure] = Countdown(partial(self._answer, request, this))
-        moment = streams.moment() if streams.watched else None
+        moment = streams.stream_point() if streams.watched else None
         job = partial(self._act, errand, partial(self._feed, this, parcel, moment, errand))
         if part is not None:
             self._search_first(this, part, errand, job)

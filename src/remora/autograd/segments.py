@@ -255,7 +255,7 @@ def _tap(
             if complete[number] is not None:
                 outgoing.append((_start_behind(node, number), complete[number]))
         if streams.watched:
-            moments.append(streams.moment())
+            moments.append(streams.stream_point())
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
 
     thread = threading.get_ident()

@@ -60,7 +60,7 @@ class StreamPoint:
                     _keep(value, current)
 
 
-def moment() -> StreamPoint | None:
+def stream_point() -> StreamPoint | None:
     """Return the current point on the streams of this thread; None if no device is watched."""
     points: list[tuple[Any, Any]] = []
     for device in watched:
@@ -165,7 +165,7 @@ def restoring(call: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
         return call(*args, **kwargs)
     finally:
         if before != _tokens():
-            end = moment()
+            end = stream_point()
             for device, token, current in before:
                 _make_current(_stream_of(device, token))
                 registry.module(device.type).set_device(current)
@@ -211,7 +211,7 @@ class OnItsOwnStreams(Coroutine[Any, Any, R]):
             try:
                 return go_on(*how)
             except StopIteration as stop:
-                over, end = stop, moment()
+                over, end = stop, stream_point()
         if end is not None:
             end.join(over.value)  # on the streams of the awaiting coroutine
         raise over

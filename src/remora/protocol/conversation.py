@@ -36,7 +36,7 @@ Body = dict[str, object]
 
 
 class Kind(IntEnum):
-    """What a message of the handshake is."""
+    """The kind of a message of the handshake."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 
 class Why(Enum):
-    """Why a handshake failed: the name travels in a REFUSAL, the text is what people read."""
+    """The reason why a handshake failed: the name travels in a REFUSAL, the text is what people read."""
 
     GARBAGE = "the peer does not speak Remora's protocol"
     VERSION = "the ends speak different versions of the protocol; install the same version of remora everywhere"
@@ -92,7 +92,7 @@ class Conversation:
         self.refusal = b""
         """After an error: what to send to the peer before closing, so that it can say why as well (may be empty)."""
         self.proven = False
-        """Whether the peer's last message was sealed with our secret. A refusal without it is a hint at most."""
+        """Return True if the peer's last message was sealed with our secret. A refusal without it is a hint at most."""
         self.leftover = b""
         """After success: the bytes that followed the handshake. They are the first frames of the peer."""
         self._over = False
@@ -202,7 +202,7 @@ class Conversation:
 
 
 def header(kind: Kind, secured: bool, length: int) -> bytes:
-    """What a message begins with."""
+    """Return the first bytes of a message."""
     unchecked = HEADER.pack(MAGIC, VERSION, kind, secured, length, 0)[:CHECK_AT]
     return unchecked + _CHECK.pack(_check(unchecked))
 
@@ -237,7 +237,7 @@ def _parse(body: bytes) -> Body:
 
 
 def _guess(start: bytes) -> str:
-    """What a stranger may be speaking, for the person who reads the log."""
+    """Return what a stranger may be speaking, for the person who reads the log."""
     if start[:2] == b"\x16\x03":
         return "it looks like TLS"
     if start[:4] in (b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"PRI ", b"HTTP"):
@@ -246,8 +246,8 @@ def _guess(start: bytes) -> str:
 
 
 def is_unfinished(data: bytes) -> bool:
-    """Whether bytes are the beginning of a first message that a listener would go on to read. Costs next to nothing: a
-    stranger may send many beginnings."""
+    """Return True if bytes are the beginning of a first message that a listener would go on to read. Costs next to
+    nothing: a stranger may send many beginnings."""
     if not data.startswith(MAGIC) or len(data) <= _VERSION_AT:
         return MAGIC.startswith(data[: len(MAGIC)]) and len(data) <= _VERSION_AT
     if data[_VERSION_AT] != VERSION or len(data) < HEADER.size:

@@ -1,4 +1,4 @@
-"""How the two ends of a new link prove who they are before anything is unpickled; no I/O, no clock, no threads.
+"""Proves to each end of a new link who the other one is, before anything is unpickled. No I/O, no clock, no threads.
 
     caller                                         listener
       │ ── HELLO      who, where, session, nonce ────► │
@@ -36,7 +36,8 @@ _LISTENER = b"remora handshake, listener:"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is. `incarnation` is drawn anew by each start of a worker, `group` by each forming of a group."""
+    """The identity of a worker. `incarnation` is drawn anew by each start of a worker, `group` by each forming of a
+    group."""
 
     name: str
     id: int
@@ -46,7 +47,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a worker can be reached: its host, and the addresses to dial, best first. Nothing if it does not say."""
+    """The addresses of a worker: its host, and the addresses to dial, best first. Nothing if it does not say."""
 
     host: str = ""
     addresses: tuple[str, ...] = ()
@@ -57,8 +58,8 @@ _NOWHERE = Home()
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a caller asks for. `received` is how many frames of the session it has had from the listener; `home` is where
-    the listener can call it back."""
+    """The request of a caller. `received` is how many frames of the session it has had from the listener; `home` is
+    where the listener can call it back."""
 
     peer: Identity
     session: str
@@ -193,7 +194,7 @@ class Responder(Conversation):
 
 
 def _introduction(me: Identity, nonce: bytes | None) -> Body:
-    """Who this end is. The nonce makes the conversation one of a kind; only tests choose it."""
+    """Begin with the identity of this end. The nonce makes the conversation one of a kind; only tests choose it."""
     fresh = secrets.token_bytes(16) if nonce is None else nonce
     return {"name": me.name, "id": me.id, "incarnation": me.incarnation, "group": me.group, "nonce": fresh.hex()}
 

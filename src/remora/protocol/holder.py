@@ -10,7 +10,7 @@ message (`adopt`), and while it lives it may be handed on (`share`), which makes
         nothing is said to a lost owner
 
 A fork that came from the owner is counted before it leaves there. One that came from another holder asks to be counted,
-and the program sees it only when the answer is there (`confirm`), so whoever hands on an arrived reference is counted.
+and the program sees it only when the answer is there (`confirm`), so a holder that hands on an arrived reference is counted.
 """
 
 from __future__ import annotations

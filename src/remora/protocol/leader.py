@@ -1,4 +1,4 @@
-"""Who leads: which thread of a worker waits for events, and when others take its place beside it. No I/O, clock or threads.
+"""Decides which thread of a worker leads: it waits for events, until another takes its place. No I/O, clock or threads.
 
 One thread *leads*. It waits at the poller and runs what comes itself: nothing is handed over, its caches stay warm, and
 libraries that keep helpers for each thread that ever computed (OpenMP) keep them for one. The others are *followers*. They
@@ -44,7 +44,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a leader is stuck or behind, and for how long others help it. Times are in seconds.
+    """The limits at which a leader is stuck or behind, and for how long others help it. Times are in seconds.
 
     The measurements were made on two cores, with the benchmarks that docs/performance.md names.
     """
@@ -93,7 +93,7 @@ class Thresholds:
 
 
 class Doing(Enum):
-    """What the leader does."""
+    """An activity of the leader."""
 
     IDLE = auto()  # it waits for events, or is about to
     READING = auto()  # it takes in what came; this does not block
@@ -113,7 +113,7 @@ class Alarm:
 
 
 class Effect(Enum):
-    """What a decision asks for, beside `Alarm`."""
+    """One thing that a decision asks for, beside `Alarm`."""
 
     OPEN = auto()  # let one follower pass the gate when the poller has something
     SHUT = auto()  # let no follower pass
@@ -129,7 +129,8 @@ NOTHING: Effects = ()
 
 
 class Leadership:
-    """Who leads, what the leader says that it does, and what the gate and its alarm are set to."""
+    """The state of leading: who leads, what the leader says that it does, and what the gate and its alarm are set
+    to."""
 
     __slots__ = (
         "alarm_set", "began", "called", "doing", "fast_until", "few", "followers", "helped", "late", "long_at", "open",

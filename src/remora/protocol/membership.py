@@ -1,4 +1,4 @@
-"""Who is there: the news that listeners hear, and the rule that tells a busy worker from a lost one. No I/O, no clock.
+"""The news of who is there, and the rule that tells a busy worker from a lost one. No I/O, no clock.
 
 What is known of a peer comes from two witnesses. Its *process* is heard when it says something, and is asked to if it was
 quiet for a while (a heartbeat). Its *host* acknowledges what is sent to it, whatever the process does:
@@ -6,14 +6,14 @@ quiet for a while (a heartbeat). Its *host* acknowledges what is sent to it, wha
     the process speaks                          it lives
     silent, but its host acknowledges           frozen, or busy in C code: suspected soon, given up after a long time
     silent, and its host does not answer        cut off or switched off: given up soon
-    nobody listens at its address               the process is gone: given up at once (see `remora.agent.peers.reconnect`)
+    nothing listens at its address              the process is gone: given up at once (see `remora.agent.peers.reconnect`)
 
 `judge` is that rule for what was observed of a peer at one moment. Silence counts only
 
     W1  while we ourselves were running: a process that is stopped, or that its host does not run for seconds, has not
         listened (`OwnTime`)
     W2  while something was expected of the peer: it is a neighbour, we wait for its answer or its confirmation, or there is
-        doubt about it. All other links are at rest and cost nothing; if their other end dies, the kernel closes them
+        suspicion of it. All other links are at rest and cost nothing; if their other end dies, the kernel closes them
 
 A worker that leaves says so on both channels of a pair. Its answers travel on one of them only, and its farewell there is
 behind all of them. `on_farewell` is what the peer does about a farewell, and `Farewell` is how long the leaving worker
@@ -88,7 +88,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long, in seconds, a peer may keep us waiting."""
+    """The seconds for which a peer may keep us waiting."""
 
     heartbeat: float  # quiet before it is asked for a sign of life
     suspect_after: float  # quiet before it is suspected
@@ -135,7 +135,7 @@ class OwnTime:
 
 
 class Parting(Enum):
-    """What to do about the farewell of a peer."""
+    """Return what to do about the farewell of a peer."""
 
     HANG_UP = auto()  # nothing more will come from it
     AWAIT_ANSWERS = auto()  # its farewell on the other channel comes behind them
@@ -153,7 +153,7 @@ def on_farewell(behind_answers: bool, calls_wait: bool, linked: bool) -> Parting
 
 
 class Farewell:
-    """How long a worker that leaves waits for one peer to hang up (F2)."""
+    """The time for which a worker that leaves waits for one peer to hang up (F2)."""
 
     __slots__ = ("_patience", "_progress_at", "_return_within", "_unheard", "_was_linked")
 
@@ -166,7 +166,8 @@ class Farewell:
         self._was_linked: bool | None = None
 
     def waits(self, linked: bool, unheard: int, now: float) -> bool:
-        """Whether to go on waiting. `unheard` says how much the peer has not confirmed: if it shrinks, that is progress."""
+        """Return True to go on waiting. `unheard` says how much the peer has not confirmed: if it shrinks, that is
+        progress."""
         if linked is not self._was_linked or self._unheard is None or unheard < self._unheard:
             self._progress_at = now
         self._was_linked, self._unheard = linked, unheard
@@ -176,7 +177,7 @@ class Farewell:
 
 
 class Verdict(Enum):
-    """What to do about a peer."""
+    """One thing to do about a peer."""
 
     WELL = auto()
     ASK = auto()  # for a sign of life
@@ -186,7 +187,8 @@ class Verdict(Enum):
 
 
 def judge(limits: Limits, quiet: float, unanswered: float) -> Verdict:
-    """What follows from how long the process said nothing, and for how long its host acknowledged nothing it was sent.
+    """Return what follows from how long the process said nothing, and for how long its host acknowledged nothing it was
+    sent.
 
     A host is given half its time on the old link, and the other half to answer on a new one: a path may be blocked for
     one connection and open for the next.

@@ -8,7 +8,7 @@ be counted (`request`). It forgets a fork when its holder says goodbye (`delete`
     O2  a fork of a lost worker is counted until every other worker has confirmed the loss (`heard`): what the lost
         worker had shared before, its new holders have asked for by then, because a worker confirms a loss only after
         everything that came from the lost worker, on the same ordered session on which it asks
-    O3  whoever waits for a value that will never be made is told (`NeverMade`)
+    O3  a worker that waits for a value that will never be made is told (`NeverMade`)
     O4  a value that our own program waits for is kept until it is made, or never will be, even if no fork is counted:
         else the call that makes it, when it comes, would make another one
 """
@@ -36,7 +36,7 @@ class Owner:
 
     values: dict[RRefId, Owned] = field(default_factory=dict)
     mourning: dict[Worker, set[Worker]] = field(default_factory=dict)  # lost worker -> who has yet to confirm the loss
-    buried: set[Worker] = field(default_factory=set)  # lost, and confirmed by everybody
+    buried: set[Worker] = field(default_factory=set)  # lost, and confirmed by all survivors
     unmade: set[RRefId] = field(default_factory=set)  # never to be made: their creators said so, and live
 
     def create(self, rref: RRefId, fork: ForkId, creator: Worker) -> list[Effect]:
@@ -114,7 +114,7 @@ class Owner:
         return []
 
     def _concerns(self, worker: Worker) -> bool:
-        """Whether the lost worker may have handed on a reference to a value of ours."""
+        """Return True if the lost worker may have handed on a reference to a value of ours."""
         return any(worker in owned.forks.values() for owned in self.values.values())
 
     def _bury_when_confirmed(self, worker: Worker) -> list[Effect]:
@@ -160,5 +160,5 @@ class Owner:
         """Assert what must hold between any two steps."""
         for rref, owned in self.values.items():
             awaited = owned.awaited and not owned.made
-            assert owned.forks or awaited, f"O1: {rref} is kept though nobody holds it"
+            assert owned.forks or awaited, f"O1: {rref} is kept though no worker holds it"
             assert not set(owned.forks.values()) & self.buried, f"O2: {rref} is held by a worker that is buried"

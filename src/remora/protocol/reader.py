@@ -1,4 +1,4 @@
-"""Who reads a link: a thread that waits for a reply, or the pool. No I/O, clock or threads.
+"""Decides who reads a link: a thread that waits for a reply, or the pool. No I/O, clock or threads.
 
 To wake a thread takes longer than most calls do. So a thread that waits for a reply reads the link itself: it is the
 *reader*, and has a role that one thread has at a time. The poller looks away meanwhile. A thread that finds another one
@@ -73,7 +73,7 @@ LONG_AGO = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When waiters are counted on. Times are in seconds."""
+    """The limits within which waiters are counted on. Times are in seconds."""
 
     # From one look of the timer to the next. A call that its thread left to be written waits so long at most, if that thread
     # does not come back; and twice as long a reply that was deferred. To set a timer for each call would wake a thread,
@@ -88,7 +88,7 @@ USUAL = Thresholds()
 
 
 class Effect(Enum):
-    """What a decision asks for."""
+    """One thing that a decision asks for."""
 
     ARM = auto()  # decide what the poller watches for (`wanted_events`), and ask it for that; for nothing: disarm it
     ARM_AGAIN = auto()  # the same, and ask it in any case
@@ -146,8 +146,8 @@ class Registration:
         assert UNDECIDED <= self.armed <= READ | WRITE, "R1: the poller was asked for what it does not know"
 
     def must_ask(self, events: int, armed: int, unread: bool) -> bool:
-        """Whether to ask the poller for `events`. `unread`: the link may hold more than was read, of which a poller that
-        watches already does not tell again."""
+        """Return True to ask the poller for `events`. `unread`: the link may hold more than was read, of which a
+        poller that watches already does not tell again."""
         if events == armed and not self.again and not unread:
             return False
         self.again = False
@@ -155,7 +155,7 @@ class Registration:
 
 
 class Reader:
-    """What the threads around one link say: who waits, who is counted on, and whether the poller need look."""
+    """The state of the threads around one link: who waits, who is counted on, and whether the poller need look."""
 
     __slots__ = (
         "counted", "deferred", "deferred_long", "last_waiter_at", "low_priority", "notify_ids", "parked", "pending", "seen",
@@ -186,10 +186,10 @@ class Reader:
     # The poller.
 
     def wanted_events(self, holder: object | None, is_sorting: bool, has_outbox: bool, paused: bool) -> int:
-        """What the poller is to watch for. `holder`: the role, if a thread has it; `is_sorting`: a thread sorts;
+        """Return what the poller is to watch for. `holder`: the role, if a thread has it; `is_sorting`: a thread sorts;
         `paused`: flow control does not let us read. The thread that reads has this decided again when it leaves. If it
-        does not go on, the pool reads in its stead; but not if it stopped in the midst of sorting, where no other thread
-        could read, and would be told of the same bytes for ever."""
+        does not go on, the pool reads in its stead; but not if it stopped in the midst of sorting, where no other
+        thread could read, and would be told of the same bytes for ever."""
         events = WRITE if has_outbox else 0
         if self.unwatched or paused or (holder is not None and (holder is not self.stalled or is_sorting)):
             return events
@@ -296,7 +296,8 @@ class Reader:
         return DEFER
 
     def must_pass_on(self, closed: bool) -> bool:
-        """Whether what is deferred goes to the pool now: no thread would come for it, or one is parked that waits for it."""
+        """Return True if what is deferred goes to the pool now: no thread would come for it, or one is parked that
+        waits for it."""
         return bool(self.deferred or self.deferred_long) and (closed or bool(self.parked) or not self.waiter_owned)
 
     # Time passes.

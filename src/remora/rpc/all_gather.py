@@ -300,7 +300,7 @@ def _follow(
 
 def _doubts(worker: Worker, names: list[str]) -> str:
     """Describe what is known of the workers that were waited for in vain."""
-    doubts = [f"{name} is suspected: {doubt}" for name in names if (doubt := worker.peer(name).doubt)]
+    doubts = [f"{name} is suspected: {doubt}" for name in names if (doubt := worker.peer(name).suspicion)]
     return f" ({'; '.join(doubts)})" if doubts else ""
 
 

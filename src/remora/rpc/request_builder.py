@@ -57,7 +57,7 @@ def pack_call(
         if not args and not kwargs and recording is None and type(target) is int:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
-    way = peer.ways.awaited if awaited else peer.ways.requests
+    way = peer.routes.awaited if awaited else peer.routes.requests
     try:
         packed, more = pack_for(peer, way, value, recording, ordered=True)
     except BaseException as error:

@@ -102,7 +102,7 @@ def _ask(
     rref: RRefId,
     fork: ForkId,
 ) -> None:
-    scope = PackScope(peer, ordered=True, route=peer.ways.requests, shares_main=peer.shares_main)
+    scope = PackScope(peer, ordered=True, route=peer.routes.requests, shares_main=peer.shares_main)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
     try:

@@ -33,7 +33,7 @@ class Value:
         self.script = script  # made by a torch operator or a TorchScript function
         self.made_at = time.time()
         self._value = value
-        self._moment = streams.moment() if streams.watched else None  # the point on streams at which it is there
+        self._moment = streams.stream_point() if streams.watched else None  # the point on streams at which it is there
         self.error: BaseException | None = None  # the reason for which it could not be made; see `_without_frames`
         self.stack: str | None = None  # the stack that raised it
         self.ready = value is not _UNSET  # there is a value, or an error; set last
@@ -43,7 +43,7 @@ class Value:
         """The value is made, or it could not be. A second settling is ignored: the first stays."""
         if not self.ready:
             if error is None:
-                self._moment = streams.moment() if streams.watched else None
+                self._moment = streams.stream_point() if streams.watched else None
                 self._value = value
             else:
                 self.stack = stack_of(error)

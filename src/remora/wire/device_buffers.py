@@ -223,11 +223,11 @@ class Lender(Protocol):
 class Landing:
     """The device memory of a received message. What is not fetched from it is returned when the message is dropped."""
 
-    __slots__ = ("_found", "_lender", "_lots", "_trial", "_uploads")
+    __slots__ = ("_found", "_lender", "_lots", "_probe", "_uploads")
 
     def __init__(self, manifest: Manifest, lender: Lender, uploads: Mapping[int, Upload] = _NONE) -> None:
         self._uploads = uploads  # what was copied to its device as it came, by the number of the buffer
-        self._trial = manifest.pop() if manifest[-1][0].startswith(_PROBE) else None
+        self._probe = manifest.pop() if manifest[-1][0].startswith(_PROBE) else None
         self._lots = [reference for _, reference in manifest]
         self._lender = lender
         self._found: dict[int, list[torch.UntypedStorage]] = {}
@@ -236,7 +236,7 @@ class Landing:
         self, place: Place, device: torch.device, buffers: Sequence[torch.UntypedStorage]
     ) -> torch.UntypedStorage:
         """Return the memory of one storage, on its device."""
-        if self._trial is not None:
+        if self._probe is not None:
             self._try_out()
         lot, index = place
         if not 0 <= lot < len(self._lots):
@@ -259,8 +259,8 @@ class Landing:
         return found[index]
 
     def _try_out(self) -> None:
-        assert self._trial is not None
-        (place, reference), self._trial = self._trial, None
+        assert self._probe is not None
+        (place, reference), self._probe = self._probe, None
         try:
             self._lender.try_out(cast(bytes, reference), torch.device(place[len(_PROBE) :]))
         except Exception:  # then nothing is lent to us
@@ -269,7 +269,7 @@ class Landing:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():
             return
-        references = self._lots if self._trial is None else [*self._lots, self._trial[1]]
+        references = self._lots if self._probe is None else [*self._lots, self._probe[1]]
         for reference in references:
             if isinstance(reference, bytes) and reference:
                 self._lender.give_back(reference)

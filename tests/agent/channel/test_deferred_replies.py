@@ -17,11 +17,11 @@ from tests.agent.channel.parts import FakePool, OutboxAlone, opener
 class FakeCall:
     """A call that is answered."""
 
-    def __init__(self, number: int, quiet: bool = True, empty: bool = False, heeded: bool = False) -> None:
+    def __init__(self, number: int, quiet: bool = True, empty: bool = False, notified: bool = False) -> None:
         self.id = number
         self.quiet = quiet
         self.has_nothing = empty
-        self.heeded = heeded
+        self.notified = notified
 
 
 class Here:
@@ -69,7 +69,7 @@ def test_while_waiters_own_the_channel_others_are_deferred_for_the_threads_that_
     assert (here.mine, list(here.outbox.reader.deferred)) == ([1], [2])
 
 
-@pytest.mark.parametrize("call", [FakeCall(1, heeded=True), FakeCall(1, quiet=False)])
+@pytest.mark.parametrize("call", [FakeCall(1, notified=True), FakeCall(1, quiet=False)])
 def test_but_not_those_that_run_code_of_the_program_or_that_a_thread_wants_to_hear_of(here: Here, call: Any) -> None:
     here.outbox.reader.waiter_owned = True
     here.share_out([call], [])

@@ -34,7 +34,7 @@ class Sharing:
     def __init__(self, *outcomes: object) -> None:
         self.outcomes = list(outcomes)
         self.borrowed: list[dict[int, Any]] = []
-        self.handover = self
+        self.device_exchange = self
 
     def borrow(self, frame: Frame, borrowed: dict[int, Any]) -> Frame:
         self.borrowed.append(dict(borrowed))

@@ -66,7 +66,7 @@ class Drained:
 
 def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: OutboxAlone) -> None:
     """A word that gives nothing back would say that we cannot use any."""
-    alone.sharing = cast(Any, Drained())
+    alone.shared_memory = cast(Any, Drained())
     alone.send(CALL, 1, b"")
     alone.give_back()
     assert alone.wire.kinds() == [[CALL]]

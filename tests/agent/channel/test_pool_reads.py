@@ -131,7 +131,7 @@ class Notes:
         return self.requests.append
 
     def arrive(self, *args: object) -> None: ...
-    word = lost = connect = arrive
+    control_message = lost = connect = arrive
 
     faults = WorkerFaults()
     submit_system = call_soon = submit_final = arrive
@@ -251,7 +251,7 @@ def test_a_thread_that_leaves_the_old_link_has_the_new_one_watched(
     """A new link is not armed while a thread has the role of the reader, though that one read the old link."""
     channel, notes, _ = pair
     now = [0.0]
-    peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: now[0], doubt="")
+    peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: now[0], suspicion="")
     call, other = Call(peer, "impatient"), Call(peer, "patient")
     channel.pending.update({call.id: call, other.id: other})
     ours, theirs = socket.socketpair()

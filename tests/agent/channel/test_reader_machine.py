@@ -109,7 +109,7 @@ class Both:
             incoming=None,
             arrive=nothing,
             requests_on=lambda channel: nothing,
-            word=nothing,
+            control_message=nothing,
             lost=nothing,
             connect=nothing,
         )
@@ -123,7 +123,7 @@ class Both:
         self.owned = WaiterOwned(self)  # type: ignore[arg-type]
         self.machine, self.known = Reader(), reader.Registration()
         self.holder: object | None = None
-        self.peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: self.now, doubt="")
+        self.peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: self.now, suspicion="")
         self._add()  # a call that is not answered
         self.channel.reconsider_reading()
         self._perform((ARM,))
@@ -333,7 +333,7 @@ def test_the_disposal_of_a_reply(flags: tuple[bool, ...]) -> None:
     is_quiet, is_empty, is_mine, is_notified, is_owned, is_parked = flags
     both = Both(())
     done: list[Effect] = []
-    call: Any = SimpleNamespace(id=1, quiet=is_quiet, has_nothing=is_empty, heeded=is_notified)
+    call: Any = SimpleNamespace(id=1, quiet=is_quiet, has_nothing=is_empty, notified=is_notified)
     call.finish = lambda: done.append(COMPLETE)
     both.channel.reader.waiter_owned = both.machine.waiter_owned = is_owned
     if is_parked:

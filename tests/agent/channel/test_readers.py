@@ -56,7 +56,7 @@ class Notes:
 
     def arrive(self, *args: object) -> None: ...
     faults = WorkerFaults()
-    word = lost = connect = submit_system = submit_final = arrive
+    control_message = lost = connect = submit_system = submit_final = arrive
 
 
 @pytest.fixture

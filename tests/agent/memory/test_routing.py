@@ -149,7 +149,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_a_tensor_without_a_place_is_refused_before_anything_is_sent() -> None:
     with World(2) as world:
-        awaited, requests, replies, gradients = world[0].peer("worker1").ways
+        awaited, requests, replies, gradients = world[0].peer("worker1").routes
         words = r"TensorPipe RPC backend only supports CPU tensors by default.*`set_device_map` on `TensorPipeRpcBackendOp"
         with pytest.raises(RuntimeError, match=words):
             awaited.target(GPU)
@@ -164,10 +164,10 @@ def test_a_tensor_without_a_place_is_refused_before_anything_is_sent() -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_an_automatic_map(monkeypatch: pytest.MonkeyPatch) -> None:
     with World(2, auto_device_map=True) as world:
-        assert [way.target(GPU) for way in world[0].peer("worker1").ways] == [CPU] * 4  # it has none of those
+        assert [way.target(GPU) for way in world[0].peer("worker1").routes] == [CPU] * 4  # it has none of those
     monkeypatch.setattr(routing.registry, "counts", lambda: {"cuda": 1})
     with World(2, auto_device_map=True) as world:
-        ways = world[0].peer("worker1").ways
+        ways = world[0].peer("worker1").routes
         assert [way.target(GPU) for way in ways] == [GPU] * 4
         assert ways.requests.target(torch.device("cuda:1")) == CPU
 

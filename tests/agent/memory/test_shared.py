@@ -154,7 +154,7 @@ def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: Lender) -> N
         peer = "there"
 
         closed = False
-        sharing = sharing(lender)
+        shared_memory = sharing(lender)
 
         def send(self, kind: int, call: int, body: bytes, flags: int, timeout: float) -> None:
             sent.append(arrive(body))

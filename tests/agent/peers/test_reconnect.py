@@ -22,8 +22,8 @@ from tests.eventually import eventually
 
 def fail_to_connect(world: World, error: Exception, times: int) -> list[int]:
     """Have worker 0's next attempts to dial end with this error; they are counted."""
-    introduction = world[0].handshake_client
-    real, tries = introduction.to, [0]
+    handshake_client = world[0].handshake_client
+    real, tries = handshake_client.to, [0]
 
     def to(*args: Any) -> Any:
         tries[0] += 1
@@ -31,7 +31,7 @@ def fail_to_connect(world: World, error: Exception, times: int) -> list[int]:
             raise error
         return real(*args)
 
-    introduction.to = to  # type: ignore[method-assign]
+    handshake_client.to = to  # type: ignore[method-assign]
     return tries
 
 
@@ -133,7 +133,7 @@ def test_who_cannot_take_the_news_keeps_it_from_nobody_else(caplog: pytest.LogCa
         peers.give_up(peers.find("worker1"), "for the test")
         assert told == ["worker1"]
         assert peers.find("worker1").ended.is_set(), "others wait for this"
-        assert "not everybody could be told" in caplog.text
+        assert "some listeners could not be told" in caplog.text
 
 
 def test_that_a_process_ended_is_known_by_what_was_found_out_and_not_by_a_text() -> None:

@@ -43,7 +43,7 @@ class Peer:
 
     def ready(self, events: int) -> None:
         for number in self.ours.recv(100):
-            self.pool.backlog.append(lambda number=number: self._run(number))  # type: ignore[misc]
+            self.pool.user_tasks.append(lambda number=number: self._run(number))  # type: ignore[misc]
         self.poller.arm(self)
 
     def _run(self, number: int) -> None:

@@ -58,7 +58,7 @@ def test_jobs_run_up_to_the_limit_at_once_and_all_of_them_in_the_end(make_pool: 
     for _ in range(20):
         pool.submit(gate)
     eventually(lambda: gate.inside == 3)
-    assert len(pool.backlog) == 17
+    assert len(pool.user_tasks) == 17
     assert pool.counts()[2] == 3
     gate.open()
     eventually(lambda: gate.passed == 20)

@@ -273,7 +273,7 @@ def test_nor_is_a_long_list_of_short_tasks(start: Start, looks: Looks) -> None:
         nonlocal ended
         ended = time.monotonic()
         if ended < begun + 0.6:
-            peer.pool.backlog.append(short)  # the leader does not come back in between
+            peer.pool.user_tasks.append(short)  # the leader does not come back in between
 
     peer.work[1] = short
     found = looks(peer)

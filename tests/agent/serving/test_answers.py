@@ -50,7 +50,7 @@ def ask(n: int) -> list[Any]:
 
 
 def backlog() -> int:
-    return len(api._get_current_rpc_agent().agent.pool.backlog)
+    return len(api._get_current_rpc_agent().agent.pool.user_tasks)
 
 
 def run(callers: list[int], ways: list[tuple[str, str]]) -> None:

@@ -78,8 +78,25 @@ class Call:
     """
 
     __slots__ = (
-        "_began", "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "progress",
-        "recording", "reply", "reply_channel", "signal", "target", "timeout", "translate", "undo", "whose",
+        "_began",
+        "asynchronous",
+        "deadline",
+        "failure",
+        "future",
+        "id",
+        "notified",
+        "on_settled",
+        "peer",
+        "progress",
+        "recording",
+        "reply",
+        "reply_channel",
+        "signal",
+        "target",
+        "timeout",
+        "translate",
+        "undo",
+        "whose",
     )  # fmt: skip
 
     def __init__(self, peer: PeerInfo, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -99,7 +116,7 @@ class Call:
         self.undo: Undo | None = None  # takes back what packing did, if the call is never sent
         self.recording: CallContext | None = None  # what the call belongs to, and its reply with it
         self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of the caller
-        self.heeded = False  # the program wants to hear of the outcome, and will not come to read it
+        self.notified = False  # the program wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
 
     def make_future(self, channel: ReplyChannel, origin: Origin | None) -> Future[Any]:
@@ -228,7 +245,7 @@ class Call:
 
     def notify(self) -> None:
         """The program wants to hear of the outcome without waiting for it."""
-        if not self.heeded and self.reply_channel is not None:
+        if not self.notified and self.reply_channel is not None:
             self.reply_channel.notify(self)
 
     @property

@@ -63,7 +63,7 @@ def timed_out(what: str, peer: PeerInfo, allowance: tuple[float, str], progress:
     return CallTimeout(
         f"RPCErr:1:RPC ran for more than set timeout ({allowed * 1000:g} ms) and will now be marked with an error: "
         f"{what}. {source}{_begun(peer, progress)} Pass a longer timeout, or 0 to wait for ever."
-        + (f" ({peer.name} is suspected: {peer.doubt})" if peer.doubt else "")
+        + (f" ({peer.name} is suspected: {peer.suspicion})" if peer.suspicion else "")
     )
 
 

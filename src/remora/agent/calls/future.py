@@ -80,7 +80,7 @@ class Future(torch.futures.Future[T]):
     def _succeed(self, value: T) -> None:
         if not self._settled:
             if streams.watched:
-                self._moment = streams.moment()
+                self._moment = streams.stream_point()
             self._value = value
         self._announce()
         if not _Base.done(self):

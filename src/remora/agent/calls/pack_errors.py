@@ -15,7 +15,7 @@ def explain_arguments(error: BaseException, peer: PeerInfo, function: object, ar
     if isinstance(error, MemoryError):
         error.args = (f"{peer.me} has no memory to pack the arguments of {name_of(function)} on {peer.name}",)
         return
-    scope = partial(PackScope, peer, True, peer.ways.requests, peer.shares_main)
+    scope = partial(PackScope, peer, True, peer.routes.requests, peer.shares_main)
     roots = [("args", args), ("kwargs", kwargs), ("the function", function)]
     pickle_errors.explain(error, roots, f"{name_of(function)} on {peer.name}", scope)
 
@@ -25,6 +25,6 @@ def explain_result(error: BaseException, caller: PeerInfo, function: object, res
     if isinstance(error, MemoryError):
         error.args = (f"{me} has no memory to pack the result of {name_of(function)} for {caller.name}",)
         return
-    scope = partial(PackScope, caller, False, caller.ways.replies, caller.shares_main)
+    scope = partial(PackScope, caller, False, caller.routes.replies, caller.shares_main)
     of = f"{name_of(function)} on {me}" if function is not None else f"a reference to a value of {me}"
     pickle_errors.explain(error, [("the result" if function is not None else "the value", result)], of, scope)

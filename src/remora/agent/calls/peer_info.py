@@ -23,7 +23,7 @@ class PeerInfo:
     does not answer, and the reason is not known.
     """
 
-    ways: PeerRoutes  # of tensors on devices; known when there is a channel
+    routes: PeerRoutes  # of tensors on devices; known when there is a channel
     shares_main: bool  # whether its main module is the one of this process
 
     def __init__(
@@ -39,7 +39,7 @@ class PeerInfo:
         self.served_until = served_until  # what this worker runs until exactly that deadline: its calls inherit it
         self.state: State = "alive"  # (this and the next two are written under `Peer.lock`)
         self.reason = ""  # why it is not alive
-        self.doubt = ""  # why it is suspected, if it is
+        self.suspicion = ""  # why it is suspected, if it is
 
     @property
     def gone(self) -> bool:
@@ -49,4 +49,4 @@ class PeerInfo:
     @property
     def condition(self) -> str:
         """In one word: alive, suspected, left or dead."""
-        return "suspected" if self.doubt and self.state == "alive" else self.state
+        return "suspected" if self.suspicion and self.state == "alive" else self.state

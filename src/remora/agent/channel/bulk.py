@@ -58,8 +58,8 @@ class BulkOutbox:
             outbox.send(kind, number, packed.body, flags, timeout)
             return
         size = sum(map(len, packed.buffers))
-        if size >= SHARED_FROM and outbox.sharing is not None:
-            lent = outbox.sharing.lend(packed)
+        if size >= SHARED_FROM and outbox.shared_memory is not None:
+            lent = outbox.shared_memory.lend(packed)
             if lent is not None:
                 self._send_shared(kind, number, *lent, flags | SHARED, timeout)
                 return
@@ -97,7 +97,8 @@ class BulkOutbox:
                 fill()  # (if an exception strikes before it has begun, the tick has it made)
 
     def _lock_patience(self, kind: int, left: float) -> float:
-        """How long to wait for the writer: a call as long as it may take, a reply a moment (it is copied then)."""
+        """Return how long to wait for the writer: a call as long as it may take, a reply a moment (it is copied
+        then)."""
         if kind & RESPONSE:
             return STALL
         return max(min(left, threading.TIMEOUT_MAX), 0.0)

@@ -70,13 +70,14 @@ class Owner(Protocol):
     def faults(self) -> WorkerFaults: ...
     def arrive(self, channel: Channel, body: Body) -> tuple[Body, Arrival]: ...
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]: ...
-    def word(self, channel: Channel, frame: Frame) -> None: ...
+    def control_message(self, channel: Channel, frame: Frame) -> None: ...
     def lost(self, channel: Channel, error: BaseException) -> None: ...
     def connect(self, channel: Channel) -> None: ...
 
 
 def _of(path: str) -> Any:
-    """An attribute of a part that changes, as one of the channel. Read in C: no frame, and nothing strikes in between."""
+    """Return an attribute of a part that changes, as one of the channel. It is read in C: no frame, and nothing strikes in
+    between."""
     return property(attrgetter(path))
 
 
@@ -109,12 +110,13 @@ class Channel:
         owner: Owner,
         pool: WorkerPool,
         poller: Poller,
-        sharing: PeerSharedMemory | None = None,
+        shared_memory: PeerSharedMemory | None = None,
     ) -> None:
         self.peer = peer
         self.session_id = session_id
         self.session: Session[Kept] = Session()
         self.dialled = dialled
+        # Single assignments: by the thread that brings a link, and by the one that finds it broken.
         self.ever_connected = False
         self.lost_at = 0.0  # when the last link broke
         self._owner = owner
@@ -123,11 +125,11 @@ class Channel:
         self.reader = reader = Reader(THRESHOLDS)
         self.calls = calls = PendingCalls(reader)
         self.flow_control = FlowControl(self)  # of the requests that come in
-        self.outbox = outbox = Outbox(peer, self.session, reader, self.flow_control, self, sharing)
+        self.outbox = outbox = Outbox(peer, self.session, reader, self.flow_control, self, shared_memory)
         self.announced = Announced(outbox)  # functions of calls that go out
         self.heard = Heard()  # and of those that come in
-        opener = Opener(peer, sharing, partial(owner.arrive, self))
-        handlers = Handlers(owner.requests_on(self), partial(owner.word, self), self._broken)
+        opener = Opener(peer, shared_memory, partial(owner.arrive, self))
+        handlers = Handlers(owner.requests_on(self), partial(owner.control_message, self), self._broken)
         self.inbox = inbox = Inbox(outbox, calls, opener, pool, handlers)
         self.pool_reads = reads = PoolReads(reader, inbox, outbox, calls, poller, self._broken)
         self.deferred = deferred = DeferredReplies(reader, inbox, outbox, pool)
@@ -210,8 +212,8 @@ class Channel:
         """Carry on over a new link; the peer has `arrived` of our messages."""
         voided: list[int] = []
         process = process_at(link.sock)
-        if self.outbox.sharing is not None and process:
-            self.outbox.sharing.set_process(process)
+        if self.outbox.shared_memory is not None and process:
+            self.outbox.shared_memory.set_process(process)
         with self.sorting:
             if self.closed:
                 link.close()
@@ -321,7 +323,7 @@ class Channel:
             self._broken(registration, error)
 
     def unheard(self) -> int:
-        """How much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer
+        """Return how much of what was sent the peer has not confirmed, in no particular unit: it shrinks while the peer
         reads."""
         link = self.link
         return len(self.session.kept) + len(self.outbox.batched) + (link.outbox_bytes if link is not None else 0)

@@ -27,7 +27,8 @@ def have_settled(pool: WorkerPool, calls: Sequence[Call]) -> None:
 
 
 class _Settling:
-    """Whoever begins with one of several calls sees to it that somebody goes on with the rest, should it be kept."""
+    """Several calls, of which a thread completes one after the other. Before each, it has another thread come for the rest,
+    should it be kept by that one."""
 
     __slots__ = ("_another", "_calls", "_pool")
 

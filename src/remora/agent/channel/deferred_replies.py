@@ -39,7 +39,7 @@ class DeferredReplies:
         return bool(self._reader.deferred or self._reader.deferred_long)
 
     def share_out(self, calls: Collection[Call]) -> None:
-        """What was answered goes to the thread, if it came for that, or there is nothing to unpickle; or to others."""
+        """Complete what was answered and is for this thread, or has nothing to unpickle. Leave the rest to others."""
         answered = list(self._inbox.answered)
         try:
             self._share(answered, calls)
@@ -59,17 +59,17 @@ class DeferredReplies:
                 empty.append(each)
             elif each.quiet and each in calls:
                 mine.append(each)
-            elif each.heeded or not each.quiet or not reader.waiter_owned or self.parked:
+            elif each.notified or not each.quiet or not reader.waiter_owned or self.parked:
                 others.append(each)
             else:
                 reader.deferred[each.id] = each
-                if each.heeded and self.took(each):  # meanwhile
+                if each.notified and self.took(each):  # meanwhile
                     others.append(each)
         settle(empty)
         rest = mine[1:]  # to unpickle the first may take long, or wait for a thread that waits for another
         for each in rest:
             reader.deferred[each.id] = each
-        others += [each for each in rest if (each.heeded or self.parked) and self.took(each)]
+        others += [each for each in rest if (each.notified or self.parked) and self.took(each)]
         if others:
             have_settled(self._pool, others)
         self._inbox.have_passed(answered)  # before code of the program runs, which may take long
@@ -79,7 +79,7 @@ class DeferredReplies:
             self.pass_on(at_once=True)
 
     def took(self, call: Call) -> bool:
-        """Whether the call was deferred. It is the current thread's now."""
+        """Return True if the call was deferred. It is the current thread's now."""
         reader = self._reader
         return (reader.deferred.pop(call.id, None) or reader.deferred_long.pop(call.id, None)) is not None
 

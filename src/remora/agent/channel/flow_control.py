@@ -1,4 +1,4 @@
-"""How much of a caller's work is taken on: a caller that does not read its answers must not fill our memory.
+"""Limits how much of a caller's work is taken on: a caller that does not read its answers must not fill our memory.
 
 There are three ways in which it could, and a bound for each:
 
@@ -11,7 +11,7 @@ There are three ways in which it could, and a bound for each:
         for each other all begin, however many there are, and a caller that reads is held up for a few round trips.
     B3  Requests wait to be run. With more than BACKLOG_LIMIT of them unanswered, nothing more is read.
 
-No I/O and no threads: a channel is asked to say the ping, and whoever waits has left a function that lets it go on.
+No I/O and no threads: a channel is asked to say the ping, and what waits has left a function that lets it go on.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Resume = Callable[[], None]
 
 
 class FlowControlled(Protocol):
-    """What flow_control needs to know of a channel, and asks of it."""
+    """A channel, as far as flow control knows it."""
 
     closed: bool
 
     def unsent_bytes(self) -> int:
-        """How much waits to be written."""
+        """Return the number of bytes that wait to be written."""
 
     def ask_to_read(self) -> None:
         """Say something that the caller answers when it reads it; the answer is `FlowControl.answered`."""
@@ -46,7 +46,7 @@ class FlowControlled(Protocol):
 
 
 class FlowControl:
-    """See the head of this file. One for each channel on which requests come in."""
+    """Limits the work of one caller. There is one for each channel on which requests come in."""
 
     def __init__(self, channel: FlowControlled) -> None:
         self._channel = channel
@@ -66,11 +66,12 @@ class FlowControl:
 
     @property
     def congested(self) -> bool:
-        """Whether more waits to be written to the caller than is healthy."""
+        """Return True if more waits to be written to the caller than is healthy."""
         return self._channel.unsent_bytes() > OUTBOX_LIMIT and not self._channel.closed
 
     def room_for(self, resume: Resume) -> bool:
-        """Whether there is room for one more answer; if not, `resume` is called when there is, and asks again."""
+        """Return True if there is room for one more answer; if not, `resume` is called when there is, and asks
+        again."""
         channel = self._channel
         if channel.unsent_bytes() <= OUTBOX_LIMIT or channel.closed:
             if self.parked:
@@ -99,7 +100,8 @@ class FlowControl:
     # B2.
 
     def admit(self, resume: Resume) -> bool:
-        """Whether something asynchronous may begin; if not, `resume` is called when it may. `ended` says that it ended."""
+        """Return True if something asynchronous may begin; if not, `resume` is called when it may. `ended` says that it
+        ended."""
         with self._lock:
             if self._under_way < self._allowed and not self.held:
                 self._under_way += 1
@@ -128,7 +130,7 @@ class FlowControl:
             self._let_begin()
 
     def connected_again(self) -> None:
-        """What was asked on the old link will not be answered."""
+        """Ask again: what was asked on the old link will not be answered."""
         with self._lock:
             self._asked = False
         self.go_on()
@@ -142,7 +144,7 @@ class FlowControl:
             self._channel.ask_to_read()
 
     def _choose(self) -> tuple[list[Resume], bool]:
-        """Who may begin now, and whether to ask for more. Holds the lock."""
+        """Return those that may begin now, and True if the peer is to be asked for a sign. Holds the lock."""
         if self._channel.closed:
             room = len(self.held)
         elif self.congested:

@@ -38,14 +38,14 @@ Target = Callable[..., Any] | int  # a function, or its number
 
 
 class Talker(Protocol):
-    """What carries the names: a channel."""
+    """Carries the names: a channel."""
 
     def enqueue(self, kind: int, call: int, body: bytes) -> None:
         """Send this with the next message."""
 
 
 class Announced:
-    """What the callee of a channel was told."""
+    """The names that the callee of a channel was told."""
 
     __slots__ = ("_bytes", "_channel", "_known", "_next", "bare")
 
@@ -57,7 +57,8 @@ class Announced:
         self._known: dict[FunctionType, tuple[dict[str, Any], str, int]] = {}  # where it is, under which name, its number
 
     def target(self, function: Callable[..., Any], shares_main: bool = True) -> Target:
-        """What a call says that is about to be sent: the number of a function, if it has one, or the function."""
+        """Return what a call says that is about to be sent: the number of a function, if it has one, or the
+        function."""
         if type(function) is not FunctionType:
             return function
         known = self._known.get(function)
@@ -88,7 +89,7 @@ class Announced:
 
 
 class Heard:
-    """What the caller of a channel said."""
+    """The names that the caller of a channel told."""
 
     __slots__ = ("_bytes", "_names", "bare")
 

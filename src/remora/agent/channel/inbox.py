@@ -44,14 +44,14 @@ _make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class LinkDamaged(OSError):
-    """What came over a link is not what was sent: some of it is missing, or makes no sense."""
+    """A link brought something other than what was sent: some of it is missing, or makes no sense."""
 
 
 class Handlers(NamedTuple):
-    """What is done with what comes in. All of it runs under the turn `sorting`."""
+    """Called with what comes in, under the turn `sorting`."""
 
     requested: Callable[[Frame], None]  # a request
-    said: Callable[[Frame], None]  # something that wants no answer
+    told: Callable[[Frame], None]  # a control message, which wants no answer
     broken: Callable[[Registration, BaseException], None]  # a link is of no use any more
 
 
@@ -60,18 +60,23 @@ class Inbox:
 
     __slots__ = (
         "_broken", "_calls", "_damaged_at", "_damages", "_flow_control", "_low_priority", "_notify_ids", "_opener",
-        "_outbox", "_pending", "_pool", "_requested", "_said", "answered", "frames", "peer", "reading", "registration",
+        "_outbox", "_pending", "_pool", "_requested", "_told", "answered", "frames", "peer", "reading", "registration",
         "session", "sorting",
     )  # fmt: skip
 
     def __init__(self, outbox: Outbox, calls: PendingCalls, opener: Opener, pool: WorkerPool, handlers: Handlers) -> None:
         self.peer = outbox.peer
         self.session = outbox.session
-        self.registration: Registration | None = None  # of the link that is read now
+        # Of the link that is read now. Assigned under `sorting` when a link comes, without it when one breaks. So a thread
+        # that has waited for bytes compares it with the one that it began with.
+        self.registration: Registration | None = None
         self.reading = TryLock()  # to wait for the link
         self.sorting = TryLock(needed=True)  # to read it, and to handle what came
-        self.frames: deque[Frame] = deque()  # read, and not dealt with (changed under `sorting`)
-        self.answered: deque[Call] = deque()  # asynchronous calls whose outcome is to be passed on
+        # Read, and not dealt with. Changed under `sorting`. Any thread looks if it is empty: if not, it leaves the reading
+        # to the thread that is about to go on.
+        self.frames: deque[Frame] = deque()
+        # Asynchronous calls whose outcome is to be passed on. Appended under `sorting`; any thread removes.
+        self.answered: deque[Call] = deque()
         self._outbox = outbox
         self._opener = opener
         self._calls = calls
@@ -79,7 +84,8 @@ class Inbox:
         self._pending, self._low_priority, self._notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
         self._flow_control = outbox.flow_control
         self._pool = pool
-        self._requested, self._said, self._broken = handlers
+        self._requested, self._told, self._broken = handlers
+        # Under `sorting`.
         self._damages = 0  # links in a row that were of no use, since
         self._damaged_at = -1  # this many messages had arrived
 
@@ -99,7 +105,7 @@ class Inbox:
             sorting.waiters.notify()
 
     def take_in(self, registration: Registration, read: Callable[[], list[Frame]], exposed: bool = True) -> None:
-        """Holds `sorting`."""
+        """Read, and handle what came. Holds `sorting`."""
         try:
             self.frames.extend(read())
         except BaseException as error:
@@ -109,21 +115,21 @@ class Inbox:
         self._handle_frames(registration, exposed)
 
     def _cannot_read(self, registration: Registration, error: BaseException) -> bool:
-        """How much was read is not known, or it makes no sense: a new link begins afresh. Whether the error is one of
-        the link."""
+        """Give up a link of which it is not known how much was read, or which makes no sense. Return True if the error
+        is one of the link."""
         if isinstance(error, Damaged):
             self._salvage(error.frames)
         self._broken(registration, self._damage(error) if isinstance(error, ProtocolError) else error)
         return is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))
 
     def _salvage(self, frames: list[Frame]) -> None:
-        """What came before the damage counts: else a link that is damaged often would never get anywhere."""
+        """Handle what came before the damage: else a link that is damaged often would never get anywhere."""
         self.frames.extend(frames)
         self._handle_frames(None)  # (a second kind of damage is on a link that is given up anyway)
 
     def _damage(self, error: ProtocolError) -> Exception:
-        """What was lost or cannot be understood is said again on a new link. Only if nothing at all gets through, time
-        and again, is the peer itself at fault."""
+        """Return the error for a damaged link. What was lost or cannot be understood is said again on a new one. Only
+        if nothing at all gets through, time and again, is the peer itself at fault."""
         self._damages = self._damages + 1 if self.session.received == self._damaged_at else 1
         self._damaged_at = self.session.received
         if self._damages <= DAMAGE_LIMIT:
@@ -134,9 +140,8 @@ class Inbox:
         )
 
     def _handle_frames(self, registration: Registration | None, exposed: bool = True) -> None:
-        """Deal with what was read, in the order of arrival. Holds `sorting`. If it makes no sense, the link
-        of this registration is broken: what is left comes again. `exposed`: this may be the main thread, which can
-        be struck; false
+        """Deal with what was read, in the order of arrival. Holds `sorting`. If it makes no sense, the link of this
+        registration is broken: what is left comes again. `exposed`: this may be the main thread, which can be struck; false
         for a thread of the pool that reads.
 
         A message leaves `frames` after all else, so a thread that is struck leaves it there, and the pool deals with
@@ -224,9 +229,9 @@ class Inbox:
         return frame
 
     def _heard(self, frame: Frame) -> None:
-        """A word that belongs to this connection alone."""
+        """Handle a control frame, which belongs to this connection alone."""
         self.session.expect(frame.call)
-        self._damages = 0  # (what is repeated on a new link comes before any word: who hears one has that)
+        self._damages = 0  # (what is repeated on a new link comes before any control frame, so it is here)
         if frame.kind == PING:
             self._pool.call_soon(self._pong)
         elif frame.kind == PONG:
@@ -265,7 +270,7 @@ class Inbox:
             self._requested(frame)
             return 1
         else:
-            self._said(frame)
+            self._told(frame)
         return 0
 
     def go_on(self) -> None:
@@ -299,7 +304,7 @@ class Inbox:
         self.look_up()
 
     def look_up(self) -> None:
-        """A call was settled, but not by its reply: whoever waits for it may be reading the link, and sees it when
+        """A call was settled, but not by its reply: the thread that waits for it may be reading the link, and sees it when
         something comes."""
         if self.reading.locked():
             self._pool.call_soon(partial(self._outbox.send_unsequenced, PING))

@@ -18,13 +18,13 @@ log = logging.getLogger("remora")
 class Opener:
     """Opens the messages of one channel, in the order of arrival. All of it runs under the turn `Inbox.sorting`."""
 
-    __slots__ = ("_arrived", "_borrowed", "_peer", "_sharing")
+    __slots__ = ("_arrived", "_borrowed", "_peer", "_shared_memory")
 
     def __init__(
-        self, peer: str, sharing: PeerSharedMemory | None, arrived: Callable[[Body], tuple[Body, Arrival]]
+        self, peer: str, shared_memory: PeerSharedMemory | None, arrived: Callable[[Body], tuple[Body, Arrival]]
     ) -> None:
         self._peer = peer
-        self._sharing = sharing  # memory that the peer and we share
+        self._shared_memory = shared_memory  # memory that the peer and we share
         self._arrived = arrived  # takes note of the references in a body
         # Keeps the shared memory of the next message from before it is on loan until `kept`: a thread that an exception
         # strikes in between leaves it here, and the next thread goes on with it.
@@ -32,10 +32,10 @@ class Opener:
 
     def borrow(self, frame: Frame) -> Frame:
         """Return a message with the shared memory that it refers to. To do it again, before `kept`, does no harm."""
-        if self._sharing is None:
+        if self._shared_memory is None:
             return frame.opened(frame.body, frame.size, Enclosed(Missing(Reason.NOT_MAPPED)))
         try:
-            return self._sharing.borrow(frame, self._borrowed)
+            return self._shared_memory.borrow(frame, self._borrowed)
         except (ProtocolError, MemoryError):
             raise
         except Exception as error:
@@ -53,9 +53,9 @@ class Opener:
         body, enclosed = frame.body, frame.enclosed
         landing, arrival = enclosed.landing, enclosed.arrival
         buffers = enclosed.buffers
-        if frame.flags & CARGO and self._sharing is not None and not isinstance(buffers, Missing):
+        if frame.flags & CARGO and self._shared_memory is not None and not isinstance(buffers, Missing):
             try:
-                body, landing = self._sharing.handover.land(frame)
+                body, landing = self._shared_memory.device_exchange.land(frame)
             except Exception as error:
                 buffers = self._damaged("device memory", error)
         if frame.flags & REFERENCES:

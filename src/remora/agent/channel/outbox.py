@@ -1,7 +1,7 @@
 """The sending half of a channel: numbers messages, keeps them until they arrived, and gets them to the kernel in order.
 
 One thread at a time writes, the one that has the turn `writing`. A thread with a small message never waits for it: it
-leaves the message with the others that wait for company (`batched`), and the writer writes them before it is done. (Large
+leaves the message with those that wait to be written (`batched`), and the writer writes them before it is done. (Large
 ones do wait: `remora.agent.channel.bulk`.)
 
 A message is sent when the session keeps it; what is kept and not written is written again on the next link. So an
@@ -30,14 +30,15 @@ from remora.wire.packed import Packed
 
 GIVE_BACK = int(MessageType.GIVE_BACK)
 BURST_GAP = 100e-6  # asynchronous calls closer together than this are written together
-BURST = 200e-6  # … and by whoever makes them, if nobody else is asked to: so long after the first of them
+BURST = 200e-6  # … and, on a waiter-owned channel, by the thread that makes them: so long after the first of them
 NO_TIME = 200e-6  # what follows a message within this time could have shared its write
 BATCH_LIMIT = 1 << 17
 STALL = 0.25  # how long a large message may make no progress before the rest of it is copied aside
 
 
 class Large(NamedTuple):
-    """How to say a large message again after a reconnect: it lies in memory that the program may have changed since."""
+    """A large message, to be said again after a reconnect: it lies in memory that the program may have changed
+    since."""
 
     call: int
     parts: Sequence[Part]
@@ -48,16 +49,15 @@ class Large(NamedTuple):
         return raw_memory.unchanged(self.packed, self.fingerprint)
 
 
-Kept = (
-    bytes | Large
-)  # what a session keeps of a message: most are one piece of bytes, which the garbage collector ignores
-Batched = tuple[
-    int, int, int, float, int, int, bytes
-]  # type, flags, call, timeout, buffers, length of the body, all the rest
+# What a session keeps of a message: most are one piece of bytes, which the garbage collector ignores.
+Kept = bytes | Large
+# Type, flags, call, timeout, number of buffers, length of the body, body and buffers.
+Batched = tuple[int, int, int, float, int, int, bytes]
 
 
 class OutboxEvents(Protocol):
-    """What an outbox tells its owner. All of it may be told on any thread, by one that has the turn `writing`."""
+    """The owner of an outbox, which is told what happens. All of it may be told on any thread, by one that has the turn
+    `writing`."""
 
     def want_link(self) -> None:
         """There is something to say, and no link."""
@@ -77,8 +77,8 @@ class Outbox:
 
     __slots__ = (
         "_events", "_flush_due", "_followed", "_held_since", "_last_send", "_lent_at", "_low_priority_at", "batched",
-        "batched_bytes", "closed", "control_frames", "flow_control", "link", "peer", "reader", "room", "session", "sharing",
-        "writing",
+        "batched_bytes", "closed", "control_frames", "flow_control", "link", "peer", "reader", "room", "session",
+        "shared_memory", "writing",
     )  # fmt: skip
 
     def __init__(
@@ -88,13 +88,15 @@ class Outbox:
         reader: Reader,
         flow_control: FlowControl,
         events: OutboxEvents,
-        sharing: PeerSharedMemory | None = None,
+        shared_memory: PeerSharedMemory | None = None,
     ) -> None:
         self.peer = peer
         self.session = session
         self.reader = reader  # while waiters own the channel, they flush: threads come by all the time
-        self.link: StreamLink | None = None  # what carries the session now
-        self.sharing = sharing  # memory that the peer and we share
+        # What carries the session now. Assigned under `writing` when a link comes, without it when one breaks: a writer
+        # takes it once, and `link.failed` tells it of the rest.
+        self.link: StreamLink | None = None
+        self.shared_memory = shared_memory  # memory that the peer and we share
         self.flow_control = flow_control  # of the requests that come in: it goes on when something was written
         self.closed = False  # nothing more is sent
         self.writing = TryLock()  # to number messages and write them
@@ -104,10 +106,12 @@ class Outbox:
         self.batched_bytes = 0  # about: two threads may count at the same time
         self.room = Waiters()  # threads that wait for the peer to take something
         self._events = events
-        self._lent_at = 0  # the number of the last message with shared memory (written under `writing`)
-        self._flush_due = False  # a thread was asked to flush and has not begun
+        # Under `writing`.
+        self._lent_at = 0  # the number of the last message with shared memory
+        # By any thread, without a lock. They say when messages share a write: a stale one costs a write or a short delay.
+        self._flush_due = False  # a thread was asked to flush and has not begun; it clears this before it looks
         self._last_send = 0.0
-        self._held_since = 0.0  # when the first of those that wait for company came
+        self._held_since = 0.0  # when the first of those that wait to share a write came
         self._low_priority_at = 0.0  # when a message was sent that no thread waits for, if it was the last
         self._followed = False  # the last time another one came soon after
 
@@ -117,10 +121,10 @@ class Outbox:
         """Number a message and hand it to the kernel; without a link it is kept until there is one. Does not block."""
         if self.closed:
             return
-        sharing = self.sharing
-        company = self.batched or self.control_frames or self._low_priority_at or (sharing is not None and sharing.unused)
+        memory = self.shared_memory
+        others = self.batched or self.control_frames or self._low_priority_at or (memory is not None and memory.unused)
         writing, session = self.writing, self.session
-        if company or not writing.take():
+        if others or not writing.take():
             self.batched.append((kind, flags, call, timeout, 0, len(body), body))
             self.flush()
             return
@@ -147,8 +151,8 @@ class Outbox:
             self.flush()
 
     def has_sent(self, call: int, before: int) -> bool:
-        """Whether the message of a call was sent, or will be. `before`: how many messages had been sent before it was
-        tried."""
+        """Return True if the message of a call was sent, or will be. `before`: how many messages had been sent before
+        it was tried."""
         if any(entry[2] == call for entry in list(self.batched)):
             return True
         kept = list(self.session.kept)
@@ -165,7 +169,7 @@ class Outbox:
 
     @property
     def unwritten(self) -> bool:
-        """Whether something that was put aside is still there."""
+        """Return True if something that was put aside is still there."""
         return bool(self.batched)
 
     def send_batched(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
@@ -221,14 +225,14 @@ class Outbox:
             flow_control.go_on()
 
     def unsent_bytes(self) -> int:
-        """How much waits to be written; without a link, or in shared memory, to be heard."""
+        """Return the number of bytes that wait to be written; without a link, or in shared memory, to be heard."""
         link = self.link
         if self._lent_at > self.session.acked and link is not None:
             return self.batched_bytes + link.outbox_bytes + self._lent_bytes()
         return self.batched_bytes + (self.session.kept_bytes if link is None else link.outbox_bytes)
 
     def _lent_bytes(self) -> int:
-        """How much we have lent with messages that the peer has not read: what they count for beyond their own
+        """Return the bytes we have lent with messages that the peer has not read: what they count for beyond their own
         bytes."""
         before = self.session.acked_bytes
         lent = 0
@@ -239,21 +243,21 @@ class Outbox:
         return lent
 
     def write_batched(self) -> None:
-        lazy, session = self.batched, self.session
+        batched, session = self.batched, self.session
         if self._low_priority_at:
             self._followed = time.monotonic() - self._low_priority_at < NO_TIME
             self._low_priority_at = 0.0
-        if self.sharing is not None and self.sharing.unused:
-            returns = self.sharing.returns()
+        if self.shared_memory is not None and self.shared_memory.unused:
+            returns = self.shared_memory.returns()
             if returns:  # else they have just gone with another message
-                lazy.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # first: the next call may need it
+                batched.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # first: the next call may need it
         batch: list[bytes] = []
         size = 0
         try:
             while self.control_frames:
                 batch.append(encode(self.control_frames.popleft(), 0, 0, session.sent, 0, session.telling(), 0.0, 0, b""))
-            while lazy and size < BATCH_LIMIT:
-                kind, flags, call, timeout, count, length, rest = lazy[0]
+            while batched and size < BATCH_LIMIT:
+                kind, flags, call, timeout, count, length, rest = batched[0]
                 number, ack = session.sent + 1, session.received
                 data = encode(kind, flags, count, call, number, ack, timeout, length, rest)
                 kept = len(data)
@@ -261,30 +265,30 @@ class Outbox:
                     kept += lent_bytes(rest)
                     self._lent_at = number
                 session.keep(number, ack, kept, data)
-                if lazy:  # (else the channel was closed meanwhile, by another thread or by a handler on top of this frame)
-                    lazy.popleft()  # after it is kept: a message that a struck writer leaves is in one of the two
+                if batched:  # (else the channel was closed meanwhile, by another thread or a handler on top of this frame)
+                    batched.popleft()  # after it is kept: a message that a struck writer leaves is in one of the two
                 batch.append(data)
                 size += len(data)
-            self.batched_bytes = max(self.batched_bytes - size, 0) if lazy else 0
+            self.batched_bytes = max(self.batched_bytes - size, 0) if batched else 0
             if len(batch) == 1 or size > 2 * BATCH_LIMIT:  # (a large one among them is not copied again)
                 self.put(batch)
             elif batch:
                 self.put((b"".join(batch),))
         except BaseException as error:
-            if session.recover() and lazy:
-                lazy.popleft()
+            if session.recover() and batched:
+                batched.popleft()
             self.struck(self.link, error)
 
     def give_back(self) -> None:
         """Have shared memory that is not used any more go back to its owner, if it has not gone along with
         something."""
-        if self.sharing is not None and self.sharing.unused:
-            returns = self.sharing.returns()
+        if self.shared_memory is not None and self.shared_memory.unused:
+            returns = self.shared_memory.returns()
             if returns:
                 self.send(GIVE_BACK, 0, returns)
 
     def send_unsequenced(self, kind: int) -> None:
-        """Say a word that belongs to this connection alone: it is not numbered, kept or repeated. Does not block."""
+        """Send a control frame, which belongs to this connection alone: it is not numbered or repeated. Does not block."""
         if kind not in self.control_frames:
             self.control_frames.append(kind)
         self.flush()
@@ -313,7 +317,7 @@ class Outbox:
             self._events.link_failed(link, error)
 
     def break_off(self, link: StreamLink | None, error: BaseException) -> None:
-        """Nothing more is written to a link, which may be quite well: make sure that the thread that reads it
+        """Write nothing more to a link, which may be quite well, and make sure that the thread that reads it
         notices."""
         if link is not None and not link.failed:
             link.failed = True
@@ -324,7 +328,7 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Whether the peer should take something before more is sent."""
+        """Return True if the peer should take something before more is sent."""
         session = self.session
         return session.kept_total - session.acked_bytes > session.limit or self.batched_bytes > session.limit
 

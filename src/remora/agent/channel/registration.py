@@ -12,7 +12,7 @@ from remora.transport.poller import READ, Poller
 
 
 class Registration(reader.Registration):
-    """What is known of a link in the poller. The fields of the base are shared by all threads, as it says."""
+    """A link in the poller. The fields of the base are shared by all threads, as it says."""
 
     __slots__ = ("arming", "fileno", "link", "ready")
 

@@ -1,4 +1,4 @@
-"""How a thread that waits for a reply reads the link itself, so that no other thread has to be woken for it.
+"""Lets a thread that waits for a reply read the link itself, so that no other thread has to be woken for it.
 
 A thread that finds another one reading sleeps until that one, or the pool, meets its reply. A thread in `rpc_sync` waits for
 one call (`await_reply`); one that waits for futures, for any of several (`attend`). What the latter meets and does not wait
@@ -34,7 +34,7 @@ class Reverse(Protocol):
     sorting: TryLock
 
     def takes_in(self) -> bool:
-        """Whether a frame of this very thread reads it or is in the midst of a message on it."""
+        """Return True if a frame of this very thread reads it or is in the midst of a message on it."""
 
 
 class HasReverse(Protocol):
@@ -126,7 +126,7 @@ class WaiterReads:
             inbox.reading.renew()
 
     def _check_block(self, call: Call) -> None:
-        """Nothing came for a second. Raise if this very thread keeps the answer from coming."""
+        """Raise if this very thread keeps the answer from coming. Nothing came for a second."""
         if not call.settled and call.deadline > call.peer.now() and blocks_itself():
             if not call.asynchronous:  # (else the program has a future of it, which goes on)
                 self._calls.forget(call)
@@ -146,7 +146,7 @@ class WaiterReads:
             )
 
     def in_midst(self) -> bool:
-        """Whether a frame of this very thread is in the midst of a message to or from this peer."""
+        """Return True if a frame of this very thread is in the midst of a message to or from this peer."""
         return self._outbox.writing.mine() or self._inbox.sorting.mine()
 
     def takes_in(self) -> bool:
@@ -228,7 +228,7 @@ class WaiterReads:
 
     def notify(self, call: Call) -> None:
         """A thread wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
-        call.heeded = True  # first: a thread that defers it looks again
+        call.notified = True  # first: a thread that defers it looks again
         if self._deferred.took(call):
             have_settled(self._pool, (call,))
             return

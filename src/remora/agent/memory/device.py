@@ -56,7 +56,17 @@ class DeviceExchange:
     """The device memory that this worker and one peer lend each other."""
 
     __slots__ = (
-        "_exporter", "_importer", "_limit", "_peer", "_reasons", "_said", "_state", "_trial", "_unused", "name", "process",
+        "_exporter",
+        "_importer",
+        "_limit",
+        "_peer",
+        "_probe",
+        "_reasons",
+        "_said",
+        "_state",
+        "_unused",
+        "name",
+        "process",
     )  # fmt: skip
 
     def __init__(self, name: str, limit: int, unused: deque[int]) -> None:
@@ -68,7 +78,7 @@ class DeviceExchange:
         self._exporter: cuda_ipc.Exporter | None = None
         self._importer: cuda_ipc.Importer | None = None
         self._state = "unknown"  # can it open our memory? then: tried, proven or refused
-        self._trial = -1
+        self._probe = -1
         self._reasons: dict[torch.device, str] = {}  # why memory of a device cannot be lent to it; empty: it can
         self._said = False  # and whether we have said so
 
@@ -99,7 +109,7 @@ class DeviceExchange:
     def _lend_here(self, regions: Sequence[Region]) -> bytes:
         number = _numbers()
         taken = [copies.snapshot(*region) for region in regions]
-        _here[number] = (taken, streams.moment(), self)
+        _here[number] = (taken, streams.stream_point(), self)
         return HERE + _NUMBER.pack(number)
 
     def _lend_there(self, regions: Sequence[Region], in_place: bool) -> bytes | None:
@@ -126,7 +136,7 @@ class DeviceExchange:
             return None
         if reference is None:
             return None
-        self._state, self._trial = "tried", cuda_ipc.number_of(reference)
+        self._state, self._probe = "tried", cuda_ipc.number_of(reference)
         return THERE + reference
 
     def fence(self, references: Iterable[bytes]) -> None:
@@ -143,7 +153,7 @@ class DeviceExchange:
         elif self._exporter is not None:
             number = cuda_ipc.number_of(reference[1:])
             self._exporter.give_back([number])
-            if number == self._trial:
+            if number == self._probe:
                 self._state = "unknown"
 
     def _why_not(self, device: torch.device) -> str:
@@ -208,7 +218,7 @@ class DeviceExchange:
                 self._state = "refused"
                 self._said = True
                 log.warning("%s cannot open device memory of this worker: tensors go there over the host", self.name)
-            elif number == self._trial and self._state == "tried":
+            elif number == self._probe and self._state == "tried":
                 self._state = "proven" if marked & OPENED else "unknown"  # (it was dropped: try again)
             if self._exporter is not None:
                 self._exporter.give_back([number])
@@ -230,9 +240,9 @@ class DeviceExchange:
             self._importer.close()
 
 
-def tidy(handovers: Iterable[DeviceExchange], now: float) -> None:
+def tidy(exchanges: Iterable[DeviceExchange], now: float) -> None:
     """Free device memory that is not used any more. May wait for a device."""
-    for each in handovers:
+    for each in exchanges:
         each.trim(now)
     cuda_ipc.sweep()
 

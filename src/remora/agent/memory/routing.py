@@ -23,7 +23,7 @@ DEVICES = "devices"  # what a worker says of its devices, in its record
 class PeerRoute:
     """The `Route` of messages of one kind to one peer."""
 
-    __slots__ = ("_handover", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
+    __slots__ = ("_device_exchange", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class PeerRoute:
         there: Placement,
         problem: str,
         refusal: str,
-        handover: DeviceExchange,
+        device_exchange: DeviceExchange,
         in_place: bool = False,
     ) -> None:
         self._map = device_map
         self._there = there
         self._problem = problem
         self._refusal = refusal  # why what is not in the map is not sent; empty: it is
-        self._handover = handover
+        self._device_exchange = device_exchange
         self._in_place = in_place  # the caller waits for the answer, and its stream for the copy: see `DeviceExchange.fence`
         self.moves_cpu = bool(problem) or device_map.get(registry.HOST, registry.HOST) != registry.HOST
 
@@ -57,15 +57,15 @@ class PeerRoute:
 
     def lend(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """Return a reference to regions that are to arrive on `target`; None if they have to go in buffers."""
-        return self._handover.lend(regions, target, self._in_place)
+        return self._device_exchange.lend(regions, target, self._in_place)
 
     def probe(self, regions: Sequence[Region], target: torch.device) -> bytes | None:
         """Return a reference for the receiver to try, if it has not been tried yet."""
-        return None if target.type == "cpu" else self._handover.probe(regions[0][0].device)
+        return None if target.type == "cpu" else self._device_exchange.probe(regions[0][0].device)
 
     def retract(self, reference: bytes) -> None:
         """Take back what was lent for a message that is never sent."""
-        self._handover.retract(reference)
+        self._device_exchange.retract(reference)
 
 
 class PeerRoutes(NamedTuple):
@@ -109,7 +109,7 @@ class DeviceRouting:
         if problem:
             raise ValueError(problem)
 
-    def ways_to(self, record: WorkerRecord, handover: DeviceExchange) -> PeerRoutes:
+    def routes_to(self, record: WorkerRecord, device_exchange: DeviceExchange) -> PeerRoutes:
         """Return the routes to a peer, by its record."""
         name, there = record.name, _placement_of(record)
         self._known[name] = there
@@ -120,10 +120,10 @@ class DeviceRouting:
         streams.watch(self.devices())
         refusal = "" if self._auto else _no_map(name, forth)
         return PeerRoutes(
-            PeerRoute(forth, there, wrong_there, refusal, handover, in_place=True),
-            PeerRoute(forth, there, wrong_there, refusal, handover),
-            PeerRoute(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), handover),
-            PeerRoute({**back, **forth}, there, "", "", handover),
+            PeerRoute(forth, there, wrong_there, refusal, device_exchange, in_place=True),
+            PeerRoute(forth, there, wrong_there, refusal, device_exchange),
+            PeerRoute(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), device_exchange),
+            PeerRoute({**back, **forth}, there, "", "", device_exchange),
         )
 
     def map_for(self, name: str) -> DeviceMap:

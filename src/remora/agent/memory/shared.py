@@ -66,11 +66,22 @@ def _parted(body: memoryview) -> tuple[memoryview, memoryview, memoryview]:
 
 
 class PeerSharedMemory:
-    """The memory that this worker and one peer share: segments that either lends, and in `handover`, device memory."""
+    """The memory that this worker and one peer share: segments that either lends, and device memory (`device_exchange`)."""
 
     __slots__ = (
-        "_again_at", "_borrower", "_key", "_late", "_lender", "_messages", "ended", "handover", "name", "now", "refused",
-        "unused", "willing",
+        "_again_at",
+        "_borrower",
+        "_key",
+        "_late",
+        "_lender",
+        "_messages",
+        "device_exchange",
+        "ended",
+        "name",
+        "now",
+        "refused",
+        "unused",
+        "willing",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +105,7 @@ class PeerSharedMemory:
         self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
         self._borrower = loans.Borrower()
         self.unused = self._borrower.unused  # what has to be given back
-        self.handover = DeviceExchange(name, device_memory, self.unused)
+        self.device_exchange = DeviceExchange(name, device_memory, self.unused)
 
     def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
         """Return the body of a message whose tensors are in shared memory, and a function that copies them there after the
@@ -146,7 +157,7 @@ class PeerSharedMemory:
     def set_process(self, process: int) -> None:
         """Set the id of the peer's process, as the kernel tells it: memory of no other process is accepted. -1: the process
         cannot be seen from here."""
-        self._borrower.process = self.handover.process = process
+        self._borrower.process = self.device_exchange.process = process
 
     def learn_process(self, process: object) -> None:
         """Set the same from the peer's record, where the kernel does not tell it (TCP)."""
@@ -211,7 +222,7 @@ class PeerSharedMemory:
         self._lender.take_back(numbers, self._key, self.now())
         on_devices = [number for number in numbers if number & DEVICE]
         if on_devices:
-            self.handover.take_back(on_devices)
+            self.device_exchange.take_back(on_devices)
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while. Make the copies that a sender did not make (an exception in a signal
@@ -227,7 +238,7 @@ class PeerSharedMemory:
         self._lender.forget(self._key)
         self._borrower.close()
         self._late.clear()
-        self.handover.forget()
+        self.device_exchange.forget()
 
 
 class Copying:
@@ -235,10 +246,10 @@ class Copying:
     copies once, because the peer may change them afterwards. The first thread to begin does it, and repeats it if it is
     interrupted. If the sender never begins, the tick does (`PeerSharedMemory.trim`)."""
 
-    __slots__ = ("_packed", "_sharing", "_thread", "placement", "since")
+    __slots__ = ("_packed", "_shared_memory", "_thread", "placement", "since")
 
-    def __init__(self, sharing: PeerSharedMemory, placement: Placement, packed: Packed, now: float) -> None:
-        self._sharing = sharing
+    def __init__(self, shared_memory: PeerSharedMemory, placement: Placement, packed: Packed, now: float) -> None:
+        self._shared_memory = shared_memory
         self.placement = placement
         self._packed = packed
         self._thread: dict[str, int] = {}  # the thread that copies; `setdefault` decides
@@ -254,7 +265,7 @@ class Copying:
                 if not placement.told:
                     placement.fill(self._packed.buffers)
                     placement.tell()
-                self._sharing.copied(self)
+                self._shared_memory.copied(self)
             except BaseException as error:  # Ctrl-C, and the like
                 interruption = error
         if interruption is not None:
@@ -277,24 +288,24 @@ class SharedMemory:
         """Return the memory shared with a peer. This worker can borrow at once; `learn` says if the peer can, too."""
         return PeerSharedMemory(self.lender, key, name, self._device_memory, self._now, self._messages)
 
-    def learn(self, sharing: PeerSharedMemory, extra: dict[str, object]) -> None:
+    def learn(self, with_peer: PeerSharedMemory, extra: dict[str, object]) -> None:
         """Read from a peer's record if it can use what this worker lends."""
-        sharing.willing = bool(self._memory) and extra.get("memory") == self._memory
-        sharing.handover.learn(extra.get("devices"))
-        sharing.learn_process(extra.get("pid"))
+        with_peer.willing = bool(self._memory) and extra.get("memory") == self._memory
+        with_peer.device_exchange.learn(extra.get("devices"))
+        with_peer.learn_process(extra.get("pid"))
 
-    def counters(self, sharing: Iterable[PeerSharedMemory]) -> dict[str, int | float]:
+    def counters(self, with_peers: Iterable[PeerSharedMemory]) -> dict[str, int | float]:
         """Return the bytes of memory that this worker has for large messages, beside the program's own objects."""
         return {
             "agent.shared_memory_bytes": self.lender.counts()[0],  # ours: lent, or kept for the next messages
             "agent.shared_memory_lent_bytes": self.lender.lent_bytes(),  # the part of it that others have
-            "agent.shared_memory_borrowed_bytes": sum(each.borrowed_bytes() for each in sharing),  # of others, in use here
+            "agent.shared_memory_borrowed_bytes": sum(each.borrowed_bytes() for each in with_peers),  # in use here
             "agent.warm_memory_bytes": warm.kept_bytes,  # of the whole process, and private: kept for the next messages
         }
 
-    def tick(self, now: float, sharing: Iterable[PeerSharedMemory]) -> None:
+    def tick(self, now: float, with_peers: Iterable[PeerSharedMemory]) -> None:
         """Return to the system what has not been used for a while."""
         self.lender.trim(now)
         warm.trim()
-        for each in sharing:
+        for each in with_peers:
             each.trim(now)

@@ -42,8 +42,8 @@ class Admission:
         self._is_listed = is_listed  # whether the list of the group has a worker
 
     def is_stale(self, record: WorkerRecord) -> bool:
-        """Whether it has the name or the id of another worker that is there, and is not on the group's list: it was given
-        up before we came, others have its place by now, and it does not know."""
+        """Return True if it has the name or the id of another worker that is there, and is not on the group's list: it
+        was given up before we came, others have its place by now, and it does not know."""
         holders = (self._table.by_name.get(record.name), self._table.of_id(record.id))
         rivals = [each for each in holders if each and not each.gone and each.key.incarnation != record.incarnation]
         return bool(rivals) and not self._is_listed(record)
@@ -89,6 +89,6 @@ class Admission:
 
 
 def _resumes(peer: Peer | None, session_id: str) -> bool:
-    """Whether a caller goes on with a session: it may fetch its last answers while we leave."""
+    """Return True if a caller goes on with a session: it may fetch its last answers while we leave."""
     channel = None if peer is None else peer.incoming
     return channel is not None and channel.session_id == session_id and not channel.closed

@@ -38,7 +38,7 @@ class Connector:
 
     @property
     def parting(self) -> bool:
-        """Whether we have begun to tell the others that we leave: a peer that has heard it hangs up."""
+        """Return True if we have begun to tell the others that we leave: a peer that has heard it hangs up."""
         return self._reconnector.parting
 
     def begin_parting(self) -> None:
@@ -47,7 +47,7 @@ class Connector:
 
     @property
     def stopping(self) -> bool:
-        """Whether we are about to leave."""
+        """Return True if we are about to leave."""
         return self._reconnector.stopping.is_set()
 
     def stop(self) -> None:

@@ -1,11 +1,11 @@
 """The failure detector: asks the quiet for a sign of life, suspects the silent, spreads the news of a death.
 
 A link costs nothing while nothing is expected of the peer. Something is expected of a *neighbour*, one of the next or the
-previous few workers by id; of a peer that we wait for; and of one about which there is doubt (`_expects`). So the cost of
+previous few workers by id; of a peer that we wait for; and of one that is suspected (`_expects`). So the cost of
 heartbeats grows with the number of workers, not with that of links. The end of a process is noticed on every link, since
 its kernel closes them; that of a host on links at rest by TCP keep-alive (`remora.transport.link.tune`).
 
-Every worker keeps a link with its *wards*, the next few workers by id. When a ward dies, or its host does not answer, it
+Every worker *watches* the next few workers by id: it keeps a link with them. When one dies, or its host does not answer, it
 tells all the others, and they look for themselves. The rule for judging a peer is in `remora.protocol.membership`.
 """
 
@@ -32,7 +32,8 @@ CALLEE_WAITS = 1.5  # heartbeats: the end that dialled asks first, and its quest
 
 
 def _from(channel: Channel, now: float) -> float:
-    """When a sign of life began to be expected on a channel, of which that is news: now, or when it was heard lately."""
+    """Return when a sign of life began to be expected on a channel, of which that is news: now, or when it was heard
+    lately."""
     link = channel.link
     return link.last_heard if link is not None and now - link.last_heard <= LATELY else now
 
@@ -42,7 +43,7 @@ class HostSilent(OSError):
 
 
 class FailureDetector:
-    """See the head of this file. Everything but `verify` and `_on_peer_dead` runs on the timer thread."""
+    """Watches the peers of one worker. Everything but `verify` and `_on_peer_dead` runs on the timer thread."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class FailureDetector:
             settings.heartbeat, settings.suspect_after, settings.silence_limit, settings.reconnect_timeout
         )
         self._began = float("inf")
-        self._spread = spread  # tells all others that a ward is dead, or silent for so many seconds
+        self._spread = spread  # tells all others that a watched worker is dead, or silent for so many seconds
         lifecycle.on_gone.append(self._on_peer_dead)
 
     def tick(self, now: float) -> None:
@@ -73,11 +74,11 @@ class FailureDetector:
             return
         self._began = min(self._began, now)
         alive = [peer for peer in self._table.all() if not peer.gone]
-        wards, neighbours = self._around(alive)
+        watched, neighbours = self._around(alive)
         for peer in alive:
             self._look_at(peer, now, peer in neighbours)
         if now - self._began > self._settings.heartbeat:  # a group that ends at once is spared the trouble
-            for peer in wards:
+            for peer in watched:
                 if all(channel.link is None for channel in peer.channels()) and not peer.dialling:
                     self._connector.connect(peer)
 
@@ -115,9 +116,9 @@ class FailureDetector:
                 self._care_for(peer, channel, link, now)
 
     def _expects(self, peer: Peer, channels: list[Channel]) -> bool:
-        """Whether we wait for a sign of life of a peer: for answers, for the confirmation that it has what was sent, for
-        the rest of a message; or because there is doubt about it."""
-        if peer.doubt or peer.outgoing.pending:
+        """Return True if we wait for a sign of life of a peer: for answers, for the confirmation that it has what was
+        sent, for the rest of a message; or because it is suspected."""
+        if peer.suspicion or peer.outgoing.pending:
             return True
         for channel in channels:
             link = channel.link
@@ -140,7 +141,7 @@ class FailureDetector:
             self._lifecycle.suspect(peer, f"no connection with it could be made for {since:.0f} s")
 
     def _ask_ourselves(self, channels: list[Channel], now: float) -> None:
-        """That we live is beyond doubt; but what was lost on the way to ourselves (by a fault plan) is to be missed, too."""
+        """Ask ourselves for a sign of life: what a fault plan loses on the way to ourselves is to be missed, too."""
         for channel in channels:
             link = channel.link
             if link is None:
@@ -173,7 +174,7 @@ class FailureDetector:
 
     def host_is_silent(self, peer: Peer, seconds: float) -> None:
         """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
-        news = not peer.doubt
+        news = not peer.suspicion
         self._lifecycle.suspect(peer, f"its host has not answered for {seconds:.0f} s")
         if news and self._is_neighbour(peer):
             self._pool.submit_system(partial(self._spread, peer, seconds))
@@ -191,18 +192,18 @@ class FailureDetector:
             return False
         if verdict is Verdict.SUSPECT:
             self._lifecycle.suspect(peer, f"it has been silent for {quiet:.0f} s")
-        elif heard > peer.doubted_at:
+        elif heard > peer.suspected_at:
             self._lifecycle.trust(peer)
         return True
 
     # Neighbours.
 
     def _around(self, among: list[Peer]) -> tuple[list[Peer], set[Peer]]:
-        """Our wards, and all neighbours: the wards, and the workers whose wards we are."""
+        """Return those we watch, and all neighbours: those, and the workers that watch us."""
         me, watch = self._table.me, self._settings.watch
         others = sorted((peer for peer in among if peer is not me), key=lambda peer: (peer.id < me.id, peer.id))
-        wards = others[:watch]
-        return wards, {*wards, *others[max(len(others) - watch, 0) :]} if watch else set()
+        watched = others[:watch]
+        return watched, {*watched, *others[max(len(others) - watch, 0) :]} if watch else set()
 
     def _is_neighbour(self, peer: Peer) -> bool:
         alive = [each for each in self._table.all() if not each.gone or each is peer]

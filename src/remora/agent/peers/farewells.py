@@ -64,7 +64,7 @@ class Farewells:
                 continue
             for channel in peer.channels():
                 answers = not channel.dialled and channel.unheard() > 0
-                if graceful and answers and not peer.doubt and peer is not self._table.me:
+                if graceful and answers and not peer.suspicion and peer is not self._table.me:
                     farewell = Farewell(now, ANSWER_PATIENCE, RETURN_PATIENCE)
                 else:
                     farewell = Farewell(now, GOODBYE_PATIENCE, REDIAL_PATIENCE)
@@ -82,6 +82,6 @@ class Farewells:
 
 
 def _hears(peer: Peer, channel: Channel, farewell: Farewell, now: float) -> bool:
-    """Whether a peer may still hear what we have said on a channel."""
+    """Return True if a peer may still hear what we have said on a channel."""
     unheard = 0 if channel.dialled else max(channel.unheard() - peer.parted, 0)  # the farewell itself does not count
     return not peer.gone and farewell.waits(channel.link is not None, unheard, now)

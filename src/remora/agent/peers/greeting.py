@@ -94,7 +94,8 @@ def cannot_talk(me: WorkerRecord, peer: Peer, error: RemoraError, members: Itera
 
 
 def _end_of(peer: Peer) -> str:
-    """Nothing listens at its addresses any more. That is so after its process ended, and after its init_rpc failed."""
+    """Return the end of a worker in words. Nothing listens at its addresses after its process ended, and after its
+    init_rpc failed."""
     return f"{ENDED}, or gave up init_rpc" if peer.has_ended else peer.reason
 
 

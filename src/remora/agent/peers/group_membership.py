@@ -1,6 +1,6 @@
 """One worker's part in the membership of its group: what it tells the others, and what it does with what they tell.
 
-In a dynamic group a worker greets everybody when it comes and says when it goes. Whoever died is struck off the group's
+In a dynamic group a worker greets all others when it comes and says when it goes. A dead worker is struck off the group's
 list by those who noticed, so that its place is free and newcomers do not look for it. In every group the death of a worker
 is passed on to those who have no link with it; they see for themselves.
 
@@ -53,7 +53,7 @@ Hearing = Callable[[WorkerKey, WorkerKey], None]
 
 
 def _no_more(peer: Peer) -> None:
-    """Nothing is to be done when a peer has answered."""
+    """Do nothing: a peer has answered."""
 
 
 def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
@@ -61,7 +61,7 @@ def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
 
 
 class Membership:
-    """See the head of this file."""
+    """Tells the group of this worker, and does what the group tells."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Membership:
                 failed[peer] = error
                 continue
             future.add_done_callback(partial(_for_peer, then, peer))
-            if not peer.doubt:
+            if not peer.suspicion:
                 futures[peer] = future
         for peer, future in futures.items():
             try:
@@ -244,7 +244,7 @@ class Membership:
                 pass
 
     def _may_speak(self, peer: Peer) -> bool:
-        """Whether something came from a peer lately, on a link that is still there."""
+        """Return True if something came from a peer lately, on a link that is still there."""
         since = self._agent.clock.now() - LAST_WORDS
         return any(link is not None and link.last_heard >= since for link in [each.link for each in peer.channels()])
 
@@ -259,7 +259,7 @@ class Membership:
         request.reply(MEMBERSHIP_ACK, None)
 
     def is_listed(self, record: WorkerRecord) -> bool:
-        """Whether it is a member now, as far as can be found out: no worker joins without the store."""
+        """Return True if it is a member now, as far as can be found out: no worker joins without the store."""
         try:
             return any(each.incarnation == record.incarnation for each in self._group.members())
         except RendezvousError:

@@ -1,4 +1,4 @@
-"""How this worker proves who it is to a peer that it dials: connect, shake hands, hand over a link."""
+"""Proves to a peer that it dials who this worker is: connects, shakes hands, hands over a link."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _no_matter() -> None:
 
 
 def is_local(error: OSError) -> bool:
-    """Whether an error says something of this process and its host, and nothing of the peer."""
+    """Return True if an error says something of this process and its host, and nothing of the peer."""
     return isinstance(error, socket.gaierror) or error.errno in _ADVICE
 
 
@@ -134,7 +134,7 @@ class HandshakeClient:
         """Dial a peer: (link, how many of our messages it has, bytes that came behind the handshake).
 
         Its host has until the given time to take the connection, and then the worker `connect_timeout` to answer.
-        ConnectionRefusedError means that nobody listens at any of its addresses, PeerSilent that somebody does and does
+        ConnectionRefusedError means that nothing listens at any of its addresses, PeerSilent that something does and does
         not answer; other OSErrors may pass. `takes_long` is called when the worker does not answer soon.
         """
         problems: list[OSError] = []
@@ -162,7 +162,8 @@ class HandshakeClient:
         raise ConnectionRefusedError(text) if gone else OSError(text)
 
     def is_gone(self, record: WorkerRecord) -> bool:
-        """Whether that worker is to be taken for dead: at none of its addresses a connection can be made in time."""
+        """Return True if that worker is to be taken for dead: at none of its addresses a connection can be made in
+        time."""
         found = self._reachable(record)
         for address in found:
             try:
@@ -176,8 +177,8 @@ class HandshakeClient:
         return bool(found) or not record.addresses
 
     def has_ended(self, record: WorkerRecord) -> bool:
-        """Whether that worker is dead for certain: nobody listens where it did. It is not if the network does not say
-        so soon."""
+        """Return True if that worker is dead for certain: nothing listens where it did. It is not if the network does
+        not say so soon."""
         addresses = self._reachable(record)
         for address in addresses:
             try:
@@ -190,7 +191,7 @@ class HandshakeClient:
         return bool(addresses)
 
     def is_here(self, record: WorkerRecord) -> bool:
-        """Whether a worker is on this host."""
+        """Return True if a worker is on this host."""
         return record.host == self._host
 
     def _reachable(self, record: WorkerRecord) -> list[Address]:

@@ -1,4 +1,4 @@
-"""What becomes of a peer: suspected, trusted again, given up. The only place that changes the state of a peer.
+"""Suspects peers, trusts them again, and gives them up. The only place that changes the state of a peer.
 
 When a peer is given up, every call that waits for it fails at once, by name, its channels close, and the listeners of
 `on_gone` are told. Whether to give it up is decided elsewhere: `remora.agent.peers.reconnect` and
@@ -35,8 +35,8 @@ class PeerLifecycle:
     def suspect(self, peer: Peer, reason: str) -> None:
         """A peer does not answer. Its calls wait on; programs that ask or listen may know."""
         with peer.lock:
-            news = not peer.gone and not peer.doubt
-            peer.doubt, peer.doubted_at = reason, self._clock.now()
+            news = not peer.gone and not peer.suspicion
+            peer.suspicion, peer.suspected_at = reason, self._clock.now()
         if news:
             log.info("%s suspects %s: %s", self._dispatch.me, peer.info, reason)
             self._events.publish(Suspected(peer.info, reason))
@@ -44,12 +44,12 @@ class PeerLifecycle:
     def trust(self, peer: Peer) -> None:
         """A peer answers (again)."""
         with peer.lock:
-            news, peer.doubt, peer.unreachable_since = bool(peer.doubt), "", None
+            news, peer.suspicion, peer.unreachable_since = bool(peer.suspicion), "", None
         if news and not peer.gone:
             self._events.publish(Recovered(peer.info))
 
     def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None:
-        """Nothing more will come from this peer. Idempotent."""
+        """End everything with a peer from which nothing more will come. Idempotent."""
         with peer.lock:
             if peer.gone:
                 return
@@ -66,12 +66,12 @@ class PeerLifecycle:
         if peer.incoming is not None:
             peer.incoming.close()
             self._dispatch.forget(peer.incoming)
-        if peer.sharing is not None:
-            peer.sharing.forget()
+        if peer.shared_memory is not None:
+            peer.shared_memory.forget()
         for listener in list(self.on_gone):
             try:
                 listener(peer)
             except Exception:  # the other listeners must know, and a thread that waits for `ended` must not wait for ever
-                log.exception("not everybody could be told that %s is gone", peer.info)
+                log.exception("some listeners could not be told that %s is gone", peer.info)
         peer.ended.set()
         self._events.publish(Left(peer.info) if state == "left" else Died(peer.info, reason))

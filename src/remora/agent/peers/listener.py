@@ -1,4 +1,4 @@
-"""Where peers come in: listening sockets, and strangers who must prove themselves before anything they send is read.
+"""Accepts connections. A stranger must prove that it knows the secret before anything else it sends is read.
 
 A stranger gets a bounded time and may send a bounded number of bytes; nothing of theirs is unpickled. Handshakes wait at
 the poller like everything else, so that a thousand silent strangers cost no thread. How many wait, and who makes room, is in
@@ -60,13 +60,13 @@ class Listener:
     """The listening sockets of a worker, and the strangers before them."""
 
     def __init__(
-        self, admission: Admission, poller: Poller, introduction: HandshakeClient, settings: Settings, timers: Timers
+        self, admission: Admission, poller: Poller, handshake_client: HandshakeClient, settings: Settings, timers: Timers
     ) -> None:
         self.admission = admission
         self.poller = poller
-        self.handshake_client = introduction
+        self.handshake_client = handshake_client
         self.settings = settings
-        self.refusals = RefusalLog(str(introduction.me))
+        self.refusals = RefusalLog(str(handshake_client.me))
         self._timers = timers
         self._bells: list[_ListenSocket] = []
         self._room: str | None = None
@@ -186,7 +186,7 @@ class Listener:
                 return
 
     def forget(self, stranger: _PendingConnection) -> bool:
-        """Whether the stranger was still there."""
+        """Return True if the stranger was still there."""
         with self._lock:
             if not self._strangers.remove(stranger):
                 return False
@@ -284,7 +284,7 @@ class _PendingConnection:
         return self._fd
 
     def has_spoken(self) -> bool:
-        """Whether it has said something that we have not read."""
+        """Return True if it has said something that we have not read."""
         try:
             return bool(self.sock.recv(1, socket.MSG_PEEK))
         except OSError:  # it has not, or it is gone
@@ -349,9 +349,9 @@ class _PendingConnection:
         return answer
 
     def _make_machine(self) -> Responder:
-        introduction = self.listener.handshake_client
+        handshake_client = self.listener.handshake_client
         admit = partial(_admit, self.listener.admission)  # not a method of ours: what has left is gone without the collector
-        return Responder(introduction.identity, admit, introduction.secret, insecure=introduction.insecure)
+        return Responder(handshake_client.identity, admit, handshake_client.secret, insecure=handshake_client.insecure)
 
     def _refuse(self, machine: Responder) -> None:
         try:
@@ -386,5 +386,5 @@ def _admit(admission: Admission, hello: Hello) -> int | Refused:
 
 
 def _record(caller: Identity, home: Home) -> WorkerRecord:
-    """What a caller says of itself: enough to call it back, whatever the rendezvous knows."""
+    """Return what a caller says of itself: enough to call it back, whatever the rendezvous knows."""
     return WorkerRecord(caller.name, caller.id, caller.incarnation, home.host, home.addresses, {})

@@ -62,8 +62,8 @@ class PeerManager:
         timers: Timers,
         dispatch: Dispatch,
         settings: Settings,
-        introduction: HandshakeClient,
-        places: DeviceRouting,
+        handshake_client: HandshakeClient,
+        device_routing: DeviceRouting,
         faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
@@ -77,13 +77,14 @@ class PeerManager:
         self.clock = settings.clock
         self.arrive = hooks.arrived
         self.events = MembershipEvents(pool)
-        self.bulk = SharedMemory(settings.shared_memory, settings.device_memory, settings.clock.now, pool.submit_final)
-        self.places = places
+        now = settings.clock.now
+        self.shared_memory = SharedMemory(settings.shared_memory, settings.device_memory, now, pool.submit_final)
+        self.device_routing = device_routing
         self.faults = faults
-        self._own_time = introduction.own_time
+        self._own_time = handshake_client.own_time
         self.table = table = PeerTable()
         self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, self.clock)
-        self.connector = connector = Connector(table, lifecycle, introduction, pool, settings)
+        self.connector = connector = Connector(table, lifecycle, handshake_client, pool, settings)
         self.failure_detector = FailureDetector(
             table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
         )
@@ -109,9 +110,9 @@ class PeerManager:
             self.give_up(predecessor, "another worker of the same name took its place")
         if is_new:
             self.events.publish(Joined(peer.info))
-        elif record.extra and peer.record is record and peer.sharing is not None:
-            self.bulk.learn(peer.sharing, record.extra)  # until now it was known by its call alone
-            peer.ways = self.places.ways_to(record, peer.sharing.handover)
+        elif record.extra and peer.record is record and peer.shared_memory is not None:
+            self.shared_memory.learn(peer.shared_memory, record.extra)  # until now it was known by its call alone
+            peer.routes = self.device_routing.routes_to(record, peer.shared_memory.device_exchange)
         return peer
 
     def add_me(self, record: WorkerRecord) -> None:
@@ -120,11 +121,11 @@ class PeerManager:
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
         """One direction of talking with a peer."""
-        if peer.sharing is None:
-            peer.sharing = self.bulk.with_peer(peer.key, peer.name)
-            self.bulk.learn(peer.sharing, peer.record.extra)
-            peer.ways = self.places.ways_to(peer.record, peer.sharing.handover)
-        return Channel(peer.name, session_id, dialled, peer, self._pool, self._poller, peer.sharing)
+        if peer.shared_memory is None:
+            peer.shared_memory = self.shared_memory.with_peer(peer.key, peer.name)
+            self.shared_memory.learn(peer.shared_memory, peer.record.extra)
+            peer.routes = self.device_routing.routes_to(peer.record, peer.shared_memory.device_exchange)
+        return Channel(peer.name, session_id, dialled, peer, self._pool, self._poller, peer.shared_memory)
 
     def add_unless_known(self, record: WorkerRecord) -> None:
         """Know a worker that a peer mentions; what we know of its name already is not changed by hearsay."""
@@ -134,15 +135,15 @@ class PeerManager:
     # What channels tell us.
 
     def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]:
-        """What to call with each request that comes on a channel."""
+        """Return the function to call with each request that comes on a channel."""
         return partial(self.dispatch.request, peer, channel)
 
-    def word(self, peer: Peer, channel: Channel, frame: Frame) -> None:
+    def control_message(self, peer: Peer, channel: Channel, frame: Frame) -> None:
         """A peer says something that wants no answer."""
         if frame.kind == MessageType.CANCEL:
             self.dispatch.cancel(channel, frame.call)
-        elif frame.kind == MessageType.GIVE_BACK and peer.sharing is not None:
-            peer.sharing.take_back(frame.body)
+        elif frame.kind == MessageType.GIVE_BACK and peer.shared_memory is not None:
+            peer.shared_memory.take_back(frame.body)
         elif frame.kind == MessageType.FUNCTION:
             channel.heard.listen(frame.call, bytes(frame.body[: LONGEST + 1]))
         elif frame.kind == MessageType.PROGRESS:
@@ -205,12 +206,12 @@ class PeerManager:
         """Called about twice a second."""
         self.failure_detector.tick(now)
         peers = self.all()
-        shared = [peer.sharing for peer in peers if peer.sharing is not None]
-        self.bulk.tick(now, shared)
+        shared = [peer.shared_memory for peer in peers if peer.shared_memory is not None]
+        self.shared_memory.tick(now, shared)
         if streams.watched:
-            self._pool.submit_system(partial(tidy, [each.handover for each in shared], now))
+            self._pool.submit_system(partial(tidy, [each.device_exchange for each in shared], now))
         for peer in peers:
-            if peer.sharing is not None and peer.sharing.unused:
+            if peer.shared_memory is not None and peer.shared_memory.unused:
                 self._pool.call_soon(peer.give_back)
 
     def due(self, before: float) -> Iterable[tuple[Channel, Call]]:
@@ -241,8 +242,8 @@ class PeerManager:
             for channel in channels:
                 channel.close()
             peer.outgoing.fail_pending(make_error)  # a call may have been put on the list before the channel was closed
-            if peer.sharing is not None:
-                peer.sharing.forget()
+            if peer.shared_memory is not None:
+                peer.shared_memory.forget()
 
     def descriptors(self) -> list[socket.socket]:
         """The sockets of all links, to be closed in a forked child."""

@@ -35,7 +35,7 @@ class Keeper(Protocol):
     def served_until(self, deadline: float) -> Served | None: ...
     def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]: ...
     def arrive(self, peer: Peer, body: Body) -> tuple[Body, Arrival]: ...
-    def word(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
+    def control_message(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None: ...
     def connect(self, peer: Peer) -> None: ...
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel: ...
@@ -48,26 +48,30 @@ class Peer(PeerInfo):
         key = WorkerKey(record.id, record.incarnation)
         super().__init__(WorkerInfo(record.name, record.id), key, keeper.my_name, keeper.clock, keeper.served_until)
         self.learn(record)
-        self.doubted_at = 0.0
-        self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
-        self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on (never changed, replaced)
+        self.lock = threading.RLock()  # guards: state, suspicion, suspected_at, dialling and incoming
+        self.suspected_at = 0.0
+        # Single assignments by any thread, of which the last one counts. `expected` is replaced, never changed: the thread
+        # that reads it has one or the other.
+        self.unreachable_since: float | None = None  # when its host was last heard of, if it may not be there any more
+        self.expected: Mapping[Channel, float] = {}  # where we expect a sign of life, from when on
         self.questioned_at = 0.0  # when another worker said last that it is dead
-        self.dialling = False
-        self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
+        # Written by the thread that dials it, one at a time, before `state` says that it is gone.
         self.gave_us_up = False  # it lives, but not for us
-        self.process_ended = False  # nothing listens at its addresses, on this host; set before its state is
+        self.process_ended = False  # nothing listens at its addresses, on this host
+        # Set once, by any thread, and never reset.
         self.leaving = False  # it said goodbye, on one of its two channels at least
         self.greeted = False  # it called when it started, and was answered
         self.parted = False  # we said goodbye to it, behind our answers
-        self.lock = threading.RLock()  # guards: state, doubt, dialling and incoming
+        self.dialling = False  # set under `lock`; reset by the thread that dialled
+        self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
-        self.sharing: PeerSharedMemory | None = None  # memory that it and we share
+        self.shared_memory: PeerSharedMemory | None = None  # memory that it and we share
         self._keeper = keeper
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
         self.incoming: Channel | None = None
 
     def learn(self, record: WorkerRecord) -> None:
-        """What it says of itself: at first, or when more is known than that it called."""
+        """Note what it says of itself: at first, or when more is known than that it called."""
         self.record = record
         self.shares_main = record.extra.get(code_by_value.MAIN) == code_by_value.identity()
 
@@ -79,12 +83,12 @@ class Peer(PeerInfo):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process is known to have ended."""
+        """Return True if its process is known to have ended."""
         return self.state == "dead" and self.process_ended
 
     @property
     def resting(self) -> bool:
-        """Whether nothing is expected of it."""
+        """Return True if nothing is expected of it."""
         return not self.expected
 
     def gone_error(self, what: str) -> RemoraError:
@@ -123,12 +127,12 @@ class Peer(PeerInfo):
         return self._keeper.arrive(self, body)
 
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]:
-        """What to call with each of its requests."""
+        """Return the function to call with each of its requests."""
         return self._keeper.requests_on(self, channel)
 
-    def word(self, channel: Channel, frame: Frame) -> None:
+    def control_message(self, channel: Channel, frame: Frame) -> None:
         """It says something that wants no answer."""
-        self._keeper.word(self, channel, frame)
+        self._keeper.control_message(self, channel, frame)
 
     def lost(self, channel: Channel, error: BaseException) -> None:
         """A link broke."""

@@ -12,21 +12,21 @@ from remora.long_wait import listed
 from remora.rendezvous.record import WorkerRecord
 from remora.vocabulary.ids import WorkerKey
 
-GRAVES = 256  # how many of those who are gone are remembered, so that calls to them can say what became of them
+MOST_DEPARTED = 256  # how many of those who are gone are remembered, so that calls to them can say what became of them
 
 
 class PeerTable:
-    """Who is known. A name and an id belong to the worker that had them last."""
+    """The workers that are known. A name and an id belong to the worker that had them last."""
 
     def __init__(self) -> None:
         self.me: Peer  # this worker as its own peer
         self._lock = threading.RLock()  # guards: the three tables
         self.by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
-        self._graves: dict[WorkerKey, Peer] = {}  # in the order in which they went
+        self._departed: dict[WorkerKey, Peer] = {}  # in the order in which they went
 
     def enter(self, record: WorkerRecord, make: Callable[[], Peer]) -> tuple[Peer, Peer | None, bool]:
-        """(the peer of that record, the one of the same name that it replaces, whether it is new)."""
+        """Return the peer of that record, the one of the same name that it replaces, and True if it is new."""
         key = WorkerKey(record.id, record.incarnation)
         with self._lock:
             of_name = self.by_name.get(record.name)
@@ -34,29 +34,29 @@ class PeerTable:
                 if not of_name.record.addresses or (record.extra and not of_name.record.extra):
                     of_name.learn(record)  # until now it was known by its call alone
                 return of_name, None, False
-            if key in self._graves:
-                return self._graves[key], None, False  # news of it came late
+            if key in self._departed:
+                return self._departed[key], None, False  # news of it came late
             peer = make()
             self.by_name[record.name] = self._by_id[record.id] = peer
         return peer, of_name, True
 
     def mark_departed(self, peer: Peer) -> None:
-        """It is gone: remember it for a while, and forget the one that is gone for longest."""
+        """Remember a peer that is gone for a while, and forget the one that is gone for longest."""
         with self._lock:
-            self._graves[peer.key] = peer
-            while len(self._graves) > GRAVES:
-                old = self._graves.pop(next(iter(self._graves)))
+            self._departed[peer.key] = peer
+            while len(self._departed) > MOST_DEPARTED:
+                old = self._departed.pop(next(iter(self._departed)))
                 if self.by_name.get(old.name) is old:
                     del self.by_name[old.name]
                 if self._by_id.get(old.id) is old:
                     del self._by_id[old.id]
 
     def has_name(self, name: str) -> bool:
-        """Whether a worker of that name is, or was, there."""
+        """Return True if a worker of that name is, or was, there."""
         return name in self.by_name
 
     def find(self, key: str | int) -> Peer:
-        """The peer of that name or id."""
+        """Return the peer of that name or id."""
         peer = self.by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
         if peer is None:
             names = list(self.by_name)
@@ -77,8 +77,8 @@ class PeerTable:
 
     def known(self, key: WorkerKey) -> Peer | None:
         """That very worker, gone or not, if it is remembered."""
-        return self.by_key(key) or self._graves.get(key)
+        return self.by_key(key) or self._departed.get(key)
 
     def all(self) -> list[Peer]:
-        """Everybody who is there, and the last of those names whose workers are gone."""
+        """Return all workers that are there, and the last of those names whose workers are gone."""
         return list(self.by_name.values())  # (made in one go, without the lock: a destructor may ask, anywhere)

@@ -30,7 +30,7 @@ P = TypeVar("P", bound=Pending)
 
 
 class PendingTable(Generic[P]):
-    """See the head of this file. Dicts keep the order in which connections came to a stage."""
+    """A bounded table of connections. Dicts keep the order in which connections came to a stage."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -69,7 +69,7 @@ class PendingTable(Generic[P]):
         return next(iter(self._stages[GREETED])) if len(self._stages[GREETED]) > self.limit else None
 
     def is_new(self, greeting: bytes) -> bool:
-        """Whether this greeting did not come before. It is remembered."""
+        """Return True if this greeting did not come before. It is remembered."""
         if greeting in self._greetings:
             return False
         self._greetings[greeting] = None
@@ -78,7 +78,7 @@ class PendingTable(Generic[P]):
         return True
 
     def remove(self, connection: P) -> bool:
-        """Whether it was there."""
+        """Return True if it was there."""
         if connection not in self:
             return False
         del self._stages[connection.stage][connection]

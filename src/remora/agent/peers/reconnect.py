@@ -1,6 +1,6 @@
 """Getting a link to a peer, and what to make of it when there is none to be had.
 
-    nobody listens at its address             its process is gone: dead, at once
+    nothing listens at its address            its process is gone: dead, at once
     its host does not answer                  cut off or switched off: dead when `reconnect_timeout` has passed
     its host answers, and the worker does not busy or frozen: suspected, dead after `silence_limit`
     it proves itself and does not attach_incoming us  it gave us up, or another one took its place: dead for us
@@ -89,15 +89,15 @@ class DialQueue:
 
 
 class Reconnector:
-    """See the head of this file."""
+    """Dials a peer, and judges it by what comes of that."""
 
-    def __init__(self, lifecycle: PeerLifecycle, introduction: HandshakeClient, settings: Settings) -> None:
+    def __init__(self, lifecycle: PeerLifecycle, handshake_client: HandshakeClient, settings: Settings) -> None:
         self._lifecycle = lifecycle
         self.parting = False  # we have begun to tell the others that we leave
-        self._handshake_client = introduction
+        self._handshake_client = handshake_client
         self._settings = settings
         self._clock = settings.clock
-        self._own_time = introduction.own_time
+        self._own_time = handshake_client.own_time
         self.stopping = threading.Event()
 
     def dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
@@ -126,7 +126,7 @@ class Reconnector:
         self._handshake_client.stop()
 
     def _left(self, peer: Peer, started: float) -> float:
-        """How many seconds the host of a peer has left to answer."""
+        """Return the seconds that the host of a peer has left to answer."""
         now, since = self._clock.now(), self._own_time.since
         silent = since(started if peer.unreachable_since is None else peer.unreachable_since, now)
         return max(self._settings.reconnect_timeout - silent, LAST_TRY - since(started, now))
@@ -149,9 +149,9 @@ class Reconnector:
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if peer.leaving:
                 self._lifecycle.give_up(peer, LEFT, "left")
-            log.debug("nobody listens for %s any more: %s", peer.name, error)
+            log.debug("nothing listens for %s any more: %s", peer.name, error)
             peer.process_ended = self._handshake_client.is_here(peer.record)
-            self._lifecycle.give_up(peer, ENDED if peer.process_ended else "nobody listens at its addresses any more")
+            self._lifecycle.give_up(peer, ENDED if peer.process_ended else "nothing listens at its addresses any more")
         except LocalTrouble as error:
             return self._lacks_something(peer, started, error)
         except PeerSilent as error:

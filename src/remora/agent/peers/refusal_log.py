@@ -1,4 +1,4 @@
-"""What the log says of connections that were refused: the first few of each kind, then one line with counts every 10 s."""
+"""Logs connections that were refused: the first few of each kind, then one line with counts every 10 s."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CALM = 60.0  # seconds without an old call after which the next one is reported 
 
 
 class _Patience:
-    """How old a call to one worker must be to be reported, and when one was last seen that was old."""
+    """The age at which a call to one worker is reported, and when an old one was last seen."""
 
     def __init__(self) -> None:
         self.after = long_wait.FIRST

@@ -64,11 +64,11 @@ class WorkerPool:
         self._lock = threading.RLock()  # guards: _active
         self._active = 0  # user tasks that run, without those that wait for something remote
         self._threads: set[threading.Thread] = set()  # each change is one operation, which needs no lock
-        self.backlog: deque[Task] = deque()  # user tasks that wait for a slot
+        self.user_tasks: deque[Task] = deque()  # user tasks that wait for a slot
         self._system_tasks: deque[Task] = deque()
         self._nonblocking: deque[Task] = deque()
         self._idle_tasks: deque[Task] = deque()
-        self._woken_for_backlog = False  # a thread was woken for the backlog and has not come yet
+        self._woken_for_tasks = False  # a thread was woken for the backlog and has not come yet
         self._stopped = False
         self._left_behind = False  # `stop` waits no longer for threads that have not ended
         self._key = {0: True}  # the thread that takes it closes the poller
@@ -115,7 +115,7 @@ class WorkerPool:
     def _handle(self, events: list[Event]) -> None:
         """Handle events, and run the tasks that they queue. C1: another thread follows (`LeaderFollowers.events`)."""
         thread_state.handling_events_of = self
-        self._woken_for_backlog = False  # from here on it sees what is in the backlog
+        self._woken_for_tasks = False  # from here on it sees what is in the backlog
         for source, what in events:
             try:
                 source.ready(what)
@@ -126,13 +126,13 @@ class WorkerPool:
             self._run_nonblocking()
         while self._system_tasks:
             self._run_system_task()
-        if self.backlog:
+        if self.user_tasks:
             self._run_user_tasks()
         while self._idle_tasks:
             self._do_one(self._idle_tasks)
 
     def _queued(self) -> int:
-        runnable = len(self.backlog) if self._active < self.limit else 0
+        runnable = len(self.user_tasks) if self._active < self.limit else 0
         return runnable + len(self._system_tasks) + len(self._nonblocking)
 
     # User tasks, limited in number (C2).
@@ -140,12 +140,12 @@ class WorkerPool:
     def submit(self, task: Task) -> None:
         """Queue a user task. (A thread that handles an event runs the backlog next, and only needs to append.)"""
         if not self._stopped:
-            self.backlog.append(task)
+            self.user_tasks.append(task)
             self._wake_for_backlog()
 
     def _wake_for_backlog(self) -> None:
-        if not self._woken_for_backlog and self._active < self.limit:
-            self._woken_for_backlog = True
+        if not self._woken_for_tasks and self._active < self.limit:
+            self._woken_for_tasks = True
             self.leader.wake()
 
     def _run_user_tasks(self) -> None:
@@ -154,12 +154,12 @@ class WorkerPool:
         while True:
             with self._lock:
                 self._active -= done
-                if not self.backlog or self._active >= self.limit or self._stopped:
+                if not self.user_tasks or self._active >= self.limit or self._stopped:
                     return
                 self._active += 1
             done = 1
             try:
-                task = self.backlog.popleft()
+                task = self.user_tasks.popleft()
             except IndexError:
                 continue  # another thread was faster
             self.leader.before_task()  # C1
@@ -185,7 +185,7 @@ class WorkerPool:
         """Free the slot of the current thread, which is about to wait for something remote in a user task (C2)."""
         self._active_add(-1)
         self.leader.leader_blocks()
-        if self.backlog:
+        if self.user_tasks:
             self._wake_for_backlog()
 
     def reacquire_slot(self) -> None:
@@ -263,7 +263,7 @@ class WorkerPool:
     def busy(self, asleep: Set[threading.Thread]) -> int:
         """Return the number of running and queued tasks, without those of threads that sleep. For tests."""
         at_work = len(self._threads - asleep) - self.leader.idle
-        return at_work + len(self.backlog) + len(self._system_tasks) + len(self._nonblocking) + len(self._idle_tasks)
+        return at_work + len(self.user_tasks) + len(self._system_tasks) + len(self._nonblocking) + len(self._idle_tasks)
 
     def abandon(self) -> None:
         """Stop in a forked child, which has none of the threads."""
@@ -274,7 +274,7 @@ class WorkerPool:
         """End the threads. Return how many still run a function after `patience` seconds; the last one closes the poller."""
         self._stopped = True
         threads = self._threads - {threading.current_thread()}
-        self.backlog.clear()  # their callers get WorkerLost
+        self.user_tasks.clear()  # their callers get WorkerLost
         end = time.monotonic() + patience
         for thread in threads:
             while (thread.is_alive() or thread in self._threads) and time.monotonic() < end:

@@ -103,7 +103,7 @@ class Request:
         self._dispatch.pool.submit(self)
 
     def has_room(self, resume: Callable[..., None], *args: object) -> bool:
-        """Whether there is room for the answer; if not, `resume(self, *args)` is called when there is."""
+        """Return True if there is room for the answer; if not, `resume(self, *args)` is called when there is."""
         flow_control = self.channel.flow_control
         if not flow_control.parked and not flow_control.congested:
             return True
@@ -131,11 +131,11 @@ class Request:
 
     @property
     def given_up(self) -> bool:
-        """Whether its caller has given it up: what has not begun need not."""
+        """Return True if its caller has given it up: what has not begun need not."""
         return self.cancelled or (self.channel.closed and self.frame.kind in _ANSWERED_WITH_THE_VALUE)
 
     def cancel_by(self, stop: Callable[[], None]) -> None:
-        """How to stop it, if its caller gives it up, or has done so already."""
+        """Note how to stop it, if its caller gives it up, or has done so already."""
         self.on_cancel = stop
         if self.given_up:
             stop()
@@ -193,7 +193,7 @@ class Request:
         return SerializationError(f"the arguments ({size} bytes) do not fit into the memory of {name}, the callee")
 
     def target(self) -> Any:
-        """What is to be run: the body as a value, with the function that it means in the place of a number."""
+        """Return what is to be run: the body as a value, with the function that it means in the place of a number."""
         frame, heard = self.frame, self.channel.heard
         number = heard.bare.get(bytes(frame.body)) if frame.size < BARE_SIZE and not frame.flags & ~ASYNC else None
         if number is not None:
@@ -231,7 +231,7 @@ class Request:
             return
         caller, recording = self.caller, self.recording if self.grad_enabled else None
         try:
-            packed, flags = pack_for(caller, caller.ways.replies, value, recording, detached=not self.grad_enabled)
+            packed, flags = pack_for(caller, caller.routes.replies, value, recording, detached=not self.grad_enabled)
         except BaseException as failure:
             explain_result(failure, caller, self.function, value, self._dispatch.me.name)
             self.fail(failure)
@@ -251,7 +251,7 @@ class Request:
             if self.frame.timeout and self.frame.timeout < HURRY:
                 self.channel.flush()
             elif self.channel.unwritten:
-                self._dispatch.company.expect(self.channel)
+                self._dispatch.delayed_flush.expect(self.channel)
             self._done()
 
     def fail(self, error: BaseException, stack: str | None = None) -> None:
@@ -267,7 +267,7 @@ class Request:
         dispatch.pool.nearly_done()
         try:
             if not packed.buffers and len(packed.body) < LARGE:
-                if dispatch.pool.backlog and self._is_followed():
+                if dispatch.pool.user_tasks and self._is_followed():
                     channel.send_batched(kind, self.frame.call, packed.body, flags)
                 else:
                     channel.send(kind, self.frame.call, packed.body, flags)
@@ -283,9 +283,9 @@ class Request:
                 flow_control.ended()
 
     def _is_followed(self) -> bool:
-        """Whether what is run next is for the same caller: the two answers can share a write then."""
+        """Return True if what is run next is for the same caller: the two answers can share a write then."""
         try:
-            following = self._dispatch.pool.backlog[0]
+            following = self._dispatch.pool.user_tasks[0]
         except IndexError:
             return False  # another thread took it
         return getattr(following, "channel", None) is self.channel
@@ -340,14 +340,14 @@ class Dispatch:
         self,
         me: WorkerInfo,
         pool: WorkerPool,
-        company: DelayedFlush,
+        delayed_flush: DelayedFlush,
         now: Callable[[], float],
         find_context: Callable[[Header], CallContext],
     ) -> None:
         self.me = me
         self.now = now
         self.pool = pool
-        self.company = company
+        self.delayed_flush = delayed_flush
         self.find_context = find_context
         self.serving: dict[tuple[str, int], Request] = {}
         self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
@@ -369,7 +369,7 @@ class Dispatch:
         elif service:
             self.pool.call_soon(request)
         else:
-            self.pool.backlog.append(request)
+            self.pool.user_tasks.append(request)
 
     def cancel(self, channel: Channel, call: int) -> None:
         """A caller gave a call up."""
@@ -392,7 +392,7 @@ class Dispatch:
             if now < request.deadline < until and request.parkable and not request.channel.closed:
                 begun = request.function is not None
                 request.channel.enqueue(PROGRESS, request.frame.call, BEGUN if begun else b"")
-                self.company.expect(request.channel)
+                self.delayed_flush.expect(request.channel)
                 told += 1
                 if told == MOST_TOLD:
                     return

@@ -1,5 +1,5 @@
-"""What functions raise is printed where they ran, too. Hundreds that raise the same at the same line are one traceback and a
-count.
+"""Prints what functions raise where they ran, too. Hundreds that raise the same at the same line are one traceback and
+a count.
 
 The first is printed at once. Repeats are counted; the tick has the count printed after half a second, and while there
 are more, after twice the time, up to a minute. When a time has passed without any, the next is printed in full again. The
@@ -61,7 +61,7 @@ class Raised:
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to report."""
+        """Return True if there is anything to report."""
         return bool(self._of_late) and self._is_due(time.monotonic())
 
     def _is_due(self, now: float) -> bool:

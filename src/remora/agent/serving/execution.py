@@ -30,7 +30,7 @@ Finish = Callable[[Held, BaseException | None], None]
 
 
 class Deferred(NamedTuple):
-    """What a function of ours returns that called a function marked as asynchronous."""
+    """Returned by a function of ours that called a function marked as asynchronous."""
 
     function: object
     future: object
@@ -108,7 +108,7 @@ class Execution:
         if request.recording is not None:
             context.run(current_recording.set, request.recording)
         if streams.watched:
-            coroutine = streams.OnItsOwnStreams(coroutine, streams.moment())
+            coroutine = streams.OnItsOwnStreams(coroutine, streams.stream_point())
 
         def start() -> None:
             if request.given_up:
