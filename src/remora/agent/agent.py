@@ -29,14 +29,17 @@ from remora.agent.serving.execution import Execution
 from remora.faults.injector import Injector, Stage
 from remora.faults.worker_faults import REMADE, WorkerFaults
 from remora.long_wait import LongWait, listed
-from remora.options import Settings
+from remora.options import RECORDER_EVENTS, Settings
 from remora.protocol.membership import REGULAR_TICK
+from remora.recorder import Recorder
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
+from remora.wire.frames import FAILED
 
 log = logging.getLogger("remora")
 
 TICK = REGULAR_TICK
+FOLD_AGAIN = 0.05  # seconds
 
 
 def describe_wait(peer: Peer) -> str:
@@ -68,13 +71,24 @@ class Agent:
         self.pool = WorkerPool(me.name, threads, self.poller, self.clock, worker=hooks.worker)
         self.timers = Timers(me.name, self.clock)
         self.delayed_flush = DelayedFlush(self.timers)
-        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, self.clock.now, hooks.find_context)
+        self.recorder = recorder = Recorder(RECORDER_EVENTS, FAILED)
+        now, find_context = self.clock.now, hooks.find_context
+        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, now, find_context, recorder.remember)
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool, self.poller, self.timers, self.dispatch, settings, handshake_client, device_routing, faults, hooks
+            self.pool,
+            self.poller,
+            self.timers,
+            self.dispatch,
+            recorder,
+            settings,
+            handshake_client,
+            device_routing,
+            faults,
+            hooks,
         )
-        self.listener = Listener(self.peers.admission, self.poller, handshake_client, settings, self.timers)
+        self.listener = Listener(self.peers.admission, self.poller, handshake_client, settings, self.timers, recorder)
         self.own_time = handshake_client.own_time
         self._faults = faults
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.delayed_flush, faults)
@@ -122,6 +136,7 @@ class Agent:
         if not self.running:
             return
         now = self.clock.now()
+        self._fold()
         self.own_time.tick(now)
         self.timers.at(now + TICK, self._tick)
         self.peers.tick(now)
@@ -139,6 +154,11 @@ class Agent:
             self.pool.submit_system(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self.caller.expire_at(channel, call)
+
+    def _fold(self) -> None:
+        """Have the recorder sort in what has come: more often while much comes, so that nothing is lost."""
+        if self.recorder.fold() > self.recorder.size // 4 and self.running:
+            self.timers.soon(FOLD_AGAIN, self._fold)
 
     def counters(self) -> dict[str, int | float]:
         """Return what the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""

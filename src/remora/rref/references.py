@@ -24,11 +24,18 @@ class References:
     """Every reference of a worker has this object in hand."""
 
     def __init__(
-        self, agent: Agent, first_id: int, dynamic: bool, calls: Calls, backward: Callable[[Any, int, bool], None]
+        self,
+        agent: Agent,
+        first_id: int,
+        dynamic: bool,
+        calls: Calls,
+        backward: Callable[[Any, int, bool], None],
+        sites: bool = False,
     ) -> None:
         self.agent = agent
         self.me: Peer = agent.peers.me
         self.dynamic = dynamic  # workers come and go: a message with a reference says how to reach its owner
+        self.sites = sites  # where each reference is made is recorded
         self.table = Table(agent, first_id)
         self.calls = calls
         self.backward = backward  # from the value of a handle, in a context, with or without keeping the graph

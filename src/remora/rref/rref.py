@@ -20,6 +20,7 @@ from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
 from remora.agent.runtime.current import acting_worker
 from remora.errors import RemoraError
+from remora.names import calling_line
 from remora.options import check_timeout
 from remora.rref.codec import deserialize, serialize
 from remora.rref.handle import Handle
@@ -50,7 +51,10 @@ class RRef(Generic[T]):
         references: References = acting_worker().references
         _check_value(value, type_hint)
         rref_id = references.table.new_id()
-        self._handle = Handle(references, references.me, rref_id, None, Value(rref_id, value), False)
+        made = Value(rref_id, value)
+        if references.sites:
+            made.site = calling_line()
+        self._handle = Handle(references, references.me, rref_id, None, made, False)
         self._type: Future[Any] | None = None  # a future of the type of the value, asked for once
         self._profiling_future: Any = None
 

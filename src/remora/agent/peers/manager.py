@@ -38,6 +38,7 @@ from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.faults.worker_faults import WorkerFaults
 from remora.options import Settings
 from remora.protocol.membership import Joined
+from remora.recorder import DISCONNECTED, JOINED, Recorder
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.link import keep_alive_limit
 from remora.transport.poller import Poller
@@ -61,6 +62,7 @@ class PeerManager:
         poller: Poller,
         timers: Timers,
         dispatch: Dispatch,
+        recorder: Recorder,
         settings: Settings,
         handshake_client: HandshakeClient,
         device_routing: DeviceRouting,
@@ -71,6 +73,7 @@ class PeerManager:
         self._poller = poller
         self._timers = timers
         self.dispatch = dispatch
+        self.recorder = recorder
         self.my_name = dispatch.me.name
         self.served_until = dispatch.served_until
         self._settings = settings
@@ -83,7 +86,7 @@ class PeerManager:
         self.faults = faults
         self._own_time = handshake_client.own_time
         self.table = table = PeerTable()
-        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, self.clock)
+        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, recorder, self.clock)
         self.connector = connector = Connector(table, lifecycle, handshake_client, pool, settings)
         self.failure_detector = FailureDetector(
             table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
@@ -109,6 +112,7 @@ class PeerManager:
         if predecessor is not None:
             self.give_up(predecessor, "another worker of the same name took its place")
         if is_new:
+            self.recorder.note(JOINED, peer.name)
             self.events.publish(Joined(peer.info))
         elif record.extra and peer.record is record and peer.shared_memory is not None:
             self.shared_memory.learn(peer.shared_memory, record.extra)  # until now it was known by its call alone
@@ -169,6 +173,7 @@ class PeerManager:
         """The link of a channel broke."""
         if peer.gone or self.connector.stopping:
             return
+        self.recorder.note(DISCONNECTED, peer.name, str(error))
         log.debug("link with %s broke: %s", peer.name, error)
         if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and peer.unreachable_since is None:
             silent = keep_alive_limit(self._settings.reconnect_timeout)  # the link was at rest: its kernel says so

@@ -13,7 +13,9 @@ from remora.agent.memory.shared import PeerSharedMemory
 from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError, WorkerLost
 from remora.faults.worker_faults import WorkerFaults
+from remora.recorder import CONNECTED, Recorder
 from remora.rendezvous.record import WorkerRecord
+from remora.transport.link import StreamLink
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
 from remora.wire.enclosed import Arrival
@@ -31,6 +33,7 @@ class Keeper(Protocol):
     clock: Clock
     faults: WorkerFaults
     my_name: str
+    recorder: Recorder
 
     def served_until(self, deadline: float) -> Served | None: ...
     def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]: ...
@@ -46,7 +49,8 @@ class Peer(PeerInfo):
 
     def __init__(self, record: WorkerRecord, keeper: Keeper) -> None:
         key = WorkerKey(record.id, record.incarnation)
-        super().__init__(WorkerInfo(record.name, record.id), key, keeper.my_name, keeper.clock, keeper.served_until)
+        me, recorder = keeper.my_name, keeper.recorder
+        super().__init__(WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder.remember)
         self.learn(record)
         self.lock = threading.RLock()  # guards: state, suspicion, suspected_at, dialling and incoming
         self.suspected_at = 0.0
@@ -119,6 +123,10 @@ class Peer(PeerInfo):
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.condition}>"
+
+    def note_link(self, link: StreamLink) -> None:
+        """There is a new connection."""
+        self._keeper.recorder.note(CONNECTED, self.name, link.where)
 
     # What its channels tell: passed on, together with whose they are.
 
