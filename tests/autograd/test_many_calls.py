@@ -108,7 +108,7 @@ def test_a_leaf_that_gets_another_type_between_two_calls(world: World) -> None:
 
 
 class Meeting(torch.autograd.Function):
-    """The backward of a call waits for another thread that does the same. If turns begin at 0, that of the first does not."""
+    """The backward of a call waits for another thread that does the same. If turns begin at 0, the first does not."""
 
     barrier = threading.Barrier(2)
     turns = itertools.count()
