@@ -108,7 +108,7 @@ def test_a_leaf_that_gets_another_type_between_two_calls(world: World) -> None:
 
 
 class Meeting(torch.autograd.Function):
-    """The backward of the first call waits for nothing, each other one for another thread that does the same."""
+    """The backward of a call waits for another thread that does the same. If turns begin at 0, the first does not."""
 
     barrier = threading.Barrier(2)
     turns = itertools.count()
@@ -145,6 +145,20 @@ def test_threads_share_calls_that_take_long(world: World, monkeypatch: pytest.Mo
         if wants:
             assert torch.equal(gradient(world, 0, context_id, x), 10 * weight.detach())
         assert torch.equal(gradient(world, 1, context_id, weight), 10 * x.detach())
+    assert len(Meeting.threads) == 2
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_threads_share_all_calls_whose_leaves_are_large(world: World, monkeypatch: pytest.MonkeyPatch, wants: bool) -> None:
+    """The first one, too: nothing has to be found out about it."""
+    monkeypatch.setattr(backward_pass, "MANY", 1)
+    monkeypatch.setattr(backward_pass, "threads_that_fit", lambda: 2)
+    Meeting.barrier, Meeting.turns, Meeting.threads = threading.Barrier(2), itertools.count(1), set()
+    x = leaf(0) if wants else leaf(0).detach()
+    with autograd.context() as context_id:
+        results = [rpc.rpc_sync("worker1", meet, args=(x,)) for _ in range(4)]
+        autograd.backward(context_id, [torch.stack(results).sum()])
+        assert torch.equal(gradient(world, 1, context_id, weight_of(world, 1)), 8 * x.detach())
     assert len(Meeting.threads) == 2
 
 

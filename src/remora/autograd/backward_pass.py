@@ -37,6 +37,7 @@ Deliver = Callable[["Peer", GradientBatch], None]
 Share = Callable[[Callable[[], None]], None]  # have another thread do some work, too
 
 LONG = 0.001  # seconds: a segment that takes longer is worth another thread
+MANY = 1 << 20  # elements in the leaves of a segment: to write and to add their gradients takes longer than that in any case
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -45,6 +46,11 @@ def threads_that_fit() -> int:
     operation among threads of its own, a team for each thread that starts one. Two teams on the same processors are slower
     than one, and each thread keeps memory of freed gradients to itself."""
     return max(1, PROCESSORS // torch.get_num_threads())
+
+
+def _takes_long(segment: Segment | Reach) -> bool:
+    """True if it takes longer than `LONG` by the number of its leaves' elements alone."""
+    return sum(leaf.numel() for leaf, _, _ in segment.leaves.values()) >= MANY
 
 
 class Pace(Enum):
@@ -176,10 +182,14 @@ class Pass:
     def _run(self, schedule: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None, pace: Pace) -> None:
         """Run what is ready, and what becomes ready because of it.
 
-        The first segment is run alone. If that was quick, the rest is run in one go. If not, each of the others is run
-        alone, too, by as many threads as fit on the processors, and what it gives goes out when it has been run. If only one
-        thread fits, segments that give nothing to other workers are run in one go all the same: no worker waits for them.
+        The first segment is run alone, to see how long it takes, unless its leaves tell. If it is quick, the rest is run
+        in one go. If not, each is run alone, by as many threads as fit on the processors, and what it gives goes out when
+        it has been run. If only one thread fits, segments that give nothing to other workers are run in one go all the
+        same: no worker waits for them.
         """
+        if pace is Pace.UNKNOWN and len(ready) > 1 and _takes_long(ready[-1][1]):
+            pace = Pace.SLOW
+            self._share(schedule, ready, deliver, share)
         while batch := self._taken(ready, pace):
             begun = time.perf_counter()
             outgoing = self._run_batch(schedule, batch, ready)
@@ -187,9 +197,14 @@ class Pass:
                 deliver(peer, gradients)
             if pace is Pace.UNKNOWN and ready:
                 pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
-                if pace is Pace.SLOW and share is not None:
-                    for _ in range(min(len(ready), threads_that_fit()) - 1):
-                        share(partial(self._run, schedule, ready, deliver, None, pace))
+                if pace is Pace.SLOW:
+                    self._share(schedule, ready, deliver, share)
+
+    def _share(self, schedule: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None) -> None:
+        """Have as many other threads as fit take from the list, too."""
+        if share is not None:
+            for _ in range(min(len(ready), threads_that_fit()) - 1):
+                share(partial(self._run, schedule, ready, deliver, None, Pace.SLOW))
 
     def _taken(self, ready: Ready, pace: Pace) -> Ready:
         """Take from the list what is to be run next. Other threads may do so with the same list."""

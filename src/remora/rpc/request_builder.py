@@ -24,6 +24,8 @@ from remora.wire.packed import Packed
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
 SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
 
+_PLAIN = 0, None  # flags and name of a Python function, as most are
+
 # One can take these apart, but to call a function with the parts of one is hardly what is meant.
 _ONE_ARGUMENT = (str, bytes, bytearray, memoryview, dict, set, frozenset)  # nor an array
 
@@ -32,8 +34,7 @@ def pack_call(
     peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None, pickler: Any, awaited: bool = False
 ) -> tuple[int, Packed, int]:
     """(message type, packed request, flags) of a call. `awaited`: nothing else happens here until it is answered."""
-    if not callable(func):
-        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    flags, script = _PLAIN if type(func) is FunctionType and not hasattr(func, MARK) else _flags_and_name(peer, func)
     if args is None:
         args = ()
     elif type(args) is not tuple:
@@ -42,9 +43,7 @@ def pack_call(
         kwargs = {}
     elif type(kwargs) is not dict:
         kwargs = named(peer, func, kwargs)
-    flags = ASYNC if hasattr(func, MARK) else 0
     recording = current_recording.get()
-    script = None if type(func) is FunctionType and not flags else script_name(func)  # (most are plain functions)
     value: tuple[Any, ...]
     if script is not None:
         kind, value = SCRIPT_CALL, (*script, args, kwargs)
@@ -70,17 +69,21 @@ def remote_target(
     peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None
 ) -> tuple[MessageType, tuple[Any, ...], int]:
     """(message type, what the owner runs, flags) of a call that makes a value."""
-    if not callable(func):
-        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    flags, script = _flags_and_name(peer, func)
     args, kwargs = arguments(peer, func, args, kwargs)
-    flags = ASYNC if hasattr(func, MARK) else 0
-    script = script_name(func)
     if script is None:
         target = peer.outgoing.announced.target(func, peer.shares_main)
         return MessageType.PYTHON_REMOTE_CALL, (target, args, kwargs), flags
     if script[0] == "function":
         check_arguments(getattr(func, MARK, func), args, kwargs)
     return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
+
+
+def _flags_and_name(peer: Peer, func: Callable[..., Any]) -> tuple[int, tuple[str, str] | None]:
+    """Return the flags of a call of a function, and its name if the callee finds it by that."""
+    if not callable(func):
+        raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
+    return ASYNC if hasattr(func, MARK) else 0, script_name(func)
 
 
 def arguments(peer: Peer, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
