@@ -22,6 +22,6 @@ def end(pool: WorkerPool) -> None:
 
 
 def interposed(pool: WorkerPool, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
-    """The link to use in the place of a new one."""
+    """Return the link to use in the place of a new one."""
     injector = _injectors.get(pool)
     return link if injector is None else injector.insert(link, peer, leftover)

@@ -29,7 +29,7 @@ BACKOFF = 1.5
 
 
 def gaps(retries: int = MAX_RETRIES, first: float = FIRST_GAP, backoff: float = BACKOFF) -> list[float]:
-    """The seconds from each try to the next: 1, 1, 1.5, 2.25, 3.375 s by default. PyTorch's schedule."""
+    """Return the seconds from each try to the next: 1, 1, 1.5, 2.25, 3.375 s by default. PyTorch's schedule."""
     return [first * backoff ** max(k - 1, 0) for k in range(retries)]
 
 
