@@ -77,25 +77,8 @@ class Call:
     """
 
     __slots__ = (
-        "_began",
-        "asynchronous",
-        "deadline",
-        "failure",
-        "future",
-        "id",
-        "notified",
-        "on_settled",
-        "peer",
-        "progress",
-        "recording",
-        "reply",
-        "reply_channel",
-        "signal",
-        "target",
-        "timeout",
-        "translate",
-        "undo",
-        "whose",
+        "_began", "asynchronous", "deadline", "failure", "future", "id", "notified", "on_settled", "peer", "progress",
+        "recording", "reply", "reply_channel", "signal", "target", "timeout", "translate", "undo", "whose",
     )  # fmt: skip
 
     def __init__(self, peer: PeerInfo, target: object, on_settled: Callable[[Call], None] | None = None) -> None:

@@ -46,21 +46,9 @@ class Request:
     """A request being served: what was asked, by whom, until when, and the way back."""
 
     __slots__ = (
-        "_admitted",
-        "_answered",
-        "_dispatch",
-        "_handler",
-        "caller",
-        "cancelled",
-        "channel",
-        "deadline",
-        "frame",
-        "function",
-        "grad_enabled",
-        "on_cancel",
-        "parkable",
-        "recording",
-    )
+        "_admitted", "_answered", "_dispatch", "_handler", "caller", "cancelled", "channel", "deadline", "frame",
+        "function", "grad_enabled", "on_cancel", "parkable", "recording",
+    )  # fmt: skip
 
     def __init__(
         self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler, parkable: bool
