@@ -231,9 +231,9 @@ def test_a_link_that_ends_in_the_midst_of_a_message_keeps_nothing_of_it(links: t
         pass
     a.write([bytes(1 << 24)])
     assert a.outbox_bytes
-    assert b._reader._frame is not None
-    assert b._reader._frame.buffers
-    arriving = weakref.ref(b._reader._frame.buffers[0])
+    assert b._reader._partial is not None
+    assert b._reader._partial.buffers
+    arriving = weakref.ref(b._reader._partial.buffers[0])
     leaving = weakref.ref(a._outbox[0].obj) if isinstance(a._outbox[0].obj, ctypes.Array) else None
     cycle: list[object] = [a, b]
     cycle.append(cycle)

@@ -177,7 +177,7 @@ class Agent:
         return found
 
     def measure_gil_wait(self) -> float:
-        """Microseconds a thread waits for the interpreter lock now, beyond what it asked to sleep."""
+        """Return the microseconds that a thread waits for the interpreter lock now, beyond what it asked to sleep."""
         samples = 5
         start = time.perf_counter()
         for _ in range(samples):
@@ -201,7 +201,7 @@ class Agent:
         )
 
     def _under_way(self) -> str:
-        """Calls of ours, and what runs here for others, in words."""
+        """Return our calls, and what runs here for others, in words."""
         asked = [describe_wait(peer) for peer in self.peers.all() if peer.outgoing.pending]
         serving = list(self.dispatch.serving.copy().values())
         callers = Counter(request.caller.name for request in serving)
@@ -219,7 +219,7 @@ class Agent:
         self.poller.close()
 
     def abandon(self) -> None:
-        """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
+        """Close, in a forked child, our copies of the parent's descriptors, and touch nothing else of its."""
         self.caller.running = False
         self.caller.forked = True
         unseen_failures.reporters = 0
@@ -236,7 +236,7 @@ class Agent:
         self.execution.raised.report(at_once=True)
 
     def kill(self) -> None:
-        """For tests: end as if the process had been killed. The peers see their connections close, and hear nothing."""
+        """End as if the process had been killed, in tests. The peers see their connections close, and hear nothing."""
         if not self.running:
             return
         self._end()

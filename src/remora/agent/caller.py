@@ -100,8 +100,8 @@ class Caller:
         return call.value()
 
     def _give_up(self, peer: Peer, call: Call, sent: int) -> None:
-        """Something else went wrong while a call was made, which may have been sent. (`sent`: how many messages were,
-        before.) If it was, and is our own business, its outcome is taken note of."""
+        """Give up a call that may have been sent: something else went wrong while it was made. (`sent`: how many
+        messages were, before.) If it was, and is our own business, its outcome is taken note of."""
         if not peer.outgoing.has_sent(call.id, sent):
             peer.outgoing.forget(call)
             if not call.settled:
@@ -110,7 +110,8 @@ class Caller:
             peer.outgoing.forget(call)
 
     def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
-        """Device memory was lent in place. If the call succeeded it has been fetched; else perhaps never will be."""
+        """Wait for copies of device memory that was lent in place. If the call succeeded it has been fetched; else
+        perhaps never will be."""
         if call.reply is not None and not call.reply.flags & FAILED and peer.shared_memory is not None:
             peer.shared_memory.device_exchange.fence(packed.lent)
 

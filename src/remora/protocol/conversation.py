@@ -208,7 +208,8 @@ def header(kind: Kind, secured: bool, length: int) -> bytes:
 
 
 def _check(data: bytes | bytearray) -> int:
-    """Finds up to three flipped bits, any damage within 16 neighbouring ones, and all but one in 65,536 others."""
+    """Return a checksum. It finds up to three flipped bits, any damage within 16 neighbouring ones, and all but one in
+    65,536 others."""
     return crc_hqx(data[:CHECK_AT], 0)
 
 
@@ -258,5 +259,5 @@ def is_unfinished(data: bytes) -> bool:
 
 
 def printable(text: str, most: int = MAX_TEXT) -> str:
-    """A text of a stranger for a log or a terminal: cut short, without control characters."""
+    """Return a text of a stranger for a log or a terminal: cut short, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:most])

@@ -121,7 +121,7 @@ class Initiator(Conversation):
         return f"<Initiator {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def start(self) -> bytes:
-        """The first message of the conversation."""
+        """Return the first message of the conversation."""
         expected = self._expected.incarnation if self._expected else None
         home: Body = {"host": self._home.host, "addresses": list(self._home.addresses)}
         request: Body = {"session": self._session, "received": self._received, "expected": expected, "home": home}

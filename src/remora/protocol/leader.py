@@ -357,8 +357,9 @@ class Leadership:
         return self.called
 
     def wakes_leader(self, me: int) -> bool:
-        """Something is queued by thread `me`: whether to wake the leader for it, and not to call a helper. A leader that
-        runs something may not come back soon. (The leader itself looks at the queue when it has done what it does.)"""
+        """Return True to wake the leader for something that thread `me` has queued, and not to call a helper. A leader
+        that runs something may not come back soon. (The leader itself looks at the queue when it has done what it
+        does.)"""
         return self.doing is IDLE or self.doing is READING or self.thread == me
 
     def _alarm(self, now: float, pace: float) -> Effects:

@@ -119,7 +119,7 @@ class OwnTime:
             self._gaps = (*self._gaps[1 - MAX_GAPS :], gap)
 
     def since(self, then: float, now: float) -> float:
-        """Of the time from `then` to `now`, how long we were running."""
+        """Return for how long of the time from `then` to `now` we were running."""
         gap = self._open_gap(now)
         lost = 0.0 if gap is None else max(now - max(gap[0], then), 0.0)
         for begin, end in reversed(self._gaps):
@@ -158,7 +158,8 @@ class Farewell:
     __slots__ = ("_patience", "_progress_at", "_return_within", "_unheard", "_was_linked")
 
     def __init__(self, now: float, patience: float, return_within: float) -> None:
-        """`patience`: seconds without progress; `return_within`: seconds in which the peer replaces a broken link."""
+        """Begin to wait. `patience`: seconds without progress; `return_within`: seconds in which the peer replaces a
+        broken link."""
         self._patience = patience
         self._return_within = return_within
         self._progress_at = now

@@ -303,8 +303,8 @@ class Reader:
     # Time passes.
 
     def tick(self, holder: object | None) -> Effects:
-        """`holder`: the role, if a thread has it and calls are not answered. A thread that has had it since the last tick
-        may not go on, if a signal handler interrupted it: the pool reads, too."""
+        """Note the role. `holder`: that role, if a thread has it and calls are not answered. A thread that has had it
+        since the last tick may not go on, if a signal handler interrupted it: the pool reads, too."""
         effects = NOTHING
         if holder is not None and holder is self.seen and holder is not self.stalled:
             self.stalled = holder

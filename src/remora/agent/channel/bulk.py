@@ -111,7 +111,8 @@ class BulkOutbox:
             data = b"".join((body, *packed.buffers))
         except MemoryError:
             size = sum(map(len, packed.buffers))
-            raise SerializationError(f"no memory on this worker for a copy of {size} bytes that go to {self.peer}") from None
+            why = f"this worker has no memory for a copy of the {size} bytes that go to {self.peer}: send less at a time"
+            raise SerializationError(why) from None
         outbox.batched_bytes += len(data)
         outbox.batched.append((kind, flags, call, timeout, len(packed.buffers), len(body), data))
 

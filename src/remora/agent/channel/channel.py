@@ -338,7 +338,7 @@ class Channel:
         return len(self.session.kept) + len(self.outbox.batched) + (link.outbox_bytes if link is not None else 0)
 
     def close(self) -> None:
-        """No more messages. Pending calls have been failed before."""
+        """Send no more messages. Pending calls have been failed before."""
         self.outbox.closed = True
         self._retire(self.inbox.registration)
         sorting = self.sorting

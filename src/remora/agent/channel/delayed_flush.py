@@ -38,7 +38,7 @@ class DelayedFlush:
             self._timer = self._timers.soon(PATIENCE, self._give_up)
 
     def _give_up(self) -> None:
-        """Looks again by itself while there is reason to: to set a timer wakes a thread, which is what we want to save."""
+        """Flush, and look again while messages come: to set a timer wakes a thread, which is what this saves."""
         if self._more:
             self._more = False
             self._timer = self._timers.soon(ROUND, self._give_up)

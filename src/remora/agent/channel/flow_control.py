@@ -42,7 +42,7 @@ class FlowControlled(Protocol):
         """Say something that the caller answers when it reads it; the answer is `FlowControl.answered`."""
 
     def reconsider_reading(self) -> None:
-        """`paused` changed."""
+        """Act on a change of `paused`."""
 
 
 class FlowControl:
@@ -111,7 +111,7 @@ class FlowControl:
         return False
 
     def ended(self) -> None:
-        """Something asynchronous has ended, and what it answered is sent or waits to be."""
+        """Count something asynchronous that has ended: its answer is sent or waits to be."""
         with self._lock:
             self._under_way -= 1
             self._one_ended = True
@@ -164,7 +164,7 @@ class FlowControl:
     # B3.
 
     def took(self, n: int) -> None:
-        """So many requests came in. Called by the reader."""
+        """Count the requests that came in. Called by the reader."""
         self._taken += n
         if self.paused or self._taken - self.served > BACKLOG_LIMIT:
             self.look_at_backlog()

@@ -109,7 +109,7 @@ class Heard:
         self.bare[_bare(number)] = number
 
     def find(self, number: int) -> Any:
-        """The function that a call means."""
+        """Return the function that a call means."""
         try:
             module, name = self._names[number]
         except KeyError:

@@ -349,7 +349,7 @@ class Outbox:
         )
 
     def clear(self) -> None:
-        """Closed: the peer will not hear what is left."""
+        """Drop what is left: the channel is closed, and the peer will not hear it."""
         self.batched.clear()
         self.control_frames.clear()
         self.batched_bytes = 0

@@ -35,7 +35,7 @@ class PendingCalls:
         return call
 
     def forget(self, call: Call) -> bool:
-        """No thread waits for this call any more. False if it was answered meanwhile."""
+        """Take a call off the list for which no thread waits any more. Return False if it was answered meanwhile."""
         return self.take(call.id) is not None
 
     def fail_all(

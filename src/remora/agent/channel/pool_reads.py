@@ -104,7 +104,7 @@ class PoolReads:
         outbox.flush()  # what others left for us to write
 
     def tick(self) -> None:
-        """Twice a second: let the pool read, too, if the thread that has the role does not go on."""
+        """Let the pool read, too, if the thread that has the role does not go on. Called twice a second."""
         holder = self._inbox.reading.holder() if self._calls.waiting else None
         self.perform(self._reader.tick(holder))
 

@@ -237,13 +237,13 @@ class WaiterReads:
             self._outbox.flush()
 
     def tick(self) -> None:
-        """Twice a second."""
+        """Forget threads that are not parked any more. Called twice a second."""
         for thread in list(self._parked):
             if thread.awake:  # an exception struck it before it could say so
                 self._parked.discard(thread)
 
     def give_back_to_poller(self) -> None:
-        """Threads do not come any more: everything is as on any other channel."""
+        """Have the poller and the pool read as on any other channel: threads do not come any more."""
         self.perform(self._reader.give_up())
 
     def perform(self, effects: Effects) -> None:

@@ -56,16 +56,7 @@ class DeviceExchange:
     """The device memory that this worker and one peer lend each other."""
 
     __slots__ = (
-        "_exporter",
-        "_importer",
-        "_limit",
-        "_peer",
-        "_probe",
-        "_reasons",
-        "_said",
-        "_state",
-        "_unused",
-        "name",
+        "_exporter", "_importer", "_limit", "_peer", "_probe", "_reasons", "_said", "_state", "_unused", "name",
         "process",
     )  # fmt: skip
 

@@ -69,19 +69,8 @@ class PeerSharedMemory:
     """The memory that this worker and one peer share: segments that either lends, and device memory (`device_exchange`)."""
 
     __slots__ = (
-        "_again_at",
-        "_borrower",
-        "_key",
-        "_late",
-        "_lender",
-        "_messages",
-        "device_exchange",
-        "ended",
-        "name",
-        "now",
-        "refused",
-        "unused",
-        "willing",
+        "_again_at", "_borrower", "_key", "_late", "_lender", "_messages", "device_exchange", "ended", "name", "now",
+        "refused", "unused", "willing",
     )  # fmt: skip
 
     def __init__(

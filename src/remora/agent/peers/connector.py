@@ -42,7 +42,7 @@ class Connector:
         return self._reconnector.parting
 
     def begin_parting(self) -> None:
-        """We tell the others from now on that we leave."""
+        """Note that we tell the others from now on that we leave."""
         self._reconnector.parting = True
 
     @property

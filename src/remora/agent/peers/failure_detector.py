@@ -69,7 +69,7 @@ class FailureDetector:
         lifecycle.on_gone.append(self._on_peer_dead)
 
     def tick(self, now: float) -> None:
-        """Called about twice a second: nothing here blocks."""
+        """Look at all peers. Called about twice a second: nothing here blocks."""
         if self._connector.stopping:
             return
         self._began = min(self._began, now)
@@ -152,7 +152,7 @@ class FailureDetector:
                 self._pool.call_soon(partial(channel.send_unsequenced, PING))
 
     def _care_for(self, peer: Peer, channel: Channel, link: StreamLink, now: float) -> None:
-        """See to one link."""
+        """Look after one link."""
         quiet = self._own_time.since(max(link.last_heard, peer.expected.get(channel, now)), now)
         if quiet <= self._limits.heartbeat:
             return
@@ -183,7 +183,7 @@ class FailureDetector:
         self._pool.submit_system(lambda: channel.cut(HostSilent(reason)))
 
     def _is_well(self, peer: Peer, heard: float, now: float) -> bool:
-        """See to the peer, of which any link may bring a sign of life. False if it is given up."""
+        """Judge a peer, of which any link may bring a sign of life. Return False if it is given up."""
         quiet = self._own_time.since(max(heard, min(peer.expected.values(), default=now)), now)
         verdict = judge(self._limits, quiet, 0.0)
         if verdict is Verdict.DEAD:

@@ -93,8 +93,8 @@ class Membership:
     # Telling.
 
     def greet(self, records: Sequence[WorkerRecord]) -> None:
-        """We are here. Returns when the others know, or it was not to be. If none of them can be talked to, though they are
-        there as far as we can tell, we leave again, and the error says why."""
+        """Tell the others that we are here. Returns when the others know, or it was not to be. If none of them can be
+        talked to, though they are there as far as we can tell, we leave again, and the error says why."""
         failed = self._announce(Joined(self._record.to_json()), [self._peers.find(record.name) for record in records])
         if failed and len(failed) == len(records):
             self._check_reachable(failed)
@@ -199,7 +199,8 @@ class Membership:
             raise
 
     def _loss_confirmed(self, request: Request) -> None:
-        """In the order of arrival: what its sender had to say of references came before."""
+        """Note that a peer confirms a loss. Runs in the order of arrival: what its sender had to say of references came
+        before."""
         self.heard(request.caller.key, request.message(LossConfirmed).worker)
         request.reply(MEMBERSHIP_ACK, None)
 
@@ -266,7 +267,7 @@ class Membership:
             return False
 
     def refresh(self) -> bool:
-        """In a dynamic group, look at the store for workers that we have not heard of. Whether there are any."""
+        """Look at the store of a dynamic group for workers that we have not heard of. Return True if there are any."""
         if not self._dynamic:
             return False
         before = {peer.key for peer in self._peers.all()}

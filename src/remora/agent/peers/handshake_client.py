@@ -116,7 +116,7 @@ class HandshakeClient:
         self._stopped = False
 
     def joined(self, group: str, home: Home) -> None:
-        """We are a member of this group from now on, and listen there."""
+        """Note the group that we are a member of from now on, and where we listen."""
         self.group = group
         self.home = home
 
@@ -231,7 +231,7 @@ class HandshakeClient:
         except (TimeoutError, BlockingIOError) as error:
             if address.kind == "tcp":
                 raise
-            raise PeerSilent("so many wait to be let in that we cannot even queue") from error  # there is no way to cut
+            raise PeerSilent("its listen backlog is full") from error  # (of a Unix socket: nothing can be cut there)
 
     @contextmanager
     def _interruptible(self) -> Iterator[Callable[[socket.socket], None]]:
@@ -282,7 +282,7 @@ class HandshakeClient:
         )
 
     def _shake(self, sock: socket.socket, machine: Initiator, known: bool, takes_long: Callable[[], None]) -> None:
-        """`known`: the peer has proven itself on an earlier connection of this session."""
+        """Shake hands. `known`: the peer has proven itself on an earlier connection of this session."""
         glance = min(self._settings.silence_limit, self._settings.connect_timeout) / GLANCES
         sock.settimeout(min(SOON, glance))
         started = self._settings.clock.now()

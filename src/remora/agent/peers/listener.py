@@ -165,7 +165,8 @@ class Listener:
             self.advance(stranger, GREETED if is_new else BEGUN)
 
     def arm(self, source: Source) -> None:
-        """Be told of the next thing that a stranger, or a listening socket, has; after the rest, if there is one."""
+        """Have the poller tell of the next thing that a stranger, or a listening socket, has; after the rest, if there
+        is one."""
         if not self._resting:
             self.poller.arm(source)
             return
@@ -229,7 +230,7 @@ class Listener:
             stranger.leave()
 
     def descriptors(self) -> list[socket.socket]:
-        """Every socket at the listener, to be closed in a forked child."""
+        """Return every socket at the listener, to be closed in a forked child."""
         return [bell.sock for bell in self._bells] + [stranger.sock for stranger in list(self._strangers)]
 
 

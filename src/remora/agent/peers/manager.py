@@ -101,7 +101,7 @@ class PeerManager:
 
     @property
     def me(self) -> Peer:
-        """This worker as its own peer."""
+        """Return this worker as its own peer."""
         return self.table.me
 
     # Who is there.
@@ -124,7 +124,7 @@ class PeerManager:
         self.table.me = self.add(record)
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
-        """One direction of talking with a peer."""
+        """Make a channel for one direction of talking with a peer."""
         if peer.shared_memory is None:
             peer.shared_memory = self.shared_memory.with_peer(peer.key, peer.name)
             self.shared_memory.learn(peer.shared_memory, peer.record.extra)
@@ -208,7 +208,7 @@ class PeerManager:
     # Now and then, and in the end.
 
     def tick(self, now: float) -> None:
-        """Called about twice a second."""
+        """Look after peers and their memory. Called about twice a second."""
         self.failure_detector.tick(now)
         peers = self.all()
         shared = [peer.shared_memory for peer in peers if peer.shared_memory is not None]
@@ -220,7 +220,7 @@ class PeerManager:
                 self._pool.call_soon(peer.give_back)
 
     def due(self, before: float) -> Iterable[tuple[Channel, Call]]:
-        """Asynchronous calls whose deadline comes before the given time."""
+        """Yield asynchronous calls whose deadline comes before the given time."""
         for peer in self.all():
             for call in list(peer.outgoing.pending.values()):
                 if call.asynchronous and call.deadline != NEVER and call.deadline < before:
@@ -234,7 +234,7 @@ class PeerManager:
             peer.outgoing.watch()
 
     def active_calls(self) -> int:
-        """Calls of ours that wait for an answer."""
+        """Return the number of our calls that wait for an answer."""
         return sum(len(peer.outgoing.pending) for peer in self.all())
 
     def stop(self, make_error: Callable[[Call], BaseException]) -> None:
@@ -251,6 +251,6 @@ class PeerManager:
                 peer.shared_memory.forget()
 
     def descriptors(self) -> list[socket.socket]:
-        """The sockets of all links, to be closed in a forked child."""
+        """Return the sockets of all links, to be closed in a forked child."""
         links = [channel.link for peer in self.all() for channel in peer.channels()]
         return [link.sock for link in links if link is not None]

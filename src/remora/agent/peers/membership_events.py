@@ -58,7 +58,7 @@ class MembershipEvents:
         self._subscriptions.pop(subscription, None)
 
     def publish(self, event: MembershipEvent) -> None:
-        """Something happened. Does not wait, and calls no listener itself."""
+        """Tell the listeners that something happened. Does not wait, and calls no listener itself."""
         if self._subscriptions:
             self._waiting.post_later(self._tell, event)
 

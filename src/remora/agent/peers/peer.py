@@ -108,7 +108,7 @@ class Peer(PeerInfo):
         return f"{self.info} {'is gone' if self.state == 'dead' else 'has left'}: {self.reason}"
 
     def accept(self, channel: Channel) -> None:
-        """Its calls come on this channel from now on. Under `lock`."""
+        """Take the channel on which its calls come from now on. Under `lock`."""
         self.incoming = channel
 
     def channels(self) -> list[Channel]:
@@ -131,7 +131,7 @@ class Peer(PeerInfo):
     # What its channels tell: passed on, together with whose they are.
 
     def arrive(self, channel: Channel, body: Body) -> tuple[Body, Arrival]:
-        """References came with a message."""
+        """Take note of the references that came with a message."""
         return self._keeper.arrive(self, body)
 
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]:

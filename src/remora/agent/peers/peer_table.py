@@ -71,12 +71,12 @@ class PeerTable:
         return self._by_id.get(id)
 
     def by_key(self, key: WorkerKey) -> Peer | None:
-        """That very worker, if it is not gone."""
+        """Return that very worker, if it is not gone."""
         peer = self._by_id.get(key.id)
         return peer if peer is not None and peer.key == key and not peer.gone else None
 
     def known(self, key: WorkerKey) -> Peer | None:
-        """That very worker, gone or not, if it is remembered."""
+        """Return that very worker, gone or not, if it is remembered."""
         return self.by_key(key) or self._departed.get(key)
 
     def all(self) -> list[Peer]:

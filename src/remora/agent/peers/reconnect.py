@@ -132,7 +132,7 @@ class Reconnector:
         return max(self._settings.reconnect_timeout - silent, LAST_TRY - since(started, now))
 
     def _try(self, peer: Peer, started: float, make_room: Callable[[], None]) -> bool:
-        """Dial once. Whether that settled it."""
+        """Dial once. Return True if that settled it."""
         try:
             # Not all of the time that is left: what is known of its host may be news by then.
             once = max(self._settings.reconnect_timeout / 2, LAST_TRY)
@@ -168,7 +168,7 @@ class Reconnector:
         return True
 
     def _has_heard_our_farewell(self, peer: Peer) -> None:
-        """It does not talk to us any more, and lives: what we still wanted of it has come too late."""
+        """Fail what we still wanted of a peer that has heard that we leave, and does not talk to us any more."""
         kind = CallOutcomeUnknown if peer.outgoing.ever_connected else CallNotSent
         peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: this worker is leaving, and {peer.name} has heard so"))
 
@@ -190,7 +190,8 @@ class Reconnector:
         self._lifecycle.trust(peer)
 
     def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:
-        """Its host took the connection. A sign of life on the link that it dialled itself counts as well."""
+        """Judge a peer whose host took the connection. A sign of life on the link that it dialled itself counts as
+        well."""
         calling = peer.incoming.link if peer.incoming is not None else None
         heard = started if calling is None else max(started, calling.last_heard)
         silence = self._own_time.since(heard, self._clock.now())

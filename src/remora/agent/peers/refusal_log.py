@@ -34,11 +34,11 @@ class RefusalLog:
             self._unsaid[kind] += 1
 
     def count(self, kind: str) -> None:
-        """Something happened that has no line of its own."""
+        """Count something that has no line of its own."""
         self._unsaid[kind] += 1
 
     def tick(self, now: float) -> None:
-        """Called about twice a second, by one thread."""
+        """Log the counts when it is time. Called about twice a second, by one thread."""
         if now - self._minute >= MINUTE:
             self._minute = now
             self._said.clear()

@@ -49,23 +49,9 @@ class Request:
     """A request being served: what was asked, by whom, until when, and the way back."""
 
     __slots__ = (
-        "_admitted",
-        "_dispatch",
-        "_handler",
-        "answered",
-        "began",
-        "caller",
-        "came",
-        "cancelled",
-        "channel",
-        "deadline",
-        "frame",
-        "function",
-        "grad_enabled",
-        "on_cancel",
-        "parkable",
-        "recording",
-    )
+        "_admitted", "_dispatch", "_handler", "answered", "began", "caller", "came", "cancelled", "channel", "deadline",
+        "frame", "function", "grad_enabled", "on_cancel", "parkable", "recording",
+    )  # fmt: skip
 
     def __init__(
         self, dispatch: Dispatch, caller: Peer, channel: Channel, frame: Frame, handler: Handler, parkable: bool
@@ -130,7 +116,8 @@ class Request:
             self.fail(error)
 
     def _may_run_asynchronously(self, otherwise: Callable[[], None]) -> bool:
-        """If not, the pool is given `otherwise` to do when it may. What remote() makes is not sent to the caller."""
+        """Return True if it may run. If not, the pool is given `otherwise` to do when it may. What remote() makes is
+        not sent to the caller."""
         if self._admitted or self.frame.kind not in _ANSWERED_WITH_THE_VALUE:
             return True
         self._admitted = True
@@ -148,7 +135,7 @@ class Request:
             stop()
 
     def unpack(self) -> object:
-        """The body as a value."""
+        """Return the body as a value."""
         frame = self.frame
         if not frame.flags & ~ASYNC and frame.enclosed is NOTHING_ENCLOSED:
             try:
@@ -338,7 +325,7 @@ class Request:
             self.on_cancel()
 
     def abandon(self) -> None:
-        """No caller will hear the answer."""
+        """Stop what runs: no caller will hear the answer."""
         if self.on_cancel is not None:
             self.on_cancel()
 
@@ -425,13 +412,13 @@ class Dispatch:
                     return
 
     def served_until(self, deadline: float) -> Served | None:
-        """The function, caller and allowance of the request with exactly this deadline: calls that its function makes
-        inherit it."""
+        """Return the function, caller and allowance of the request with exactly this deadline: calls that its function
+        makes inherit it."""
         for request in list(self.serving.values()):
             if request.deadline == deadline and request.function is not None:
                 return request.function, request.caller.name, request.frame.timeout
         return None
 
     def counts(self) -> int:
-        """Requests queued or running."""
+        """Return the number of requests queued or running."""
         return len(self.serving)
