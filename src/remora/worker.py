@@ -75,29 +75,29 @@ class Worker:
         bringup = settings.time_to_meet(timeout)
         secret, bind_host, kind = _protection(settings, _master_host(store))
         faults = WorkerFaults()
-        introduction = self.handshake_client = HandshakeClient(
+        client = self.handshake_client = HandshakeClient(
             self._me, secrets.token_hex(8), settings, secret, kind == _OF_THIS_USER, faults
         )
         self._places = DeviceRouting(name, wishes, settings.auto_device_map)
-        self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, faults, self._hooks())
+        self.agent = Agent(self._me, threads, timeout, settings, client, self._places, faults, self._hooks())
         self.clock = settings.clock
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
         try:
             seal = RecordSeal(secret, kind)
             if world_size:
-                self.group = StaticGroup(store, world_size, bringup, introduction.has_ended, seal)
+                self.group = StaticGroup(store, world_size, bringup, client.has_ended, seal)
             else:
                 self.group = DynamicGroup(store, bringup, seal)
             found = self.agent.listener.listen(bind_host)
             host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid()}
             extra = {**credentials(), **self._places.credentials(), **about}
             extra[code_by_value.MAIN] = code_by_value.identity()
-            self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
+            self.record = WorkerRecord(name, rank, client.incarnation, host, tuple(found), extra)
             members = self._join()
             check_devices = self._places.check_group if world_size else self._places.check_alone
             check_devices(members)
-            introduction.joined(self.group.group_id, Home(self.record.host, self.record.addresses))
+            client.joined(self.group.group_id, Home(self.record.host, self.record.addresses))
             log.info("%s joined %r: %s", name, self.group, listed([each.name for each in members]))
         except BaseException:
             self.agent.discard()
@@ -136,11 +136,11 @@ class Worker:
             try:
                 return self.group.join(self.record)
             except RendezvousError:
-                if self.is_static_group or not self._bury_predecessors():
+                if self.is_static_group or not self._remove_predecessors():
                     raise
         return self.group.join(self.record)
 
-    def _bury_predecessors(self) -> bool:
+    def _remove_predecessors(self) -> bool:
         """Remove workers that have our name or id at the store and are gone. Return True if none is left that has them."""
         rivals = self.group.holders(self.record)
         dead = [each for each in rivals if self.handshake_client.is_gone(each)]

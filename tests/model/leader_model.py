@@ -33,6 +33,7 @@ from remora.protocol.leader import (
     Leadership,
     Thresholds,
 )
+from tests.model.walk import Broken, Finding, Move, NotWalked, Rules, walk
 
 LIMITS = Thresholds(
     look_every=2, relaxed=2, few_steps=3, fast_for=4, medium=0.5, long=2, long_if_behind=1, long_answer=3, reading=4,
@@ -44,14 +45,6 @@ LIMITS = Thresholds(
 SHORT, LASTS, WAITS, STAYS, READS, FREES = "short", "lasts", "waits", "stays", "reads", "frees"
 
 OUTSIDE = 0  # a thread of the program, which queues a task
-
-
-class Broken(Exception):
-    """A promise was broken."""
-
-
-class TooFewThreads(Exception):
-    """A world that is not walked."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +151,6 @@ def key(world: World) -> Hashable:
 
 
 # What may happen.
-
-Move = tuple[Any, ...]
-
 
 def moves(world: World) -> list[Move]:
     found: list[Move] = [("step", me) for me in range(len(world.threads)) if can_step(world, me)]
@@ -363,7 +353,7 @@ def start_thread(world: World) -> None:
         return
     free = next((each for each in range(1, len(world.threads)) if world.threads[each].at == "absent"), None)
     if free is None:
-        raise TooFewThreads
+        raise NotWalked
     world.threads[free] = Thread("wait")
 
 
@@ -559,57 +549,9 @@ class SerialQueue:
 
 # The walk.
 
-
-@dataclass
-class Finding:
-    """What an exploration found."""
-
-    scenario: Scenario
-    states: int = 0
-    cut: int = 0  # moves that need more threads than the scenario has
-    broken: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        steps = "\n".join(f"    {number:2d}. {move}" for number, move in enumerate(self.trace, 1))
-        return f"{self.scenario.name}: {self.states} states, {self.cut} cut {self.broken}\n{steps}"
+RULES = Rules(moves, make, key, described)
 
 
 def explore(scenario: Scenario, most: int = 400_000) -> Finding:
-    """Every world that a scenario can lead to, breadth first: the counterexample is the shortest."""
-    found = Finding(scenario)
-    start = beginning(scenario)
-    seen, frontier = {key(start)}, [start]
-    while frontier:
-        farther = []
-        for world in frontier:
-            move: Move = ()
-            try:
-                for move in moves(world):
-                    try:
-                        after = make(world, move)
-                    except TooFewThreads:
-                        found.cut += 1
-                        continue
-                    mark = key(after)
-                    if mark not in seen:
-                        seen.add(mark)
-                        farther.append(after)
-            except (Broken, AssertionError) as error:
-                found.states, found.broken = len(seen), str(error)
-                found.trace = (*told(world), described(world, move) if move else "at rest")
-                return found
-            if len(seen) > most:
-                raise ValueError(f"{scenario.name} is too large to be explored")
-        frontier = farther
-    found.states = len(seen)
-    return found
-
-
-def told(world: World) -> tuple[str, ...]:
-    steps: list[str] = []
-    trace = world.trace
-    while trace:
-        trace, move = trace
-        steps.append(move)
-    return tuple(reversed(steps))
+    """Every world that a scenario can lead to."""
+    return walk(scenario.name, beginning(scenario), RULES, most)

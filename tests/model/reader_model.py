@@ -11,7 +11,6 @@ has passed is lost in the model.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,6 +33,7 @@ from remora.protocol.reader import (
     Registration,
     Thresholds,
 )
+from tests.model.walk import Broken, Finding, Move, Rules, walk
 
 ONCE, LAST = 1, 2  # how the poller was asked to watch for bytes
 PONG, END = 0, -1  # messages: an answer that only wakes the reader; the end of the link
@@ -41,10 +41,6 @@ REQUESTS = 100  # messages from this number on are requests, others are the repl
 NOW = 1.0
 LIMITS = Thresholds(round=0.1, memory=0.5)
 TICKS = 3  # what a surprise leaves behind is put right by so many ticks
-
-
-class Broken(Exception):
-    """A promise was broken."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +256,6 @@ def key(world: World) -> Hashable:
 
 
 # What may happen.
-
-Move = tuple[Any, ...]
-
 
 def moves(world: World) -> list[Move]:
     found: list[Move] = []
@@ -1547,61 +1540,9 @@ def tick_reader(world: World, me: int, thread: Thread, _: Any) -> None:
 
 # The walk.
 
-
-@dataclass
-class Finding:
-    """What an exploration found."""
-
-    scenario: Scenario
-    states: int = 0
-    broken: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        steps = "\n".join(f"    {number:2d}. {move}" for number, move in enumerate(self.trace, 1))
-        return f"{self.scenario.name}: {self.states} states {self.broken}\n{steps}"
+RULES = Rules(moves, make, key, described)
 
 
 def explore(scenario: Scenario, most: int = 800_000) -> Finding:
-    """Every world that a scenario can lead to, breadth first: the counterexample is the shortest."""
-    collects = gc.isenabled()
-    gc.disable()  # worlds have no cycles, and all of them are kept: to look for cycles takes most of the time
-    try:
-        return _walk(Finding(scenario), most)
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _walk(found: Finding, most: int) -> Finding:
-    start = beginning(found.scenario)
-    seen, frontier = {key(start)}, [start]
-    while frontier:
-        farther = []
-        for world in frontier:
-            move: Move = ()
-            try:
-                for move in moves(world):
-                    after_ = make(world, move)
-                    mark = key(after_)
-                    if mark not in seen:
-                        seen.add(mark)
-                        farther.append(after_)
-            except (Broken, AssertionError) as error:
-                found.states, found.broken = len(seen), str(error)
-                found.trace = (*told(world), described(world, move) if move else "at rest")
-                return found
-            if len(seen) > most:
-                raise ValueError(f"{found.scenario.name} is too large to be explored")
-        frontier = farther
-    found.states = len(seen)
-    return found
-
-
-def told(world: World) -> tuple[str, ...]:
-    steps: list[str] = []
-    trace = world.trace
-    while trace:
-        trace, move = trace
-        steps.append(move)
-    return tuple(reversed(steps))
+    """Every world that a scenario can lead to."""
+    return walk(scenario.name, beginning(scenario), RULES, most)

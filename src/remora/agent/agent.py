@@ -57,7 +57,7 @@ class Agent:
         threads: int,
         timeout: float,
         settings: Settings,
-        introduction: HandshakeClient,
+        handshake_client: HandshakeClient,
         places: DeviceRouting,
         faults: WorkerFaults,
         hooks: Hooks,
@@ -72,10 +72,10 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, faults, hooks
+            self.pool, self.poller, self.timers, self.dispatch, settings, handshake_client, places, faults, hooks
         )
-        self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
-        self.own_time = introduction.own_time
+        self.listener = Listener(self.peers.admission, self.poller, handshake_client, settings, self.timers)
+        self.own_time = handshake_client.own_time
         self._faults = faults
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company, faults)
         self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
@@ -227,7 +227,7 @@ class Agent:
         self.pool.stop(0.5)
         self.peers.bulk.lender.close()
 
-    def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
+    def stop(self, timeout: float = 2.0, graceful: bool = False) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
         on their way arrive: if it is graceful, as long as those who wait for them take them."""
         if not self.running:
@@ -240,7 +240,7 @@ class Agent:
         self.coroutines.stop()
         self.timers.stop()
         # one that ends its own worker is not left behind
-        stuck = self.pool.stop(patience) - (thread_state.pool is self.pool)
+        stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
         self.peers.bulk.lender.close()
         log.info("%s left the group", self.me.name)
         if stuck:  # no news after Ctrl-C: the program was told not to wait for them

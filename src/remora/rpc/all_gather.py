@@ -140,17 +140,17 @@ def all_gather(
     sequence_id, state = gatherings.begin(_identity(peers))
     awaited = names if me == leader else {leader}  # the leader tells the others whom it lost
 
-    def mourn(peer: Peer) -> None:
+    def note_loss(peer: Peer) -> None:
         waits = peer is peers.get(peer.name) and peer.name in awaited and peer.name not in state.gathered_objects
         if waits and not state.proceed_signal.is_set():
             state.failure = WorkerLost(f"{peer.info} was lost while {me} waited for it: {peer.reason}")
             state.proceed_signal.set()
 
-    worker.agent.peers.on_gone.append(mourn)
+    worker.agent.peers.on_gone.append(note_loss)
     try:
         for peer in peers.values():
             if peer.gone:
-                mourn(peer)
+                note_loss(peer)
         if me == leader:
             gatherings.report(sequence_id, me, obj)
             gatherings.expect(state, names)
@@ -159,7 +159,7 @@ def all_gather(
     except WorkerLost as error:
         raise _culprit(worker, peers, leader) or error from None
     finally:
-        worker.agent.peers.on_gone.remove(mourn)
+        worker.agent.peers.on_gone.remove(note_loss)
         gatherings.end(sequence_id)
 
 
@@ -251,13 +251,13 @@ def _lead(
     return dict(state.gathered_objects)
 
 
-def _tell(api: Any, worker: Worker, names: list[str], news: tuple[Any, ...], timeout: float) -> dict[str, Exception]:
+def _tell(api: Any, worker: Worker, names: list[str], outcome: tuple[Any, ...], timeout: float) -> dict[str, Exception]:
     """Tell the followers; which of them did not take it, and why."""
     errors: dict[str, Exception] = {}
     started: dict[str, Future[Any]] = {}
     for name in names:
         try:
-            started[name] = _ask(worker, name, api._broadcast_to_followers, news, timeout)
+            started[name] = _ask(worker, name, api._broadcast_to_followers, outcome, timeout)
         except RuntimeError as error:
             errors[name] = error
     for name, future in started.items():
