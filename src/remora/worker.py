@@ -157,7 +157,7 @@ class Worker:
         elif greet:
             self.membership.greet([each for each in self._members if each.name != self._me.name])
 
-    # Who is there.
+    # The members of the group.
 
     def peer(self, to: str | int | WorkerInfo) -> Peer:
         """The peer that a destination means: a name, an id or a WorkerInfo."""
@@ -183,7 +183,7 @@ class Worker:
     def _look_for_newcomers(self) -> bool:
         try:
             return self.membership.refresh()
-        except RendezvousError as error:  # the store is gone: those who are known can still be called
+        except RendezvousError as error:  # the store is gone: known workers can still be called
             log.info("%s cannot look for workers it has never heard of: %s", self._me, error)
             return False
 

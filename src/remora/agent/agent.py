@@ -229,12 +229,12 @@ class Agent:
 
     def stop(self, timeout: float = 2.0, graceful: bool = False) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
-        on their way arrive: if it is graceful, as long as those who wait for them take them."""
+        on their way arrive: if it is graceful, as long as the threads that wait take to read them."""
         if not self.running:
             return
         self._end()
         self.peers.farewells.say(graceful)
-        self.listener.close()  # not before: who has lost our last words dials, and is told that we leave
+        self.listener.close()  # not before: a peer that has lost our farewell dials, and is told that we leave
         self.peers.stop(self.caller.stopped)
         self._faults.close()
         self.coroutines.stop()
@@ -243,6 +243,6 @@ class Agent:
         stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
         self.peers.bulk.lender.close()
         log.info("%s left the group", self.me.name)
-        if stuck:  # no news after Ctrl-C: the program was told not to wait for them
+        if stuck:  # expected after Ctrl-C: the program was told not to wait for them
             level = logging.INFO if isinstance(sys.exc_info()[1], KeyboardInterrupt) else logging.WARNING
             log.log(level, "%s stopped while %d of its functions are still running", self.me, stuck)

@@ -172,7 +172,7 @@ class Injector:
         self.me = me
         self._kill = kill
         self._links: list[_Link] = []  # of the pump's thread
-        self._end: threading.Thread | None = None  # brings about that it ends
+        self._end: threading.Thread | None = None  # ends the worker
         self._stopped_until = 0.0
 
     # What the agent asks.

@@ -32,7 +32,7 @@ _AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not
 # for each packet, which takes as long as copying the packet. 0: off.
 ENOUGH = 1 << 18 if FAST_PATHS.gather and sys.platform == "linux" else 0
 _TURN = 1 << 22  # bytes to read before others have a turn
-BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
+BLOCK_LIMIT = 1.0  # a thread that waits for bytes returns after this many seconds, to look at the clock
 
 Part = bytes | bytearray | memoryview
 
