@@ -51,21 +51,8 @@ class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
     __slots__ = (
-        "_await_bytes",
-        "_fd",
-        "_gathering",
-        "_gathers",
-        "_outbox",
-        "_reader",
-        "_spin",
-        "clock",
-        "failed",
-        "last_heard",
-        "now",
-        "outbox_bytes",
-        "sock",
-        "unread",
-        "where",
+        "_await_bytes", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "_spin", "clock", "failed", "last_heard",
+        "now", "outbox_bytes", "sock", "unread", "where",
     )  # fmt: skip
 
     def __init__(
