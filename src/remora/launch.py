@@ -96,6 +96,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # the processes have ended, and said so: ours is no news
+    except KeyboardInterrupt:  # the processes have ended, and said so: no line of ours is needed
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)

@@ -130,10 +130,10 @@ class Settings:
         interface: network interface to listen on (REMORA_INTERFACE)
         port: port, or range "29600-29650", to listen on (REMORA_PORT)
 
-    Who may talk to it:
+    The peers that may talk to it:
         secret: the group's secret (REMORA_SECRET)
         secret_file: a file that holds it (REMORA_SECRET_FILE)
-        insecure: talk to anyone who can reach the port (REMORA_INSECURE=1)
+        insecure: talk to any process that can reach the port (REMORA_INSECURE=1)
 
     How long it waits:
         bringup_timeout: to find all workers of the group; None: as long as a call, 0: for ever

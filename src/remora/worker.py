@@ -172,11 +172,11 @@ class Worker:
             try:
                 return self.group.join(self.record)
             except RendezvousError:
-                if self.is_static_group or not self._bury_predecessors():
+                if self.is_static_group or not self._remove_predecessors():
                     raise
         return self.group.join(self.record)
 
-    def _bury_predecessors(self) -> bool:
+    def _remove_predecessors(self) -> bool:
         """Remove workers that have our name or id at the store and are gone. Return True if none is left that has them."""
         rivals = self.group.holders(self.record)
         dead = [each for each in rivals if self.handshake_client.is_gone(each)]
@@ -194,7 +194,7 @@ class Worker:
         elif greet:
             self.membership.greet([each for each in self._members if each.name != self._me.name])
 
-    # Who is there.
+    # The members of the group.
 
     def peer(self, to: str | int | WorkerInfo) -> Peer:
         """The peer that a destination means: a name, an id or a WorkerInfo."""
@@ -220,7 +220,7 @@ class Worker:
     def _look_for_newcomers(self) -> bool:
         try:
             return self.membership.refresh()
-        except RendezvousError as error:  # the store is gone: those who are known can still be called
+        except RendezvousError as error:  # the store is gone: known workers can still be called
             log.info("%s cannot look for workers it has never heard of: %s", self._me, error)
             return False
 

@@ -229,7 +229,7 @@ def test_no_link_escapes_a_plan_that_comes_while_it_is_made(monkeypatch: pytest.
 def test_a_cut_can_be_healed_by_hand(world: World) -> None:
     world.faults.set("cut worker0-worker1")
     future = world.run(0, rpc.rpc_async, "worker1", run, args=(1,))
-    world.wait_until(lambda: world.faults.course.severed("worker0", "worker1"))
+    world.wait_until(lambda: world.faults.runner.severed("worker0", "worker1"))
     assert not future.done()
     world.faults.heal()
     assert future.wait() == 1

@@ -113,7 +113,7 @@ def try_out(scenario: str, plan: Plan | str, heal: bool = False, pace: Pace = VI
         begun = clock.now()
         story = _play(world, scenario)
         took = clock.now() - begun
-        problems = story.problems(world.faults.course.killed)
+        problems = story.problems(world.faults.runner.killed)
         if took > STEPS * pace.step:
             problems.append(f"it took {took:.1f} s")
         problems += [f"{key!r} ran {n} times" for key, n in scenarios.ran.items() if n > _allowed(key)]

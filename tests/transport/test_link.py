@@ -78,7 +78,7 @@ def test_the_outbox_holds_a_copy(links: tuple[StreamLink, StreamLink]) -> None:
     assert got[-1].body == b"before"
 
 
-def test_with_patience_a_large_message_leaves_from_its_own_memory(links: tuple[StreamLink, StreamLink]) -> None:
+def test_within_the_stall_limit_a_large_message_leaves_from_its_own_memory(links: tuple[StreamLink, StreamLink]) -> None:
     a, b = links
     body = b"z" * (16 << 20)
     got: list[bytes] = []
@@ -89,7 +89,7 @@ def test_with_patience_a_large_message_leaves_from_its_own_memory(links: tuple[S
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert a.write([frame(1, body)], patience=5.0, until=float("inf"))
+    assert a.write([frame(1, body)], stall_limit=5.0, until=float("inf"))
     reader.join(10)
     assert a.outbox_bytes == 0
     assert got == [body]

@@ -248,22 +248,22 @@ class Agent:
         self.pool.stop(0.5)
         self.peers.shared_memory.lender.close()
 
-    def stop(self, patience: float = 2.0, graceful: bool = False) -> None:
+    def stop(self, timeout: float = 2.0, graceful: bool = False) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
-        on their way arrive: if it is graceful, as long as those who wait for them take them."""
+        on their way arrive: if it is graceful, as long as the threads that wait take to read them."""
         if not self.running:
             return
         self._end()
         self.peers.farewells.say(graceful)
-        self.listener.close()  # not before: who has lost our last words dials, and is told that we leave
+        self.listener.close()  # not before: a peer that has lost our farewell dials, and is told that we leave
         self.peers.stop(self.caller.stopped)
         self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
         # one that ends its own worker is not left behind
-        stuck = self.pool.stop(patience) - (thread_state.pool is self.pool)
+        stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
         self.peers.shared_memory.lender.close()
         log.info("%s left the group", self.me.name)
-        if stuck:  # no news after Ctrl-C: the program was told not to wait for them
+        if stuck:  # expected after Ctrl-C: the program was told not to wait for them
             level = logging.INFO if isinstance(sys.exc_info()[1], KeyboardInterrupt) else logging.WARNING
             log.log(level, "%s stopped while %d of its functions are still running", self.me, stuck)

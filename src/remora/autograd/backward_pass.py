@@ -154,7 +154,7 @@ class Pass:
         self._run(schedule, ready, deliver, share, Pace.UNKNOWN)
 
     def _begin(self) -> Whole | Divided:
-        """Gradients flow only when it is known who takes part: from here on nothing of it changes."""
+        """Gradients flow only when the workers that take part are known: from here on nothing of it changes."""
         if not self.smart:
             self._part = {message: set(range(len(send.starts))) for message, send in self.context.sends.items()}
         names = [ROOTS, *self._part] if self._roots else list(self._part)

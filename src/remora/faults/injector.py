@@ -1,4 +1,4 @@
-"""Brings a plan about: asks its course about every message, and breaks, holds and mends the links of its workers.
+"""Carries out a plan: asks its runner about every message, and breaks, holds and mends the links of its workers.
 
 A stage is where a plan is at work: for one worker, in a process of its own, or for all workers of a world in one process.
 Each worker has an injector there. A worker injects faults into what it *sends*; links that are cut, it cuts on its side.
@@ -61,7 +61,7 @@ class Stage:
         self._records: list[Record] = []
         self._began = self.clock.now()
         self._seen: Counter[Message] = Counter()
-        self.course: PlanRunner
+        self.runner: PlanRunner
         self.set(plan)
 
     def set(self, plan: Plan | str) -> None:
@@ -71,18 +71,18 @@ class Stage:
         if self._seed is not None:
             parsed = replace(parsed, seed=self._seed)
         with self._lock:
-            self.course = PlanRunner(parsed, self.clock.now(), self._records, self._began)
+            self.runner = PlanRunner(parsed, self.clock.now(), self._records, self._began)
         if self.injectors:
             self.pump.run(self._look)
 
     @property
     def plan(self) -> Plan:
-        return self.course.plan
+        return self.runner.plan
 
     def heal(self) -> None:
         """Restore what is cut or frozen now, before this returns."""
         with self._lock:
-            self.course.heal(self.clock.now())
+            self.runner.heal(self.clock.now())
         self.pump.run(self._look)
 
     def report(self) -> Report:
@@ -107,7 +107,7 @@ class Stage:
         injector = Injector(self, me, kill)
         with self._lock:
             self.injectors.append(injector)
-        if self.course.next_time != NEVER or self.course.killed or self.course.frozen:
+        if self.runner.next_time != NEVER or self.runner.killed or self.runner.frozen:
             self.pump.do(self._look)
         return injector
 
@@ -126,32 +126,32 @@ class Stage:
 
     def attempt(self, sender: str, receiver: str, kind: int, payload: bytes) -> bool:
         with self._lock:
-            return self.course.attempt(sender, receiver, kind, payload, self.clock.now())
+            return self.runner.attempt(sender, receiver, kind, payload, self.clock.now())
 
     def leaving(self, sender: str, receiver: str, kind: int, number: int) -> Fate:
         with self._lock:
             if number:
                 self._seen[sender, receiver, MessageType(kind)] += 1
-            return self.course.leaving(sender, receiver, kind, number > 0, self.clock.now())
+            return self.runner.leaving(sender, receiver, kind, number > 0, self.clock.now())
 
     def passed(self, sender: str, receiver: str, kind: int, number: int) -> None:
         with self._lock:
-            happened = self.course.passed(sender, receiver, kind, number > 0, self.clock.now())
+            happened = self.runner.passed(sender, receiver, kind, number > 0, self.clock.now())
         if happened:
             self._look()
 
     def severed(self, one: str, other: str) -> bool:
         with self._lock:
-            return self.course.severed(one, other)
+            return self.runner.severed(one, other)
 
     def _look(self) -> None:
-        """Bring about what the course says now. Runs on the pump's thread, at every change and whenever time brings one."""
+        """Do what the runner says now. Runs on the pump's thread, at every change and whenever a time has come."""
         with self._lock:
-            self.course.advance(self.clock.now())
-            next_time = self.course.next_time
+            self.runner.advance(self.clock.now())
+            next_time = self.runner.next_time
             injectors = list(self.injectors)
         for injector in injectors:
-            injector.look(self.course)
+            injector.look(self.runner)
         if next_time != NEVER:
             self.pump.at(next_time, self._look)  # (once too often does no harm)
 
@@ -173,7 +173,7 @@ class Injector:
         self.me = me
         self._kill = kill
         self._links: list[_Link] = []  # of the pump's thread
-        self._end: threading.Thread | None = None  # brings about that it ends
+        self._end: threading.Thread | None = None  # ends the worker
         self._stopped_until = 0.0
 
     # What the agent asks.
@@ -200,15 +200,15 @@ class Injector:
     def _adopt(self, pipe: Pipe, peer: str) -> None:
         link = _Link(pipe, peer, shut=self.stage.severed(self.me, peer))
         self._links = [other for other in self._links if not other.pipe.closed] + [link]
-        pipe.held = link.shut or self._silent(self.stage.course)
+        pipe.held = link.shut or self._silent(self.stage.runner)
 
-    def look(self, course: PlanRunner) -> None:
-        """Cut, hold and mend our links as the course says, and end if it says so."""
-        if self.me in course.killed and self._end is None:
+    def look(self, runner: PlanRunner) -> None:
+        """Cut, hold and mend our links as the runner says, and end if it says so."""
+        if self.me in runner.killed and self._end is None:
             self._end = threading.Thread(target=self._kill or _kill_process, name=f"remora-faults-kill-{self.me}")
             self._end.start()
-        if self._kill is None and course.frozen.get(self.me, 0.0) > self._stopped_until:
-            self._stopped_until = course.frozen[self.me]
+        if self._kill is None and runner.frozen.get(self.me, 0.0) > self._stopped_until:
+            self._stopped_until = runner.frozen[self.me]
             _stop_process(self._stopped_until)
         for link in [link for link in self._links if not link.pipe.closed]:
             cut = self.stage.severed(self.me, link.peer)
@@ -216,16 +216,16 @@ class Injector:
                 link.pipe.sever()
             else:
                 link.shut = cut
-                link.pipe.held = cut or self._silent(course)
+                link.pipe.held = cut or self._silent(runner)
 
     @property
     def dying(self) -> bool:
         """Return True if it is about to end."""
         return self._end is not None and self._end.is_alive()
 
-    def _silent(self, course: PlanRunner) -> bool:
+    def _silent(self, runner: PlanRunner) -> bool:
         """Return True if this worker is to seem frozen. One with a process of its own is stopped instead."""
-        return self._kill is not None and self.me in course.frozen
+        return self._kill is not None and self.me in runner.frozen
 
     def close_pipes(self) -> None:
         for link in self._links:

@@ -68,12 +68,12 @@ class LocalOptimizer:
         """The options of each group."""
         return [options_of(group) for group in self._optimizer.param_groups]
 
-    def step(self, gathered: ByLeaf, news: Sequence[Options] | None) -> None:
+    def step(self, gathered: ByLeaf, changed: Sequence[Options] | None) -> None:
         """Update the parameters, after taking note of options that have changed."""
         found = list(map(gathered.get, self._ids))
         with self._exclusively:
-            if news is not None:
-                self._learn(news)
+            if changed is not None:
+                self._learn(changed)
             try:
                 self._take(found)
                 self._optimizer.step()
@@ -89,8 +89,8 @@ class LocalOptimizer:
         with self._exclusively:
             self._optimizer.load_state_dict(state)
 
-    def _learn(self, news: Sequence[Options]) -> None:
-        for group, options in zip(self._optimizer.param_groups, news, strict=True):
+    def _learn(self, changed: Sequence[Options]) -> None:
+        for group, options in zip(self._optimizer.param_groups, changed, strict=True):
             group.update(options)
 
     def _take(self, found: Found) -> None:

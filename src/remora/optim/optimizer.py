@@ -68,13 +68,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the other. A parameter without a gradient stays as it is.
         """
         autograd._retrieve_context(context_id)  # or say that there is none
-        news = None if self._know_options() else self._news()
+        changed = None if self._know_options() else self._changed_options()
         recording = current_recording.set(None)  # a step has no gradients of its own
         try:
-            if news is not None:
-                after = self._forget(news)
-            self._on_owners("step", _step, [(number, context_id, news) for number in self._numbers])
-            if news is not None:
+            if changed is not None:
+                after = self._forget(changed)
+            self._on_owners("step", _step, [(number, context_id, changed) for number in self._numbers])
+            if changed is not None:
                 self._told = after
         finally:
             current_recording.reset(recording)
@@ -91,7 +91,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return False
         return True
 
-    def _news(self) -> list[Options]:
+    def _changed_options(self) -> list[Options]:
         """Return the options of each group that not all owners know. No more than that: an optimizer may keep in its groups
         what it has found out, and that is not to be undone."""
         return [
@@ -99,14 +99,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for options, told in zip(self._options(), self._told, strict=True)
         ]
 
-    def _forget(self, news: Sequence[Options]) -> list[Options]:
+    def _forget(self, changed: Sequence[Options]) -> list[Options]:
         """These are about to be told: from here on, some owners may know them, and others what was before. What all will
         know when they have been told. (Nothing is changed in its place: another thread may be in a step, too.)"""
         certain = []
-        for group, told, new in zip(self.param_groups, self._told, news, strict=True):
+        for group, told, new in zip(self.param_groups, self._told, changed, strict=True):
             certain.append({name: value for name, value in told.items() if name in group and name not in new})
         self._told = certain
-        return [{**told, **new} for told, new in zip(certain, copy.deepcopy(news), strict=True)]
+        return [{**told, **new} for told, new in zip(certain, copy.deepcopy(changed), strict=True)]
 
     def state_dict(self) -> State:
         """The state of all owners, as one torch optimizer would give it that had all the parameters, in this order."""
@@ -145,11 +145,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return [options_of(group) for group in self.param_groups]
 
     def _options_of(self, parts: Sequence[State]) -> list[Options]:
-        """The options of each group as an owner of its parameters has them (see `_news`), but for what is news to it."""
+        """Return the options of each group as an owner of its parameters has them, with those that changed since."""
         found = []
-        for number, news in enumerate(self._news()):
+        for number, changed in enumerate(self._changed_options()):
             owners = [part for share, part in zip(self._shares, parts, strict=True) if share.parameters[number]]
-            found.append({**options_of((owners or parts)[0]["param_groups"][number]), **news})
+            found.append({**options_of((owners or parts)[0]["param_groups"][number]), **changed})
         return found
 
     def _adopt(self, options: Sequence[Options]) -> None:
@@ -237,12 +237,12 @@ _of_this_process: WeakValueDictionary[int, LocalOptimizer] = WeakValueDictionary
 _next_number = itertools.count()
 
 
-def _step(number: int, context_id: int, news: list[Options] | None) -> None:
+def _step(number: int, context_id: int, changed: list[Options] | None) -> None:
     local = _of_this_process.get(number)
     if local is None:
         raise RuntimeError(f"there is no optimizer of number {number} here: the worker that had it was started again")
     context = autograd._known_context(context_id)  # if nothing of it has come to this worker, there are no gradients
-    local.step({} if context is None else context.ready_gradients(), news)
+    local.step({} if context is None else context.ready_gradients(), changed)
 
 
 def _state_dict(local: RRef[LocalOptimizer]) -> State:

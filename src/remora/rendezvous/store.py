@@ -264,7 +264,7 @@ def _await_name(meeting: _Meeting, host: str) -> None:
 
 
 def _await_host(meeting: _Meeting, host: str, port: int) -> StoreProbe | None:
-    """Wait until the store answers. It does so as soon as it runs, or when it has looked up our name in vain. None: see
+    """Wait until the store answers. It does so as soon as it runs, or when it has failed to look up our name. None: see
     `_probe`."""
     place = host_and_port(host, port)
     wait = LongWait(lambda: f"init_rpc: still waiting for rank 0, which hosts the store, to listen at {place}")

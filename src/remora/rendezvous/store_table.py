@@ -43,14 +43,14 @@ def _no_matter() -> None:
 class StoreTable:
     """Keys and values that all workers of a group see. Values are texts; an empty one stands for none."""
 
-    def __init__(self, store: Store, seal: RecordSeal | None = None, patience: float = ANSWER_TIMEOUT) -> None:
+    def __init__(self, store: Store, seal: RecordSeal | None = None, answer_timeout: float = ANSWER_TIMEOUT) -> None:
         self.where = describe(store)
         self.seal = seal or RecordSeal()
         self._place = _place(store)
         self._kept = store  # PrefixStore keeps only the native part, which is not enough of a store written in Python
         self._store = PrefixStore(PREFIX, store)
         self._extended = bool(store.has_extended_api())  # type: ignore[attr-defined]
-        self._bounded = BoundedCalls(patience)
+        self._bounded = BoundedCalls(answer_timeout)
         self._broken = ""
         self._probe = _probes.pop(store, None)  # shows when the store's process ends, where that is another one
 

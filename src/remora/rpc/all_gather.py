@@ -1,4 +1,4 @@
-"""All workers exchange a value: the smallest name leads, gathers what the others report and tells everybody.
+"""All workers exchange a value: the smallest name leads, gathers what the others report and tells all of them.
 
 Gatherings are counted by each worker for itself, per set of participants. Participants are told apart by incarnation, not
 only by name: after one of them was restarted all count from the beginning, whatever happened before. A worker that dies
@@ -36,19 +36,19 @@ class AllGatherStates:
 
     def __init__(self) -> None:
         self.gathered_objects: dict[str, Any] = {}
-        self.expected: set[str] | None = None  # the leader knows for whom it waits
+        self.expected: set[str] | None = None  # the leader knows the workers for which it waits
         self.failure: BaseException | None = None
         self.proceed_signal = threading.Event()
 
     def look(self) -> None:
-        """Proceed if everybody reported."""
+        """Proceed if all have reported."""
         if self.expected is not None and self.expected <= set(self.gathered_objects):
             self.proceed_signal.set()
 
 
 class Gatherings:
     """Those that one worker takes part in. No thread waits for another here: each change is one operation on one table, and
-    those who look (`AllGatherStates.look`) do so after their own change, so the last one sees all of them."""
+    the threads that look (`AllGatherStates.look`) do so after their own change, so the last one sees all of them."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, Callable[[], int]] = {}  # of the gatherings of some participants: the next one
@@ -60,7 +60,7 @@ class Gatherings:
         number = self._numbers.setdefault(participants, itertools.count().__next__)()
         sequence_id = f"{participants}#{number}"
         state = self.states.setdefault(sequence_id, AllGatherStates())
-        self._begun[participants] = number + 1  # after that: who has begun and is not there any more came too late
+        self._begun[participants] = number + 1  # after that: a worker that has begun and is not there any more came too late
         return sequence_id, state
 
     def end(self, sequence_id: str) -> None:
@@ -138,19 +138,19 @@ def all_gather(
     peers = {name: worker.peer(name) for name in names}
     gatherings, leader = _of(worker), min(names)
     sequence_id, state = gatherings.begin(_identity(peers))
-    awaited = names if me == leader else {leader}  # the leader tells the others whom it lost
+    awaited = names if me == leader else {leader}  # the leader tells the others which worker it lost
 
-    def mourn(peer: Peer) -> None:
+    def note_loss(peer: Peer) -> None:
         waits = peer is peers.get(peer.name) and peer.name in awaited and peer.name not in state.gathered_objects
         if waits and not state.proceed_signal.is_set():
             state.failure = WorkerLost(f"{peer.info} was lost while {me} waited for it: {peer.reason}")
             state.proceed_signal.set()
 
-    worker.agent.peers.on_gone.append(mourn)
+    worker.agent.peers.on_gone.append(note_loss)
     try:
         for peer in peers.values():
             if peer.gone:
-                mourn(peer)
+                note_loss(peer)
         if me == leader:
             gatherings.report(sequence_id, me, obj)
             gatherings.expect(state, names)
@@ -159,7 +159,7 @@ def all_gather(
     except WorkerLost as error:
         raise _culprit(worker, peers, leader) or error from None
     finally:
-        worker.agent.peers.on_gone.remove(mourn)
+        worker.agent.peers.on_gone.remove(note_loss)
         gatherings.end(sequence_id)
 
 
@@ -251,13 +251,13 @@ def _lead(
     return dict(state.gathered_objects)
 
 
-def _tell(api: Any, worker: Worker, names: list[str], news: tuple[Any, ...], timeout: float) -> dict[str, Exception]:
+def _tell(api: Any, worker: Worker, names: list[str], outcome: tuple[Any, ...], timeout: float) -> dict[str, Exception]:
     """Tell the followers; which of them did not take it, and why."""
     errors: dict[str, Exception] = {}
     started: dict[str, Future[Any]] = {}
     for name in names:
         try:
-            started[name] = _ask(worker, name, api._broadcast_to_followers, news, timeout)
+            started[name] = _ask(worker, name, api._broadcast_to_followers, outcome, timeout)
         except RuntimeError as error:
             errors[name] = error
     for name, future in started.items():
@@ -307,7 +307,7 @@ def _doubts(worker: Worker, names: list[str]) -> str:
 def settle(api: Any, worker: Worker, timeout: float) -> None:
     """Block until no call is under way on any worker.
 
-    Everybody waits until it is idle itself and tells how many calls it ever made; when the sum is the same twice in a
+    Every worker waits until it is idle, and tells how many calls it ever made. When the sum is the same twice in a
     row, no worker made a call in between, and none is running one that could make another.
     """
     end = worker.clock.now() + timeout if timeout else float("inf")
@@ -317,7 +317,7 @@ def settle(api: Any, worker: Worker, timeout: float) -> None:
             raise CallTimeout(
                 f"{worker.get_worker_info()} still has calls under way after {timeout:.2f} seconds in shutdown"
             )
-        worker.leaks = worker.references.table.leaks()  # while everybody is still here
+        worker.leaks = worker.references.table.leaks()  # while all are still here
         left = max(end - worker.clock.now(), 0.001) if timeout else 0
         made = sum(all_gather(api, worker, worker.calls_made, None, left, "shutdown").values())
         if made == before:

@@ -251,7 +251,7 @@ def _all_gather(
 ) -> dict[str, Any]:
     """Give every worker the objects of all of them, by name. Blocks until all have called it.
 
-    `worker_names` are those that take part; None, or none at all, is everybody. `timeout` is in seconds; unset or 0, it
+    `worker_names` are those that take part; None, or none at all, is all of them. `timeout` is in seconds; unset or 0, it
     waits for ever.
     """
     if timeout != UNSET_RPC_TIMEOUT:
@@ -261,7 +261,7 @@ def _all_gather(
 
 @_require_initialized
 def _barrier(worker_names: set[str] | list[str]) -> None:
-    """Block until all the named workers are here; without a name, everybody."""
+    """Block until all the named workers are here; without a name, all of them."""
     try:
         worker = _get_current_rpc_agent()
         all_gather.all_gather(sys.modules[__name__], worker, None, set(worker_names), UNSET_RPC_TIMEOUT, "_barrier")
@@ -277,7 +277,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 100.0) -> None:
-    """Say goodbye for every reference held here and wait until others have said it for ours."""
+    """Release every reference held here, and wait until the others have released theirs to our values."""
     timeout = check_timeout(timeout, "the timeout of _delete_all_user_and_unforked_owner_rrefs")
     _get_current_rpc_agent().references.table.delete_all(timeout)
 

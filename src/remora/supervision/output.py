@@ -1,6 +1,6 @@
 """Passes on what processes print: line by line, each with the name of its process before it.
 
-A traceback that ends in KeyboardInterrupt becomes one line: after Ctrl-C every process prints one, which is no news.
+A traceback that ends in KeyboardInterrupt becomes one line: after Ctrl-C every process prints one, and none says more.
 One thread for each stream reads a pipe; it ends when the launcher and all processes have closed the other end.
 """
 

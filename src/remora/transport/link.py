@@ -32,7 +32,7 @@ _AT_A_TIME = 1 << 20  # bytes to write; while the kernel takes more, it does not
 # for each packet, which takes as long as copying the packet. 0: off.
 ENOUGH = 1 << 18 if FAST_PATHS.gather and sys.platform == "linux" else 0
 _TURN = 1 << 22  # bytes to read before others have a turn
-BLOCK_LIMIT = 1.0  # who waits for bytes returns after this many seconds, to look at the clock
+BLOCK_LIMIT = 1.0  # a thread that waits for bytes returns after this many seconds, to look at the clock
 
 Part = bytes | bytearray | memoryview
 
@@ -51,7 +51,7 @@ class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
     __slots__ = (
-        "_await_bytes", "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "bytes_read", "clock", "failed",
+        "_await_bytes", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "_spin", "bytes_read", "clock", "failed",
         "last_heard", "now", "outbox_bytes", "sock", "unread", "where",
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ class StreamLink:
         self.now = clock.now
         self._fd = sock.fileno()
         self._reader = FrameReader()
-        self._eagerness = spin.for_reading(self._fd)
+        self._spin = spin.for_reading(self._fd)
         self._await_bytes = waiter(self._fd, False)  # for the reader
         self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
         self._gathering = False  # the kernel wakes the reader when enough has come
@@ -152,7 +152,7 @@ class StreamLink:
         # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
         if seconds < BLOCK_LIMIT:
             return self._await_bytes(max(seconds, 0.0))
-        return bool(self._eagerness.watch()) or self._await_bytes(BLOCK_LIMIT)
+        return bool(self._spin.watch()) or self._await_bytes(BLOCK_LIMIT)
 
     def read_some(self) -> list[Frame]:
         """Read once, without waiting; return the frames that are complete now. For a thread that waits for little."""
@@ -195,11 +195,11 @@ class StreamLink:
 
     # Writing.
 
-    def write(self, parts: Sequence[Part], patience: float = 0.0, until: float = 0.0) -> bool:
+    def write(self, parts: Sequence[Part], stall_limit: float = 0.0, until: float = 0.0) -> bool:
         """Write all parts, or put what the kernel does not take into the outbox, copied if it can change. Return True if the
         kernel took all.
 
-        With `patience`, wait up to that long *without progress*, and no longer than `until`, before copying: large
+        With `stall_limit`, wait up to that long *without progress*, and no longer than `until`, before copying: large
         tensors then leave from their own memory even if the peer is a little slower than we are. """
         if self._outbox:
             return self._store(_views(parts))
@@ -214,14 +214,14 @@ class StreamLink:
             rest = [memoryview(data)[n:]]
         else:
             rest = _views(parts)
-        return self._push(rest, patience, until)
+        return self._push(rest, stall_limit, until)
 
-    def _push(self, rest: list[memoryview], patience: float, until: float) -> bool:
+    def _push(self, rest: list[memoryview], stall_limit: float, until: float) -> bool:
         while rest:
             try:
                 n = self._send_some(rest)
             except (BlockingIOError, InterruptedError):
-                seconds = min(patience, until - self.now())
+                seconds = min(stall_limit, until - self.now())
                 if seconds <= 0 or not waiter(self._fd, True)(seconds):
                     return self._store(rest)
                 continue

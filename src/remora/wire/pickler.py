@@ -225,8 +225,8 @@ class _Packer:
         self.pickler.dump(value)
         if len(chunks) > 1:
             large_bytes.set_beside(chunks, out)
-        cargo = out.cargo
-        manifest = None if cargo is None else out.unload()
+        device_buffers = out.device_buffers
+        manifest = None if device_buffers is None else out.unload()
         if manifest is not None:
             chunks.append(manifest)
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -241,10 +241,10 @@ class _Packer:
         else:
             packed = Packed(body, [], [], [])
             out.seen.clear()
-            out.cargo = out.loading = None
-        if cargo is not None:
+            out.device_buffers = out.loading = None
+        if device_buffers is not None:
             packed.flags = CARGO
-            packed.lent = cargo.lent
+            packed.lent = device_buffers.lent
             packed.undo = scope.undo
         if not self.by_value:
             self._retire()

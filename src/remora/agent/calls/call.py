@@ -33,7 +33,7 @@ from remora.wire.undo import Undo
 NEVER = float("inf")
 LIFETIME = 1e9  # seconds: no program waits longer than thirty years, and clocks do not count much further
 UNSET_TIMEOUT = -1.0
-A_LITTLE = 1e-9  # seconds, for who has no time left: none at all would be for ever
+A_LITTLE = 1e-9  # seconds, for a thread that has no time left: none at all would be for ever
 CANCEL = int(MessageType.CANCEL)
 NOTHING = pack(None)  # what functions return that return nothing
 _NONE = NOTHING.body
@@ -237,7 +237,7 @@ class Call:
         return True
 
     def attend(self, future: Future[Any], timeout: float | None, thread: Sleeper) -> None:
-        """Wait for the reply in a way that saves waking anybody, if there is one. There may be nothing to see after
+        """Wait for the reply in a way that wakes no other thread, if there is one. There may be nothing to see after
         that: then `thread` sleeps, and must be woken, until it does `unpark`."""
         channel = self.channel
         if channel is not None:

@@ -73,7 +73,7 @@ class Future(torch.futures.Future[T]):
         """The call in words."""
         return self._of if isinstance(self._of, str) else self._of.what
 
-    # Settling, once; who may do it is decided by the table of pending calls.
+    # Settling, once: by the thread that takes the call out of the table of pending calls.
 
     # To do it again finishes what a thread began that was struck by an exception.
 
@@ -163,7 +163,7 @@ class Future(torch.futures.Future[T]):
         return self._settled
 
     def notify(self) -> None:
-        """The program wants to hear of the outcome without waiting for it: see to it that it is noticed."""
+        """Have the outcome noticed soon: the program wants to hear of it without waiting."""
         notify = None if self._settled else getattr(self._of, "notify", None)
         if notify is not None:
             notify()

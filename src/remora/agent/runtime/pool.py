@@ -270,12 +270,12 @@ class WorkerPool:
         self._stopped = True
         self._lock = threading.RLock()  # one of the parent's threads may have held the other one
 
-    def stop(self, patience: float) -> int:
-        """End the threads. Return how many still run a function after `patience` seconds; the last one closes the poller."""
+    def stop(self, timeout: float) -> int:
+        """End the threads. Return how many still run a function after `timeout` seconds; the last one closes the poller."""
         self._stopped = True
         threads = self._threads - {threading.current_thread()}
         self.user_tasks.clear()  # their callers get WorkerLost
-        end = time.monotonic() + patience
+        end = time.monotonic() + timeout
         for thread in threads:
             while (thread.is_alive() or thread in self._threads) and time.monotonic() < end:
                 self.leader.stop()

@@ -72,7 +72,7 @@ class Trace:
     def __init__(self, what: What) -> None:
         self.what = what
         self.opened = now()
-        self.worker = -1  # for whom the thread makes calls
+        self.worker = -1  # for which the thread makes calls
         self.thread = 0  # as the profiler numbers it
         self._open: list[TracedCall] = []
 

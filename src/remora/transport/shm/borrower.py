@@ -173,14 +173,14 @@ class Filling(LateFill):
     def wait(self, worthwhile: Callable[[], bool]) -> bool:
         """Wait until all of it can be used: almost no time, unless the lender was stopped in the midst of it. Return False
         if it is overdue, or not worthwhile any more. `Hole` if there is no memory in it."""
-        patience = time.monotonic() + SPIN_LIMIT
+        spin_until = time.monotonic() + SPIN_LIMIT
         while self.mapping.process == os.getpid():  # a child does not wait for what is its parent's: it has not got it
             if self.told:
                 self._map()
                 return True
             if not worthwhile() or self.overdue:
                 return self.told and self.wait(worthwhile)
-            if time.monotonic() < patience:
+            if time.monotonic() < spin_until:
                 _make_way()
             else:
                 time.sleep(SPIN_LIMIT)
@@ -190,8 +190,8 @@ class Filling(LateFill):
         """Return True if all of it is filled now, or within a millisecond, as it is unless a thread was stopped."""
         if self.told:
             return True
-        patience = time.monotonic() + SPIN_LIMIT
-        while time.monotonic() < patience:
+        spin_until = time.monotonic() + SPIN_LIMIT
+        while time.monotonic() < spin_until:
             _make_way()
             if self.told:
                 return True

@@ -38,8 +38,8 @@ class Outgoing:
     """The data outside the pickle of one message that is being packed. `seen` maps a storage to its first user."""
 
     __slots__ = (
-        "buffers", "cargo", "foreign", "in_place", "keepalive", "loading", "moves_cpu", "room", "scope", "seen", "tensors",
-        "untracked",
+        "buffers", "device_buffers", "foreign", "in_place", "keepalive", "loading", "moves_cpu", "room", "scope", "seen",
+        "tensors", "untracked",
     )  # fmt: skip
 
     scope: PackScope | None
@@ -58,7 +58,7 @@ class Outgoing:
         self.in_place: set[int] = set()  # storages in `buffers`
         self.seen: dict[object, Any] = {}
         self.untracked = False
-        self.cargo: DeviceBuffers | None = None
+        self.device_buffers: DeviceBuffers | None = None
         self.loading: Loading | None = None  # what of it goes in buffers
 
     def links(self) -> list[torch.Tensor] | None:
@@ -99,18 +99,18 @@ class Outgoing:
         """Do the same for a storage on a device."""
         if not nbytes:
             return b""
-        if self.cargo is None:
+        if self.device_buffers is None:
             assert self.scope is not None, "there is a place for it"
             assert self.scope.route is not None, "there is a place for it"
-            self.cargo = DeviceBuffers(self.scope.route)
-        return self.cargo.add(storage, start, nbytes)
+            self.device_buffers = DeviceBuffers(self.scope.route)
+        return self.device_buffers.add(storage, start, nbytes)
 
     def unload(self) -> bytes:
         """Return the manifest of the data from devices. What goes in buffers is among the buffers now."""
-        assert self.cargo is not None, "something was taken along"
+        assert self.device_buffers is not None, "something was taken along"
         assert self.scope is not None, "something was taken along"
         first = len(self.buffers)
-        manifest, download = self.cargo.close(first, self.scope.undo)
+        manifest, download = self.device_buffers.close(first, self.scope.undo)
         if download is not None:
             self.buffers += [lasting_view(each.untyped_storage()) for each in download.memory]
             self.loading = Loading(download, range(first, len(self.buffers)))
