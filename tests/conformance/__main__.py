@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import re
@@ -88,6 +89,7 @@ def _run(tests: list[UpstreamTest], expected: Expectations, options: argparse.Na
     from tests.conformance.trial import run_all
 
     assert threading.active_count() == 1, f"forking with threads about: {threading.enumerate()}"
+    gc.freeze()  # or each of five processes for a test looks at all of torch once more, and so has a copy of it
     outcomes: list[Outcome] = []
     for outcome in run_all([(str(test), test.case) for test in tests], options.jobs, options.timeout + _GRACE):
         outcomes.append(outcome)

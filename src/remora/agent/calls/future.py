@@ -77,6 +77,10 @@ class Forgotten:
             self._alone = time.monotonic()
             self.report()
 
+    def __len__(self) -> int:
+        """How many failures wait to be reported."""
+        return len(self._failures)
+
     @property
     def due(self) -> bool:
         """Whether it is time to report: those that came within a moment of the first are together."""
