@@ -19,8 +19,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 ARGS ?=
-# Tests wait for processes and deadlines half of the time: two files at a time take little more than half as long.
-JOBS ?= 2
+# Tests wait for processes and deadlines half of the time: three files at a time keep two processors busy.
+JOBS ?= 3
 
 BIN := $(VENV)/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -57,8 +57,7 @@ docs: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)
-	$(BIN)/mypy --strict -p remora
-	$(BIN)/mypy --strict -p benchmarks
+	$(BIN)/mypy --strict -p remora -p benchmarks
 	$(BIN)/mypy --strict examples
 
 # Each field of `remora.options.FastPaths` has a switch, and nothing but speed may depend on it.

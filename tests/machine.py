@@ -1,21 +1,39 @@
-"""How much slower this machine runs a thread just now than it would alone: the baseline for bounds in seconds.
+"""For how long the system did not run this process: the baseline for a bound that only real time can show.
 
-    assert seconds < 4.0 * slowdown()
+    with Gaps() as gaps:
+        seconds = what_is_measured()
+    assert seconds < 0.5 + 3 * gaps.longest
 
-On a quiet machine that is 1.0. Beside other busy processes a thread waits for a processor, and so does each step of what a
-test measures: a bound in seconds then says more of the machine than of the code.
+On a quiet machine the gaps are a few milliseconds. Beside other busy processes each step of what is measured waits as long.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from types import TracebackType
 
-SAMPLE = 0.02  # seconds of processor time: several time slices of the scheduler
+STEP = 0.001  # seconds
 
 
-def slowdown() -> float:
-    """Seconds on the clock for each second that this thread computes; 1.0 at least."""
-    began, used = time.perf_counter(), time.thread_time()
-    while time.thread_time() - used < SAMPLE:
-        pass
-    return max(1.0, (time.perf_counter() - began) / SAMPLE)
+class Gaps:
+    """A thread that asks to be run again and again, and notes how late it is."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0  # seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Gaps:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            asked = time.monotonic()
+            time.sleep(STEP)
+            self.longest = max(self.longest, time.monotonic() - asked - STEP)

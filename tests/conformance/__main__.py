@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import re
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     tests, problems = _load_tests(expected)
     chosen = [test for test in tests if test.suite.gpu == options.cuda and re.search(options.k, str(test))] * options.repeat
     started = time.monotonic()
-    outcomes = _tried_again(_run(chosen, expected, options), chosen, expected, options)
+    outcomes = _run(chosen, expected, options)
     problems += [expected.complaint(outcome) for outcome in outcomes if not expected.is_met(outcome)]
     print(report.table(outcomes, expected, time.monotonic() - started))
     for problem in problems:
@@ -88,6 +89,7 @@ def _run(tests: list[UpstreamTest], expected: Expectations, options: argparse.Na
     from tests.conformance.trial import run_all
 
     assert threading.active_count() == 1, f"forking with threads about: {threading.enumerate()}"
+    gc.freeze()  # or each of five processes for a test looks at all of torch once more, and so has a copy of it
     outcomes: list[Outcome] = []
     for outcome in run_all([(str(test), test.case) for test in tests], options.jobs, options.timeout + _GRACE):
         outcomes.append(outcome)
@@ -96,23 +98,6 @@ def _run(tests: list[UpstreamTest], expected: Expectations, options: argparse.Na
         if not expected.is_met(outcome):
             print(report.story(outcome), flush=True)
     return outcomes
-
-
-MOST_AGAIN = 3  # tests that may fail at first; more is no matter of chance
-
-
-def _tried_again(
-    outcomes: list[Outcome], tests: list[UpstreamTest], expected: Expectations, options: argparse.Namespace
-) -> list[Outcome]:
-    """PyTorch's tests have timings of their own, and several of them run at a time here. A few that fail are tried again,
-    alone. Each of them is printed."""
-    failed = {outcome.test for outcome in outcomes if not expected.is_met(outcome)}
-    if not failed or len(failed) > MOST_AGAIN or options.repeat > 1:
-        return outcomes
-    print(f"AGAIN, alone: {', '.join(sorted(failed))}", flush=True)
-    alone = argparse.Namespace(**{**vars(options), "jobs": 1})
-    again = _run([test for test in tests if str(test) in failed], expected, alone)
-    return [outcome for outcome in outcomes if outcome.test not in failed] + again
 
 
 if __name__ == "__main__":

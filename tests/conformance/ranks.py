@@ -11,10 +11,17 @@ import torch.distributed as dist
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
+from remora.options import Settings
 from tests.conformance.trial import die_with_parent
 
 _PATIENCE = 5.0
+_TIME_TO_MEET = 50.0  # seconds
 _log = logging.getLogger(MultiProcessTestCase.__module__)
+
+
+def _meets(settings: Settings, call_timeout: float) -> float:
+    """One test allows half a second for a call, and so to meet, too: not enough for four processes beside many others."""
+    return max(call_timeout, _TIME_TO_MEET)
 
 
 class ForkedRanks(MultiProcessTestCase):
@@ -36,6 +43,7 @@ class ForkedRanks(MultiProcessTestCase):
     @classmethod
     def _run(cls, rank: int, *args: Any, **kwargs: Any) -> None:
         die_with_parent()
+        Settings.time_to_meet = _meets  # type: ignore[method-assign]
         _log.setLevel(logging.CRITICAL)  # the traceback that it would log travels to the parent, and is shown there
         try:
             super()._run(rank, *args, **kwargs)

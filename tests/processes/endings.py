@@ -28,7 +28,7 @@ from remora.optim import DistributedOptimizer
 from tests.processes import programs, targets
 from tests.processes.programs import join
 
-STUCK = 10.0  # seconds after which a process that has not ended says where it is
+STUCK = programs.PATIENCE / 2  # seconds after which a process that has not ended says where it is
 
 held: dict[str, Any] = {}
 let_me = threading.Event()
@@ -85,8 +85,8 @@ def hold(other: str) -> None:
     held["mine"] = rpc.RRef([1, 2])
     first = held["references"][0]
     held["proxies"] = [first.rpc_sync(), first.rpc_async(), first.remote(), first.rpc_async().bit_length]
-    held["pending"] = rpc.rpc_async(other, targets.nap, args=(30.0,), timeout=0)
-    held["making"] = rpc.remote(other, targets.nap, args=(30.0,), timeout=0)
+    held["pending"] = rpc.rpc_async(other, targets.nap, args=(programs.NEVER_ENDS,), timeout=0)
+    held["making"] = rpc.remote(other, targets.nap, args=(programs.NEVER_ENDS,), timeout=0)
     held["fetching"] = held["making"].to_here_async()
     held["following"] = held["pending"].then(lambda done: held["references"])
     held["done"] = rpc.rpc_async(other, large)
@@ -105,7 +105,7 @@ def hold(other: str) -> None:
         last.held_to_the_end = {  # type: ignore[attr-defined]
             **held,
             "references": [rpc.remote(other, targets.double, args=(i,)) for i in range(20)],
-            "pending": rpc.rpc_async(other, targets.nap, args=(30.0,), timeout=0),
+            "pending": rpc.rpc_async(other, targets.nap, args=(programs.NEVER_ENDS,), timeout=0),
             "failed": rpc.rpc_async(other, fail),
             "large": rpc.rpc_sync(other, large),
         }
@@ -115,7 +115,7 @@ def start(rank: int, folder: Path) -> str:
     """Join, and hold everything. The name of the other worker."""
     other = join(rank, folder)
     if rank == 1:
-        time.sleep(60.0)  # it ends with the other one
+        time.sleep(programs.NEVER_ENDS)  # it ends with the other one
     faulthandler.dump_traceback_later(STUCK)
     rpc.rpc_sync(other, end_with, args=(os.getpid(),))
     hold(other)
@@ -168,13 +168,13 @@ def ends_by_a_handler(rank: int, folder: Path) -> None:
     other = start(rank, folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    rpc.rpc_sync(other, targets.nap, args=(30.0,), timeout=0)
+    rpc.rpc_sync(other, targets.nap, args=(programs.NEVER_ENDS,), timeout=0)
 
 
 def ends_by_a_signal(rank: int, folder: Path) -> None:
     start(rank, folder)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(30.0)
+    time.sleep(programs.NEVER_ENDS)
 
 
 def ends_beside_threads(rank: int, folder: Path) -> None:

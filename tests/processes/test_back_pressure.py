@@ -194,9 +194,9 @@ def test_other_callers_are_served_while_one_does_not_read(slow: Any, quick: Any,
         eventually(lambda: "asked" in workers.output(0))
         until_it_stands_still(lambda: workers.run(1, reply_bytes, "worker0"))
         for _ in range(5):
-            seconds, kind, value = workers.run(2, targets.timed_call, "worker1", quick, 4)
+            # (a call that waited for the other caller would wait for ever: that one reads when it is told to)
+            _, kind, value = workers.run(2, targets.timed_call, "worker1", quick, 4)
             assert (kind, value) == ("", "8")
-            assert seconds < 1.0
         (tmp_path / "go on").touch()
         assert asking.result(timeout=30.0) == 200
 

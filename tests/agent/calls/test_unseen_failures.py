@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import re
 import subprocess
 import sys
 import threading
@@ -76,20 +75,20 @@ def test_each_of_several_is_reported(me: str, caplog: pytest.LogCaptureFixture) 
     assert all(any(f"number {i}" in report for report in reports(caplog)) for i in range(5))
 
 
-def test_hundreds_that_are_dropped_together_are_one_line(me: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_hundreds_that_are_dropped_together_are_one_line(
+    me: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.agent.calls.unseen_failures.TOGETHER", 1000.0)  # the pool does not report before all are there
     futures = [rpc.rpc_async(me, fail, args=(f"number {i}",)) for i in range(200)]
     eventually(lambda: all(future.done() for future in futures))
     futures.clear()
     gc.collect()
-    eventually(lambda: sum(map(told_of, caplog.records)) == 200)
-    assert len(caplog.records) <= 3, "a thread that still has one, or that does not run, may make it more than one line"
-    assert "number" in caplog.records[0].getMessage()
-
-
-def told_of(record: logging.LogRecord) -> int:
-    """How many failures a line tells of."""
-    more = re.search(r"\((\d+) more calls? failed unseen; this was the first\)", record.getMessage())
-    return 1 + int(more[1]) if more else 1
+    eventually(lambda: len(unseen_failures) == 200)
+    monkeypatch.setattr("remora.agent.calls.unseen_failures.TOGETHER", 0.0)
+    eventually(lambda: not unseen_failures and caplog.records)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "number" in line
+    assert "(199 more calls failed unseen; this was the first)" in line
 
 
 def test_what_was_forgotten_is_reported_before_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:

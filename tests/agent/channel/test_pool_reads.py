@@ -22,7 +22,7 @@ from remora.protocol.session import Session
 from remora.transport import link as stream
 from remora.transport.poller import END, READ, WRITE, EpollPoller
 from remora.wire.frames import Frame, encode
-from tests.agent.alone import wait_until
+from tests.agent.alone import wait_until, worker_alone
 
 portable = not FAST_PATHS.epoll or not hasattr(select, "epoll")
 pytestmark = pytest.mark.skipif(portable, reason="needs epoll")
@@ -46,20 +46,22 @@ def answered(me: str) -> bool:
 
 
 @pytest.mark.skipif(not FAST_PATHS.lasting_arm, reason="turned off")
-def test_requests_in_a_row_need_no_arming(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    channel = incoming(me)
-    armed: list[object] = []
-    original = EpollPoller._modify
+def test_requests_in_a_row_need_no_arming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.agent.agent.TICK", 3600.0)  # a tick arms all links
+    with worker_alone() as me:
+        channel = incoming(me)
+        armed: list[object] = []
+        original = EpollPoller._modify
 
-    def modify(poller: EpollPoller, source: object, mask: int) -> None:
-        if source is channel.inbox.registration:
-            armed.append(mask)
-        original(poller, source, mask)  # type: ignore[arg-type]
+        def modify(poller: EpollPoller, source: object, mask: int) -> None:
+            if source is channel.inbox.registration:
+                armed.append(mask)
+            original(poller, source, mask)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EpollPoller, "_modify", modify)
-    for _ in range(50):
-        assert answered(me)
-    assert len(armed) < 10, "a beat of the clock may come in between; a request does not arm"
+        monkeypatch.setattr(EpollPoller, "_modify", modify)
+        for _ in range(50):
+            assert rpc.rpc_sync(me, double, args=(21,)) == 42
+        assert armed == []
 
 
 def test_what_came_while_somebody_else_was_reading_is_read_afterwards(me: str) -> None:

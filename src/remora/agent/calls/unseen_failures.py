@@ -45,6 +45,10 @@ class UnseenFailures:
             self._alone = time.monotonic()
             self.report()
 
+    def __len__(self) -> int:
+        """Return how many failures wait to be reported."""
+        return len(self._failures)
+
     @property
     def due(self) -> bool:
         """Return True if it is time to report: failures within a moment of the first are reported together."""
