@@ -78,7 +78,8 @@ def test_each_of_several_is_reported(me: str, caplog: pytest.LogCaptureFixture) 
 def test_hundreds_that_are_dropped_together_are_one_line(
     me: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remora.agent.calls.unseen_failures.TOGETHER", 1000.0)  # the pool does not report before all are there
+    # The pool does not report before all are there.
+    monkeypatch.setattr("remora.agent.calls.unseen_failures.TOGETHER", 1000.0)
     futures = [rpc.rpc_async(me, fail, args=(f"number {i}",)) for i in range(200)]
     eventually(lambda: all(future.done() for future in futures))
     futures.clear()
