@@ -24,7 +24,7 @@ T = TypeVar("T")
 def add_group(parser: argparse.ArgumentParser) -> None:
     """Which group, and how long its workers have to answer."""
     add = parser.add_argument
-    add("--at", metavar="ADDRESS", help="tcp://host:port or file://… of the group's store, or an observer's socket of one worker")
+    add("--at", metavar="ADDRESS", help="the group's store (tcp://host:port, file://…), or a worker's observer socket")
     add("--group", metavar="NAME", help="the group, where this host has several (the first letters are enough)")
     add("--secret-file", metavar="FILE", help="the group's secret; else REMORA_SECRET, REMORA_SECRET_FILE or this user's")
     add("--timeout", type=_seconds, default=TIMEOUT, metavar="TIME", help="how long workers have to answer (2s)")
@@ -36,7 +36,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--watch", nargs="?", type=_seconds, const=1.0, metavar="TIME", help="show it again and again, each second if no time is given"
+        "--watch", nargs="?", type=_seconds, const=1.0, metavar="TIME", help="show it again and again (each second)"
     )
 
 
