@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from remora.command.errors import UsageError
 from remora.command.output import Output, make_output
@@ -17,8 +17,6 @@ from remora.observer.model import GroupSnapshot, Missing, Query, WorkerSnapshot,
 
 TIMEOUT = 2.0
 MOST = 1000  # entries of a part that each worker is asked for; what `--limit` cuts is cut here, after sorting
-
-T = TypeVar("T")
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
@@ -80,33 +78,36 @@ def query_of(options: argparse.Namespace, *parts: str) -> Query:
 
 
 def show(options: argparse.Namespace, query: Query, draw: Callable[[GroupSnapshot, Output], int]) -> int:
-    """Ask the group and draw the answer: once, or again and again under `--watch`. Return the exit code of the last time:
-    that of `draw`, or 1 if a worker did not answer."""
-    group = find_group(options)
-    output = make_output()
-    try:
-        while True:
+    """Ask the group and draw the answer, again and again under `--watch`. Return the exit code of the last time: that of
+    `draw`, or 1 if a worker did not answer."""
+    with find_group(options) as group:
+
+        def once(output: Output) -> int:
             snapshot = group.snapshot(query, options.timeout)
             check_worker(snapshot, getattr(options, "worker", None))
-            code = _show_once(options, snapshot, output, draw)
-            if options.watch is None:
-                return code
+            if options.json:
+                print_json(to_json(snapshot), indent=options.watch is None)
+                return int(bool(troubles(snapshot)))
+            return max(draw(snapshot, output), tell_missing(snapshot, output))
+
+        return repeat(options, once)
+
+
+def repeat(options: argparse.Namespace, once: Callable[[Output], int]) -> int:
+    """Do it once, or under `--watch` until Ctrl-C. Return the exit code of the last time."""
+    output = make_output()
+    if options.watch is None:
+        return once(output)
+    code = 0
+    try:
+        while True:
+            if not options.json:
+                output.clear()
+                output.line(time.strftime("%H:%M:%S"), "faint")
+            code = once(output)
             time.sleep(options.watch)
-    finally:
-        group.close()
-
-
-def _show_once(
-    options: argparse.Namespace, snapshot: GroupSnapshot, output: Output, draw: Callable[[GroupSnapshot, Output], int]
-) -> int:
-    if options.json:
-        print_json(to_json(snapshot), indent=options.watch is None)
-        return int(bool(troubles(snapshot)))
-    if options.watch is not None:
-        output.clear()
-        output.line(f"group {snapshot.group}   {time.strftime('%H:%M:%S', time.localtime(snapshot.time))}", "faint")
-    code = draw(snapshot, output)
-    return max(code, tell_missing(snapshot, output))
+    except KeyboardInterrupt:
+        return code
 
 
 def print_json(value: Any, indent: bool = True) -> None:
@@ -137,10 +138,10 @@ def tell_missing(snapshot: GroupSnapshot, output: Output) -> int:
 
 
 def partial_answer(snapshot: GroupSnapshot) -> str:
-    """Such as: 7 of 8 workers answered; worker3: silent for 2 s, stopped by a signal (SIGSTOP)."""
+    """Such as: 7 of 8 workers answered; worker3 is silent: its process is stopped (SIGSTOP)."""
     bad = troubles(snapshot)
     answered = len(snapshot.workers)
-    reasons = [f"{each.name}: {each.reason or each.state}" for each in bad]
+    reasons = [f"{each.name} is {each.state}" + (f": {each.reason}" if each.reason else "") for each in bad]
     return "; ".join([f"{answered} of {counted(answered + len(bad), 'worker')} answered", *reasons])
 
 

@@ -27,7 +27,8 @@ class Index:
 
     def __init__(self, group: GroupSnapshot) -> None:
         self.workers = {each.name: each for each in group.workers}
-        self.missing: dict[str, Missing] = {each.name: each for each in group.missing}
+        # One that was started again under its name is there, whatever became of the one before.
+        self.missing: dict[str, Missing] = {each.name: each for each in group.missing if each.name not in self.workers}
         self.callers: dict[CallKey, Half] = {}  # the half of the one who called
         self.callees: dict[CallKey, Half] = {}
         self.threads: dict[Node, ThreadStatus] = {}
@@ -134,7 +135,7 @@ class Index:
         if known is not None:
             return f"is {known.state}" + (f": {known.reason}" if known.reason else "")
         if name not in self.workers:
-            return "is not known to the observer"
+            return "has not been heard of"
         threads = self.workers[name].threads
         main = next((each for each in threads if each.role == "main" and each.stack), None)
         return f"is at {main.stack[-1]} with its main thread" if main else "goes on"

@@ -108,7 +108,7 @@ class WaitGraph:
     # Cycles.
 
     def cycles(self) -> list[Chain]:
-        """Every node that waits for itself is on one of these; each is as short as can be."""
+        """Every thread and call that waits for itself is on one of these; each is as short as can be."""
         if self._cycles is None:
             self._cycles = [self._chain_of_cycle(nodes) for nodes in self._find_cycles()]
         return self._cycles
@@ -137,7 +137,8 @@ class WaitGraph:
         node = after.source
         kinds = (NodeKind.THREAD, NodeKind.COROUTINE, NodeKind.CALL)
         rank = -1 if node in self._graph.mains else kinds.index(node.kind) if node.kind in kinds else len(kinds)
-        return not before.text, rank, -(after.age or 0.0)
+        unsaid = before.source.kind is NodeKind.CALL and not before.text
+        return unsaid, rank, -(after.age or 0.0)
 
     # Chains.
 
@@ -154,7 +155,7 @@ class WaitGraph:
             if node in seen:
                 break
             seen.add(node)
-        cyclic = len(edges) == len(seen) and node in self._hopeless()
+        cyclic = len(edges) == len(seen) and any(node in cycle.nodes for cycle in self.cycles())
         left = [self._graph.deadlines[each] for each in seen if each in self._graph.deadlines]
         return Chain(tuple(edges), start, self._sentence(start, edges, cyclic), cyclic, min(left, default=None))
 
@@ -162,15 +163,17 @@ class WaitGraph:
         return edge.target in self._hopeless(), edge.target in self._graph.gone, edge.age or 0.0
 
     def chains(self) -> list[Chain]:
-        """What everything that waits waits for: one from each start, those that wait longest first; then from each thread and
-        coroutine that is in none of these, nor in a cycle."""
+        """For everything that waits, what it waits for: from each start, those that wait longest first; then from each thread
+        and coroutine that is in none of these, nor in a cycle."""
         covered = {node for cycle in self.cycles() for node in cycle.nodes}
         own = [node for node in self._graph.labels if node.kind in _OWN and self._ahead[node]]
         found = []
         for start in [*self.starts(), *sorted(own, key=self._waiting, reverse=True)]:
-            if start not in covered:
-                found.append(self.chain(start))
-                covered.update(found[-1].nodes)
+            chain = self.chain(start)
+            waits = chain.end in self._graph.gone or any(edge.text for edge in chain.edges)  # else it is a call that just runs
+            if waits and start not in covered:
+                found.append(chain)
+                covered.update(chain.nodes)
         return found
 
     def find(self, text: str) -> list[Node]:
@@ -262,7 +265,8 @@ def _stuck(graph: Graph, edges: Iterable[Edge]) -> set[Node]:
 
 
 def _cycles_in(graph: Graph, edges: Collection[Edge]) -> list[list[Node]]:
-    """Short cycles of stuck nodes, until each stuck node that waits for itself is on one."""
+    """Short cycles of stuck nodes, until each stuck node that waits for itself is on one. Of those that differ in which
+    function of a full pool they pass, one is enough."""
     stuck = _stuck(graph, edges)
     targets: Targets = defaultdict(list)
     for edge in edges:
@@ -273,8 +277,9 @@ def _cycles_in(graph: Graph, edges: Collection[Edge]) -> list[list[Node]]:
         covered: set[Node] = set()
         for node in component:
             if node not in covered and (cycle := _shortest_cycle(node, targets, set(component))):
+                if not covered & graph.any_of & set(cycle):
+                    found.append(cycle)
                 covered.update(cycle)
-                found.append(cycle)
     return found
 
 
