@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from remora.names import joined
 from remora.observer.model import CallKey, Event, EventKind
 from remora.observer.trace import Operator
 from remora.recorder import MADE, Raw
@@ -47,7 +48,7 @@ class Rows:
             return at
 
         for end, peer, id, module, name, _, began, ended, thread, flags, size, parent in ends:
-            function = f"{module}.{name}" if module else str(name)
+            function = joined(module, name)
             above = (place(parent[1]), parent[2]) if parent is not None and parent[1] else (-1, -1)
             found.rows.append([
                 int(end == MADE), place(peer), id, place(function), round((ended + ahead) * 1e9),
