@@ -46,7 +46,9 @@ def test_a_cycle_over_three_workers_is_one_sentence() -> None:
 
 
 def test_what_leads_into_a_cycle_is_told_after_it_and_is_none() -> None:
-    outside = worker("worker3", calls=(call("worker3#9", "worker1", "k", BEGUN, 3),), waits=(waits_for("worker3#9", age=3.0),))
+    outside = worker(
+        "worker3", calls=(call("worker3#9", "worker1", "k", BEGUN, 3),), waits=(waits_for("worker3#9", age=3.0),)
+    )
     workers = lock_cycle()
     served = call("worker3#9", "worker1", "k", RUNNING, 3, OTHER)
     blocked = waits(WaitKind.LOCK, OTHER, 3.0, serving="worker3#9", holder=POOL)
@@ -205,14 +207,20 @@ def test_a_gathering_names_all_that_have_not_come_and_where_they_are() -> None:
         "stopped (SIGSTOP)",
     ]
     late = explain(waiting[0], worker("worker2"), worker("worker3"))
-    assert late[0].endswith("where worker2 and worker3 have not come, and worker2 is at train.py:30 step with its main thread")
+    assert late[0].endswith(
+        "where worker2 and worker3 have not come, and worker2 is at train.py:30 step with its main thread"
+    )
     assert explain(waiting[0], worker("worker2"))[0].endswith("and worker3 has not been heard of")
 
 
 def test_a_gathering_whose_leader_is_in_it_waits_for_others() -> None:
     """A follower says that it waits for the leader; the leader says for whom it waits. That is no cycle."""
-    follower = worker("worker1", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker0 leads", workers=("worker0",)),))
-    leader = worker("worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker1 …", workers=("worker1", "worker2")),))
+    follower = worker(
+        "worker1", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker0 leads", workers=("worker0",)),)
+    )
+    leader = worker(
+        "worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker1 …", workers=("worker1", "worker2")),)
+    )
     graph = WaitGraph.of(group(follower, leader, worker("worker2")))
     assert graph.cycles() == []
     assert all("worker2 has not come, and worker2 is at train.py:30" in text for text in graph.explain())
@@ -241,8 +249,8 @@ def test_a_worker_that_left_is_not_gone() -> None:
 
 
 def pool_of(limit: int, blocked: int) -> GroupSnapshot:
-    """`blocked` functions on worker1 want a lock that its main thread holds; that waits for g on worker0, which calls back k;
-    and k has no slot."""
+    """`blocked` functions on worker1 want a lock that its main thread holds; that waits for g on worker0, which calls back
+    k; and k has no slot."""
     held = tuple(call(f"worker0#{n}", "worker1", "f", RUNNING, 9, 10 + n) for n in range(blocked))
     locked = tuple(waits(WaitKind.LOCK, 10 + n, 9.0, serving=f"worker0#{n}", holder=MAIN) for n in range(blocked))
     callee = worker(
@@ -277,15 +285,20 @@ def test_a_pool_goes_on_when_one_function_in_it_does() -> None:
 
 def test_a_function_that_waits_for_a_call_has_no_slot() -> None:
     shown = pool_of(1, 1)
-    nested = tuple(replace(each, kind=WaitKind.CALL, holder=None) if each.holder else each for each in shown.workers[0].waits)
-    assert WaitGraph.of(replace(shown, workers=(replace(shown.workers[0], waits=nested), shown.workers[1]))).cycles() == []
+    nested = tuple(
+        replace(each, kind=WaitKind.CALL, holder=None) if each.holder else each for each in shown.workers[0].waits
+    )
+    assert (
+        WaitGraph.of(replace(shown, workers=(replace(shown.workers[0], waits=nested), shown.workers[1]))).cycles() == []
+    )
 
 
 # References, backward passes, links.
 
 
 def reference(*makers: str, cut: bool = False) -> GroupSnapshot:
-    """worker0 waits for a value that calls on worker1 may make; each waits for the lock of the main thread, and that for worker0."""
+    """worker0 waits for a value that calls on worker1 may make; each waits for the lock of the main thread, and that for
+    worker0."""
     owner = worker(
         "worker1",
         owned=(OwnedReference(id="r1", type="", state="being made", age=4, function="make"),),
@@ -316,7 +329,9 @@ def test_a_value_may_be_made_by_what_is_not_shown() -> None:
 
 
 def test_the_value_of_an_owner_that_died() -> None:
-    waiting = worker("worker0", waits=(waits(WaitKind.REFERENCE, reference="r1", text="a Model", workers=("worker1",)),))
+    waiting = worker(
+        "worker0", waits=(waits(WaitKind.REFERENCE, reference="r1", text="a Model", workers=("worker1",)),)
+    )
     assert explain(waiting, missing=(gone("worker1", "dead", "it was killed"),)) == [
         "worker0 waits for a Model on worker1 (10.0 s), and worker1 is dead: it was killed"
     ]
@@ -339,8 +354,8 @@ def test_a_backward_pass_leads_to_who_owes_and_is_never_a_cycle() -> None:
 def test_a_full_link_leads_to_a_worker_that_does_not_read() -> None:
     waiting = worker("worker0", waits=(waits(WaitKind.LINK, workers=("worker1",)),))
     assert explain(waiting, missing=(gone("worker1"),)) == [
-        "worker0 waits for room on the link to worker1 (10.0 s), which worker1 does not read, and worker1 is silent: its process "
-        "is stopped (SIGSTOP)"
+        "worker0 waits for room on the link to worker1 (10.0 s), which worker1 does not read, and worker1 is silent: its "
+        "process is stopped (SIGSTOP)"
     ]
 
 

@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_group(parser)
     add_filters(parser, ("time", "took", "bytes"), older=False)
     kinds = [str(each) for each in EventKind]
-    parser.add_argument("--kind", action="append", choices=kinds, metavar="KIND", help=f"only these: {', '.join(kinds)}")
+    parser.add_argument(
+        "--kind", action="append", choices=kinds, metavar="KIND", help=f"only these: {', '.join(kinds)}"
+    )
     add_json(parser)
     add_watch(parser)
 

@@ -7,8 +7,17 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 
-from remora.command.arguments import add_group, add_json, add_watch, check_worker, find_group, print_json, repeat
-from remora.command.arguments import tell_missing, troubles
+from remora.command.arguments import (
+    add_group,
+    add_json,
+    add_watch,
+    check_worker,
+    find_group,
+    print_json,
+    repeat,
+    tell_missing,
+    troubles,
+)
 from remora.command.output import Output, lines
 from remora.command.text import counted, duration
 from remora.observer.model import CallKey, GroupSnapshot, Query, ThreadStatus, WaitStatus, WorkerSnapshot, to_json

@@ -60,7 +60,9 @@ class _Builder:
         for node, (present, absent) in self._meetings.items():
             late = sorted(absent - present)
             for name in late:
-                self._edge(None, node, self._program(name), f"{_named(late)} {'has' if len(late) == 1 else 'have'} not come")
+                self._edge(
+                    None, node, self._program(name), f"{_named(late)} {'has' if len(late) == 1 else 'have'} not come"
+                )
         for key in self._index.callers.keys() | self._index.callees.keys():
             self._add_call(key)
         for node in self._graph.labels:
@@ -224,6 +226,8 @@ class _Builder:
         known = self._index.missing.get(name)
         if worker is None and (known is None or known.state != "left"):
             self._graph.gone.add(node)
-        elif worker is not None and (main := self._index.main_thread(worker)) is not None and self._index.waits.get(main):
+        elif (
+            worker is not None and (main := self._index.main_thread(worker)) is not None and self._index.waits.get(main)
+        ):
             self._edge(worker, node, main)
         return node
