@@ -228,21 +228,33 @@ def test_a_gathering_whose_leader_is_in_it_waits_for_others() -> None:
 
 def test_two_gatherings_that_wait_for_each_other_are_a_cycle() -> None:
     first = worker("worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3: …", workers=("worker1",)),))
-    second = worker("worker1", waits=(waits(WaitKind.SHUTDOWN, text="shutdown: …", workers=("worker0",)),))
+    second = worker("worker1", waits=(waits(WaitKind.GATHERING, text="barrier 4: …", workers=("worker0",)),))
     (cycle,) = WaitGraph.of(group(first, second)).cycles()
     assert cycle.text in (
-        "worker0 waits in barrier 3 (10.0 s), where worker1 has not come, and the main thread of worker1 waits in shutdown "
+        "worker0 waits in barrier 3 (10.0 s), where worker1 has not come, and the main thread of worker1 waits in barrier 4 "
         "(10.0 s), where worker0 has not come: a cycle",
-        "worker1 waits in shutdown (10.0 s), where worker0 has not come, and the main thread of worker0 waits in barrier 3 "
+        "worker1 waits in barrier 4 (10.0 s), where worker0 has not come, and the main thread of worker0 waits in barrier 3 "
         "(10.0 s), where worker1 has not come: a cycle",
     )
 
 
 def test_a_worker_that_left_is_not_gone() -> None:
-    waiting = worker("worker0", waits=(waits(WaitKind.SHUTDOWN, workers=("worker1",)),))
+    waiting = worker("worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3", workers=("worker1",)),))
     graph = WaitGraph.of(group(waiting, missing=(gone("worker1", "left", ""),)))
     assert not graph.gone()
-    assert graph.explain() == ["worker0 waits in shutdown (10.0 s), where worker1 has not come, and worker1 is left"]
+    assert graph.explain() == ["worker0 waits in barrier 3 (10.0 s), where worker1 has not come, and worker1 has left"]
+
+
+def test_a_shutdown_leads_to_the_calls_that_are_under_way() -> None:
+    ending = worker(
+        "worker0",
+        calls=(call("worker1#1", "worker0", "f", RUNNING, 9, POOL),),
+        waits=(waits(WaitKind.SHUTDOWN, text="until no call is under way", workers=("worker1",)),),
+    )
+    assert explain(ending, worker("worker1")) == [
+        "worker0 waits in shutdown until no call is under way (10.0 s), where f on worker0 is under way for worker1 (9.0 s), "
+        "which is at train.py:40 serve"
+    ]
 
 
 # Pools: one of several is enough.

@@ -61,7 +61,7 @@ def _draw(options: argparse.Namespace, group: GroupSnapshot, output: Output) -> 
     table = Table(COLUMNS)
     for moment, name, event in found[-options.limit :]:
         table.add(
-            time.strftime("%H:%M:%S", time.localtime(moment)) + f"{moment % 1:.3f}"[1:],
+            time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1000):03}",
             name,
             event.kind,
             event.peer or "",

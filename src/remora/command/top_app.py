@@ -1,4 +1,4 @@
-"""The screen of `remora top`, by Textual. Snapshots are asked for on a thread of their own: a silent worker delays no key."""
+"""The screen of `remora top`, by Textual. Snapshots are asked for on another thread: a silent worker delays no key."""
 
 from __future__ import annotations
 

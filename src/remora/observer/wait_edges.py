@@ -21,11 +21,7 @@ from remora.observer.model import CallKey, CallStatus, GroupSnapshot, Stage, Wai
 from remora.observer.wait_graph import Edge, Graph, Node, NodeKind, call_node, thread_node
 from remora.observer.wait_index import Index
 
-MEETINGS = {
-    WaitKind.GATHERING: NodeKind.GATHERING,
-    WaitKind.SHUTDOWN: NodeKind.SHUTDOWN,
-    WaitKind.JOIN: NodeKind.JOIN,
-}
+MEETINGS = {WaitKind.GATHERING: NodeKind.GATHERING, WaitKind.JOIN: NodeKind.JOIN}
 
 
 def graph_of(group: GroupSnapshot) -> Graph:
@@ -42,6 +38,11 @@ def _named(names: list[str]) -> str:
     """Such as: worker1, worker2 and 5 others."""
     shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} others"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _lock_name(wait: WaitStatus) -> str:
+    """Such as: the lock self._lock."""
+    return wait.text.partition(" at ")[0] or "a lock"
 
 
 class _Builder:
@@ -99,6 +100,8 @@ class _Builder:
             self._add_meeting(worker, wait, source)
         elif wait.kind is WaitKind.REFERENCE:
             self._add_reference(worker, wait, source)
+        elif wait.kind is WaitKind.SHUTDOWN:
+            self._add_shutdown(worker, wait, source)
         else:
             target, text = self._simple_target(worker, wait, source)
             self._edge(worker, source, target, f"waits for {text}{ago(wait.age)}", wait.age)
@@ -115,9 +118,9 @@ class _Builder:
             return self._link(worker, wait.workers[0]), f"room on the link to {wait.workers[0]}"
         if wait.kind is WaitKind.LOCK and wait.holder is not None and wait.holder != wait.thread:
             holder = thread_node(worker.name, wait.holder)
-            return holder, f"a lock that {self._index.label(holder)} holds"
+            return holder, f"{_lock_name(wait)} that {self._index.label(holder)} holds"
         if wait.kind is WaitKind.LOCK:
-            return Node(NodeKind.LOCK, worker.name, source.id), "a lock whose holder is not known"
+            return Node(NodeKind.LOCK, worker.name, source.id), f"{_lock_name(wait)} whose holder is not known"
         text = wait.text or f"a {wait.kind}"  # it lacks its details
         return Node(NodeKind.WORKER, worker.name, text), text
 
@@ -129,12 +132,25 @@ class _Builder:
 
     def _add_meeting(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
         title = wait.text.partition(":")[0] or str(wait.kind)
-        target = Node(MEETINGS[wait.kind], "", title if wait.kind is WaitKind.GATHERING else str(wait.kind))
+        joining = wait.kind is WaitKind.JOIN
+        target = Node(MEETINGS[wait.kind], "", str(wait.kind) if joining else title)
         present, absent = self._meetings.setdefault(target, (set(), set()))
         present.add(worker.name)
         absent.update(wait.workers)
-        doing = {WaitKind.JOIN: "waits for the group to form", WaitKind.SHUTDOWN: "waits in shutdown"}
-        self._edge(worker, source, target, doing.get(wait.kind, f"waits in {title}") + ago(wait.age), wait.age)
+        doing = "waits for the group to form" if joining else f"waits in {title}"
+        self._edge(worker, source, target, doing + ago(wait.age), wait.age)
+
+    def _add_shutdown(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
+        """A worker ends when the calls that it makes and serves have ended."""
+        target = Node(NodeKind.SHUTDOWN, worker.name)
+        self._edge(worker, source, target, f"waits in shutdown {wait.text}".rstrip() + ago(wait.age), wait.age)
+        for call in worker.calls:
+            who = call.key.caller if call.callee == worker.name else worker.name
+            text = f"{call.function} on {call.callee} is under way for {who}{ago(call.age)}"
+            self._edge(worker, target, call_node(call.key), text, call.age)
+        for name in wait.workers:
+            if name in self._index.missing:
+                self._edge(worker, target, self._program(name), f"{name} has to answer")
 
     def _add_reference(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
         name = wait.workers[0] if wait.workers else worker.name

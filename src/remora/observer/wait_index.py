@@ -78,7 +78,7 @@ class Index:
             return self._thread_name(node)
         if node.kind is NodeKind.CALL:
             return self.call_name(CallKey(caller=node.worker, id=int(node.id)))
-        if node.kind in (NodeKind.GATHERING, NodeKind.SHUTDOWN, NodeKind.JOIN, NodeKind.REFERENCE):
+        if node.kind in (NodeKind.GATHERING, NodeKind.JOIN, NodeKind.REFERENCE):
             return node.id
         return {
             NodeKind.POOL: f"the pool of {node.worker}",
@@ -86,6 +86,7 @@ class Index:
             NodeKind.BACKWARD: f"backward pass {node.id} on {node.worker}",
             NodeKind.COROUTINE: f"a coroutine of {node.worker}",
             NodeKind.LOCK: f"a lock on {node.worker}",
+            NodeKind.SHUTDOWN: f"the shutdown of {node.worker}",
         }.get(node.kind, node.worker)
 
     def _thread_name(self, node: Node) -> str:
@@ -133,7 +134,7 @@ class Index:
     def _state_of_worker(self, name: str) -> str:
         known = self.missing.get(name)
         if known is not None:
-            return f"is {known.state}" + (f": {known.reason}" if known.reason else "")
+            return ("has left" if known.state == "left" else f"is {known.state}") + (f": {known.reason}" if known.reason else "")
         if name not in self.workers:
             return "has not been heard of"
         threads = self.workers[name].threads
