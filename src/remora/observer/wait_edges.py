@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from remora.observer.model import CallKey, CallStatus, GroupSnapshot, Stage, WaitKind, WaitStatus, WorkerSnapshot
 from remora.observer.wait_graph import Edge, Graph, Node, NodeKind, call_node, thread_node
-from remora.observer.wait_index import Index
+from remora.observer.wait_index import Index, short
 
 MEETINGS = {WaitKind.GATHERING: NodeKind.GATHERING, WaitKind.JOIN: NodeKind.JOIN}
 
@@ -146,7 +146,7 @@ class _Builder:
         self._edge(worker, source, target, f"waits in shutdown {wait.text}".rstrip() + ago(wait.age), wait.age)
         for call in worker.calls:
             who = call.key.caller if call.callee == worker.name else worker.name
-            text = f"{call.function} on {call.callee} is under way for {who}{ago(call.age)}"
+            text = f"{short(call.function)} on {call.callee} is under way for {who}{ago(call.age)}"
             self._edge(worker, target, call_node(call.key), text, call.age)
         for name in wait.workers:
             if name in self._index.missing:
@@ -157,7 +157,7 @@ class _Builder:
         target = Node(NodeKind.REFERENCE, name, wait.reference or wait.text)
         owner = self._index.workers.get(name)
         value = next((each for each in owner.owned if each.id == wait.reference), None) if owner else None
-        what = f"the value of {value.function}" if value and value.function else wait.text or "a value"
+        what = f"the value of {short(value.function)}" if value and value.function else wait.text or "a value"
         where = "" if name in what else f" on {name}"
         self._edge(worker, source, target, f"waits for {what}{where}{ago(wait.age)}", wait.age)
         self._graph.any_of.add(target)
@@ -172,7 +172,7 @@ class _Builder:
         if not makers or owner.left_out.get("calls"):
             self._graph.going_on.add(target)
         for call in makers:
-            text = f"is made by {call.function} for {call.key.caller}{ago(call.age)}"
+            text = f"is made by {short(call.function)} for {call.key.caller}{ago(call.age)}"
             self._edge(owner, target, call_node(call.key), text, call.age)
 
     def _add_pass(self, worker: WorkerSnapshot, context: str, awaits: dict[str, int]) -> None:
@@ -221,7 +221,7 @@ class _Builder:
         if len(holding) < max(worker.pool.limit, 1):
             self._graph.going_on.add(node)
         for call in sorted(holding, key=lambda each: -each.age):
-            text = f"{call.function} for {call.key.caller} has a slot{ago(call.age)}"
+            text = f"{short(call.function)} for {call.key.caller} has a slot{ago(call.age)}"
             self._edge(worker, node, call_node(call.key), text, call.age)
         return node
 

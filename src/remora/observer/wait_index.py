@@ -22,6 +22,11 @@ AT_CALLEE = (Stage.QUEUED, Stage.RUNNING, Stage.ANSWERING)
 Half = tuple[WorkerSnapshot, CallStatus]
 
 
+def short(function: str) -> str:
+    """The name of a function for a sentence: without packages, and without `__main__`."""
+    return ".".join(function.removeprefix("__main__.").split(".")[-2:])
+
+
 class Index:
     """A snapshot, to be looked up."""
 
@@ -97,7 +102,7 @@ class Index:
 
     def call_name(self, key: CallKey) -> str:
         half = self.half(key)
-        return f"{half[1].function} on {half[1].callee or half[0].name}" if half else f"call {key}"
+        return f"{short(half[1].function)} on {half[1].callee or half[0].name}" if half else f"call {key}"
 
     # What is known of a node that waits for nothing.
 
@@ -134,7 +139,8 @@ class Index:
     def _state_of_worker(self, name: str) -> str:
         known = self.missing.get(name)
         if known is not None:
-            return ("has left" if known.state == "left" else f"is {known.state}") + (f": {known.reason}" if known.reason else "")
+            state = "has left" if known.state == "left" else f"is {known.state}"
+            return f"{state}: {known.reason}" if known.reason else state
         if name not in self.workers:
             return "has not been heard of"
         threads = self.workers[name].threads
