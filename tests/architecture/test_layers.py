@@ -49,7 +49,7 @@ PURE_STDLIB = {
 }  # fmt: skip
 
 OWN_THREADS = (
-    "remora.agent", "remora.autograd", "remora.introspection.server", "remora.transport", "remora.faults.injector",
+    "remora.agent", "remora.autograd", "remora.introspection", "remora.transport", "remora.faults.injector",
     "remora.testing",
 )  # fmt: skip
 THREAD_NAMES = {
