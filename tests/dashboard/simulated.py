@@ -107,7 +107,7 @@ class SimulatedGroup:
             up=up,
             versions={"remora": "0.9", "torch": "2.13", "python": "3.11"},
             program="train.py --lr 0.1",
-            cpu=up * min(speed, 1.9) * 0.6,
+            cpu=up * (0.3 + 0.5 * chance.random()),
             calls_made=served,
             calls_served=served,
             calls_failed=int(up / 20),

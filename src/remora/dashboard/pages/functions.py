@@ -23,10 +23,9 @@ FUNCTIONS = (
     Column("p50", "Median", "seconds"),
     Column("p99", "99 %", "seconds"),
     Column("longest", "Longest", "seconds", narrow=False),
-    Column("queue", "Queued, 99 %", "seconds", narrow=False, hint="waiting for a thread of the callee"),
-    Column("run", "Runs, median", "seconds", narrow=False),
-    Column("total", "Time in all", "seconds", narrow=False),
-    Column("share", "Share of all time", "percent", narrow=False),
+    Column("queue", "Queued 99 %", "seconds", narrow=False, hint="waiting for a thread of the callee"),
+    Column("run", "Runs", "seconds", narrow=False, hint="the median of running at the callee"),
+    Column("share", "Of all time", "percent", narrow=False),
 )
 PAIRS = (
     Column("measure", "Measure"),

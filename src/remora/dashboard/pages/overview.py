@@ -17,6 +17,7 @@ TROUBLE = {"dead": 0, "unreachable": 1, "silent": 2, "refused": 3, "suspected": 
 WORKERS = (
     Column("state", "State", "state"),
     Column("worker", "Worker", "worker"),
+    Column("reason", "Why", narrow=False),
     Column("served", "Served /s", "rate", hint="calls that ended here"),
     Column("curve", "", "spark", narrow=False),
     Column("running", "Running", "bar", hint="functions that run now, of the threads of the pool"),
@@ -25,9 +26,6 @@ WORKERS = (
     Column("cpu", "CPU", "percent", narrow=False),
     Column("resident", "Memory", "bytes"),
     Column("host", "Host", narrow=False),
-    Column("pid", "PID", "count", narrow=False),
-    Column("up", "Up", "seconds", narrow=False),
-    Column("reason", "Why", narrow=False),
 )
 
 
@@ -79,8 +77,6 @@ def _row(moment: Moment, name: str, oldest: dict[str, float], suspected: dict[st
         "cpu": series.last("cpu"),
         "resident": worker.memory.resident,
         "host": worker.host,
-        "pid": worker.pid,
-        "up": worker.up,
         "reason": why or (f"all {pool.limit} threads of the pool are taken" if full else ""),
     }
 
@@ -92,7 +88,6 @@ def _missing_row(moment: Moment, name: str) -> Row:
         "state": missing.state,
         "reason": missing.reason,
         "host": missing.host,
-        "pid": missing.pid,
         "running": None,
         "curve": None,
         "load": 0.0,

@@ -34,17 +34,18 @@ export function Chart({ data, lines, kind = "rate", height = 170, label }) {
       padding: [8, 8, 0, 0],
       cursor: { y: false, points: { size: 5 } },
       legend: { live: true },
-      scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
+      // Durations differ by factors: the median and the slowest are both seen on a scale of powers of ten.
+      scales: { y: kind === "seconds" ? { distr: 3 } : { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
       axes: [
-        { ...axis, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString("en-GB")), space: 80 },
-        { ...axis, size: 64, values: (_, marks) => marks.map((mark) => FORMATS[kind](mark)) },
+        { ...axis, size: 26, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString("en-GB")), space: 80 },
+        { ...axis, size: 64, values: (_, marks) => marks.map((mark) => (mark == null ? "" : FORMATS[kind](mark))) },
       ],
       series: [
         { label: "Time", value: (_, value) => (value == null ? "" : new Date(value * 1000).toLocaleTimeString("en-GB")) },
         ...lines.map(([, name, shade], at) => ({
           label: name, stroke: color(shade), width: 1.6, spanGaps: false, points: { show: false },
           fill: at === 0 ? color(shade) + "1c" : undefined,
-          value: (_, value) => FORMATS[kind](value),
+          value: (plotted, value, line, at) => FORMATS[kind](at == null ? plotted.data[line].at(-1) : value),
         })),
       ],
     };
@@ -88,7 +89,7 @@ export function Histogram({ first, counts, marks = [], label }) {
   return html`<div class="histogram" role="img" aria-label=${label}>
     <div class="bars">${counts.map((number, place) => html`<i title=${`${seconds(2 ** (first + place) / 1e9)} to ${seconds(2 ** (first + place + 1) / 1e9)}: ${plural(number, "call")}`} style=${{ height: `${number ? Math.max((number / most) * 100, 1.5) : 0}%` }}></i>`)}
       ${marks.map(([name, value]) => at(value) != null && html`<b style=${{ left: `${Math.min(Math.max(at(value), 0), 100)}%` }}><span>${name}</span></b>`)}</div>
-    <div class="axis">${counts.map((_, place) => (place % Math.ceil(counts.length / 8) === 0 ? html`<span style=${{ left: `${place * width}%` }}>${seconds(2 ** (first + place) / 1e9)}</span>` : ""))}</div>
+    <div class="axis">${counts.map((_, place) => (place % Math.ceil(counts.length / 4) === 0 ? html`<span style=${{ left: `${place * width}%` }}>${seconds(2 ** (first + place) / 1e9)}</span>` : ""))}</div>
   </div>`;
 }
 

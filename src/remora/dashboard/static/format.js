@@ -8,8 +8,8 @@ export function seconds(value) {
   if (value < 1e-3) return `${round(value * 1e6)} µs`;
   if (value < 1) return `${round(value * 1e3)} ms`;
   if (value < 90) return `${round(value)} s`;
-  if (value < 5400) return `${Math.floor(value / 60)} min ${String(Math.floor(value % 60)).padStart(2, "0")}`;
-  if (value < 172800) return `${Math.floor(value / 3600)} h ${String(Math.floor(value / 60) % 60).padStart(2, "0")}`;
+  if (value < 5400) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+  if (value < 172800) return `${Math.floor(value / 3600)} h ${Math.floor(value / 60) % 60} min`;
   return `${Math.floor(value / 86400)} days`;
 }
 
@@ -47,11 +47,11 @@ export function address(page, ...parts) {
   return "/" + [page, ...parts].map(encodeURIComponent).join("/");
 }
 
-// A colour for a name, always the same.
+// A hue for a name, the same as long as the page is open; the first dozen are well apart.
+const hues = new Map();
 export function hue(name) {
-  let sum = 2166136261;
-  for (let at = 0; at < name.length; at++) sum = Math.imul(sum ^ name.charCodeAt(at), 16777619);
-  return (sum >>> 0) % 360;
+  if (!hues.has(name)) hues.set(name, Math.round(205 + hues.size * 137.508) % 360);
+  return hues.get(name);
 }
 
 export function plural(number, noun) {

@@ -1,7 +1,7 @@
 // The timeline: a row for each thread, a bar for each function that ran and each call that was waited for. Wheel and drag zoom and move.
 
 import { html, useContext, useEffect, useRef, useState } from "/static/htm-preact.js";
-import { address, hue, plural, seconds, time } from "/static/format.js";
+import { address, count, hue, plural, seconds, time } from "/static/format.js";
 import { Canvas, color } from "/static/charts.js";
 import { go, Place } from "/static/ui.js";
 
@@ -72,11 +72,11 @@ export function Timeline({ view }) {
     if (found && found.bar[5] != null) go(address("calls", view.calls[found.bar[5]]));
     else if (found) go(address("functions", view.functions[found.bar[2]]));
   };
-  const [start, length, name, kind, number] = tip ? tip.bar : [];
+  const [start, length, name, kind, number, , , failed] = tip ? tip.bar : [];
   return html`<div class="timeline">
     <${Canvas} height=${HEAD + ROW * Math.max(view.rows.length, 1) + 6} what=${[view, shown.begin, shown.end].join()} draw=${(context, width, height) => draw(context, width, height, view, shown)} onReady=${ready}
       onMouseMove=${hover} onMouseLeave=${() => setTip(null)} onMouseDown=${(event) => (drag.current = { x: event.clientX, ...shown })} onMouseUp=${release} onDblClick=${() => place.setQuery({ end: "", seconds: "" })} role="img" aria-label="What each thread did; the pages of functions and calls say the same in tables" />
-    ${tip && html`<div class="tip" style=${{ left: `${Math.min(tip.x + 14, canvas.current.clientWidth - 220)}px`, top: `${tip.y + 12}px` }}><b>${view.functions[name]}</b><br />${kind === CALL ? "waited for" : kind === ERROR ? "failed" : kind === MANY ? `and others: ${plural(number, "call")}` : "ran"} ${seconds(length)}<br /><span class="note">${tip.row.worker} ${tip.row.name}, ${time(view.begin + start)}</span></div>`}
+    ${tip && html`<div class="tip" style=${{ left: `${Math.min(tip.x + 14, canvas.current.clientWidth - 220)}px`, top: `${tip.y + 12}px` }}><b>${view.functions[name]}</b><br />${kind === CALL ? "waited for" : kind === ERROR ? "failed" : kind === MANY ? `and others: ${plural(number, "call")}${failed ? `, ${count(failed)} failed` : ""},` : "ran"} ${seconds(length)}<br /><span class="note">${tip.row.worker} ${tip.row.name}, ${time(view.begin + start)}</span></div>`}
   </div>`;
 }
 
@@ -109,12 +109,16 @@ function draw(context, width, height, view, shown) {
     context.beginPath();
     context.rect(left, y, room, ROW);
     context.clip();
-    for (const [start, length, name, kind, number] of row.bars) {
+    for (const [start, length, name, kind, number, , busy, failed] of row.bars) {
       const begin = x(view.begin + start), wide = Math.max(length * scale, 1);
       context.fillStyle = kind === ERROR ? black : colors[name];
-      context.globalAlpha = kind === CALL ? 0.3 : kind === MANY ? 0.75 : 1;
+      context.globalAlpha = kind === CALL ? 0.3 : kind === MANY ? 0.35 + 0.65 * busy : 1;
       context.fillRect(begin, y + (kind === CALL ? 6 : 2), wide, ROW - (kind === CALL ? 12 : 4));
       context.globalAlpha = 1;
+      if (kind === MANY && failed) {
+        context.fillStyle = black;
+        context.fillRect(begin, y + ROW - 5, wide, 3);
+      }
       if (wide > 46 && kind !== CALL) {
         context.fillStyle = kind === ERROR ? color("card") : "#fff";
         context.fillText(number > 1 ? `${number} calls` : view.functions[name], begin + 4, y + ROW / 2, wide - 8);

@@ -45,7 +45,7 @@ export function Empty({ title, children }) {
 export function Spark({ values }) {
   const known = (values || []).filter((value) => value != null);
   if (known.length < 2) return html`<svg class="spark" viewBox="0 0 100 24"></svg>`;
-  const most = Math.max(...known, 1e-9), step = 100 / (values.length - 1);
+  const most = Math.max(...known, 1e-9) * 1.3, step = 100 / (values.length - 1);
   let path = "", pen = "M";
   values.forEach((value, at) => {
     if (value == null) { pen = "M"; return; }
@@ -97,7 +97,9 @@ function keyOf(row, at) {
 // `live`: the order and the filter are in the address, and the server obeys them.
 export function Table({ table, live, empty }) {
   const place = useContext(Place);
-  const { columns, rows } = table;
+  const { rows } = table;
+  // A column in which nothing is said takes no room.
+  const columns = table.columns.filter(({ key, kind }) => (kind !== "text" && key !== "paused") || !rows.length || rows.some((row) => row[key]));
   if (!rows.length && !(live && place.query.filter)) return empty || html`<${Empty} title="Nothing here">${""}<//>`;
   const sort = (column) => {
     const mine = table.sort === column.key;
