@@ -8,6 +8,7 @@ placed in the same way: boxes do not jump while a reader looks at them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,11 +144,18 @@ def _ring(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> _Block[T]:
         return _Block({component[0]: (0.0, 0.0)}, WIDTH, HEIGHT)
     members = _along(component, after)
     count = len(members)
-    across = max(WIDTH * 0.8, count * WIDTH / 6.5) if count > 2 else 0.0
-    down = max(HEIGHT * 1.5, count * HEIGHT / 3.2)
+    across = WIDTH * 0.7 if count > 2 else 0.0
+    down = HEIGHT * 1.5
     angles = [2 * math.pi * place / count - math.pi / 2 for place in range(count)]
-    places = {node: (across * math.cos(a), down * math.sin(a)) for node, a in zip(members, angles, strict=True)}
-    return _Block(places, 2 * across + WIDTH, 2 * down + HEIGHT)
+    while True:
+        points = [(across * math.cos(angle), down * math.sin(angle)) for angle in angles]
+        if not any(_overlap(one, other) for one, other in itertools.combinations(points, 2)):
+            return _Block(dict(zip(members, points, strict=True)), 2 * across + WIDTH, 2 * down + HEIGHT)
+        across, down = across * 1.1, down * 1.1
+
+
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return abs(one[0] - other[0]) < WIDTH + DOWN and abs(one[1] - other[1]) < HEIGHT + DOWN
 
 
 def _along(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> list[T]:
