@@ -8,6 +8,8 @@ RemoraError (RuntimeError)            programs written for torch.distributed.rpc
 ├── AuthenticationError               a peer does not know the group's secret, or there is none to prove
 ├── ProtocolError                     a peer broke the rules of the wire; its link is closed
 ├── SerializationError                a value could not be turned into bytes, or bytes into a value
+├── ObserverError                     a worker could not be observed, or a question to it had no answer
+│   └── NothingFound                  there is no such group, worker or address
 └── CallError                         one call did not yield a value
     ├── CallNotSent                   it never left this worker: safe to retry
     ├── CallCancelled                 given up by its caller
@@ -58,6 +60,19 @@ class ProtocolError(RemoraError):
 
 class SerializationError(RemoraError):
     """A value could not be packed, or could not be rebuilt."""
+
+
+class ObserverError(RemoraError):
+    """A worker could not be observed, or did not answer a question. `worker` names it, `reason` says why."""
+
+    def __init__(self, worker: str, reason: str) -> None:
+        super().__init__(f"{worker}: {reason}" if worker else reason)
+        self.worker = worker
+        self.reason = reason
+
+
+class NothingFound(ObserverError):
+    """There is no group, worker or address that was asked for."""
 
 
 class InvalidTimeout(RemoraError, ValueError):

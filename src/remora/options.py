@@ -86,6 +86,9 @@ FAST_PATHS = FastPaths.from_environment()  # of this process, read once: a worke
 BUFFER_POOL_BYTES = int(os.environ.get("REMORA_WARM_MEMORY") or 512 << 20)  # that `wire.buffer_pool` keeps in all
 
 
+RECORDER_EVENTS = int(os.environ.get("REMORA_RECORDER") or 4096)  # that a worker remembers; 0: it records nothing
+
+
 def fault_plan_of_environment() -> str | None:
     """What shall go wrong, if the environment says so (docs/testing.md)."""
     return os.environ.get("REMORA_FAULTS")
@@ -118,6 +121,8 @@ class SettingsByName(TypedDict, total=False):
     auto_device_map: bool
     clock: Clock
     watch: int
+    observers: bool
+    record_sites: bool
 
 
 @dataclass(kw_only=True)
@@ -149,6 +154,10 @@ class Settings:
         device_memory: bytes of a device to lend each worker of the same host at a time; 0: none
         auto_device_map: tensors on devices that no device map names go over the host
 
+    What it shows of itself (docs/observing.md):
+        observers: answer observers, who know the secret and can change nothing (REMORA_OBSERVERS=0: do not)
+        record_sites: note in which line each reference is made, which takes 1 µs (REMORA_RECORD_SITES=1)
+
     For tests (docs/testing.md):
         faults: what shall go wrong (REMORA_FAULTS)
         clock: what its time is
@@ -173,6 +182,8 @@ class Settings:
     auto_device_map: bool = False
     clock: Clock = SYSTEM
     watch: int = 2
+    observers: bool = True
+    record_sites: bool = False
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "heartbeat", "suspect_after", "reconnect_timeout", "silence_limit"):
@@ -208,6 +219,8 @@ class Settings:
         if values["transports"] is None and env.get("REMORA_TRANSPORTS"):
             values["transports"] = [name.strip() for name in env["REMORA_TRANSPORTS"].split(",")]
         values["insecure"] = self.insecure or env.get("REMORA_INSECURE", "") not in ("", "0")
+        values["observers"] = self.observers and env.get("REMORA_OBSERVERS") != "0"
+        values["record_sites"] = self.record_sites or env.get("REMORA_RECORD_SITES", "") not in ("", "0")
         return Settings(**values)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from remora.agent.agent import Agent
-from remora.agent.calls.call import current_deadline
+from remora.agent.calls.call import current_serving
 from remora.agent.calls.call_context import current_recording
 from remora.agent.calls.collect import teach_torch
 from remora.agent.calls.future import going_down
@@ -30,10 +30,17 @@ from remora.autograd.engine import Engine
 from remora.autograd.rref_backward import RRefBackward
 from remora.devices.maps import DeviceMap, Wishes
 from remora.errors import RendezvousError, WorkerNotFound
+from remora.introspection import entries, stack_signal
+from remora.introspection.questions import OBSERVERS, Questions
+from remora.introspection.server import ObserverServer
+from remora.introspection.subject import Subject
 from remora.long_wait import listed
-from remora.options import Settings
+from remora.observer import meeting
+from remora.observer.directory import WorkerEntry, host_name
+from remora.options import TRANSPORTS, Settings
 from remora.protocol.handshake import Home
 from remora.protocol.membership import Member
+from remora.protocol.observing import observer_key
 from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
@@ -79,6 +86,11 @@ class Worker:
         self._places = DeviceRouting(name, wishes, settings.auto_device_map)
         self.agent = Agent(self._me, threads, timeout, settings, introduction, self._places, self._hooks())
         self.clock = settings.clock
+        self._questions = Questions()
+        self.observers = ObserverServer(
+            name, observer_key(secret), self._questions.answer, of_this_user=kind == _OF_THIS_USER
+        )
+        self._entry: WorkerEntry | None = None  # among the workers of this user on this host, while it runs
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
         try:
@@ -91,6 +103,8 @@ class Worker:
             host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid()}
             extra = {**credentials(), **self._places.credentials(), **about}
             extra[code_by_value.MAIN] = code_by_value.identity()
+            if settings.observers:
+                extra |= {OBSERVERS: self._listen_for_observers(settings, bind_host), "host": host_name()}
             self.record = WorkerRecord(name, rank, introduction.incarnation, host, tuple(found), extra)
             members = self._join()
             check_devices = self._places.check_group if world_size else self._places.check_alone
@@ -99,6 +113,7 @@ class Worker:
             log.info("%s joined %r: %s", name, self.group, listed([each.name for each in members]))
         except BaseException:
             self.agent.discard()
+            self.observers.stop()
             raise
         for record in members:
             self.agent.peers.add(record)
@@ -106,13 +121,16 @@ class Worker:
         self.static_names = [record.name for record in members] if world_size else []
         self._bringup = bringup
         self._members = members
-        self.references = References(self.agent, first_id, not world_size)
+        self.references = References(self.agent, first_id, not world_size, settings.record_sites)
         RefHandlers(self.references)
         self.autograd = Engine(self.agent, first_id)
         RRefBackward(self.autograd, self.references)
         table = self.references.table
         self.membership = Membership(
             self.agent, self.group, self.record, not world_size, table.heard, table.tell_heard
+        )
+        self.subject = self._questions.subject = Subject(
+            self.agent, self.references, self.autograd, self.record, self.group.group_id
         )
         _workers.add(self)
 
@@ -125,6 +143,19 @@ class Worker:
             spread_loss=lambda peer, silent_for: self.membership.spread(peer, silent_for),
             is_listed=lambda record: self.membership.is_listed(record),
         )
+
+    def _listen_for_observers(self, settings: Settings, bind_host: str) -> list[str]:
+        wanted = settings.transports or TRANSPORTS
+        return self.observers.listen(wanted, bind_host, settings.port, self.handshake_client.incarnation)
+
+    def _let_observers_in(self) -> None:
+        """Answer observers, and be found by them: on this host by an entry, elsewhere by what the store has."""
+        found = self.record.extra.get(OBSERVERS)
+        if not isinstance(found, list) or not found:
+            return
+        self.observers.start(self.handshake_client.identity)
+        meeting.leave_addresses(self.group.publish, self._me.id, found)
+        self._entry = entries.enter(self.record, self.group.group_id, tuple(found), self.observers.key)
 
     def _join(self) -> list[WorkerRecord]:
         """Join the group. In a dynamic one the place of a worker that is no longer there may be taken."""
@@ -148,6 +179,7 @@ class Worker:
         """Begin to serve, and see that the others can be talked to."""
         teach_torch()
         self.agent.start()
+        self._let_observers_in()
         if greet and self.is_static_group:
             greet_neighbours(self.agent, self.record, self._bringup)
         elif greet:
@@ -211,7 +243,24 @@ class Worker:
             self.agent.stop(graceful=graceful)
         finally:
             self.references.table.end()
+            self._turn_observers_out()
         _workers.discard(self)
+
+    def kill(self) -> None:
+        """For tests: end as if the process had been killed."""
+        self._turn_observers_out()
+        self.agent.kill()
+
+    def abandon(self) -> None:
+        """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
+        self.agent.abandon()
+        self.observers.abandon()
+
+    def _turn_observers_out(self) -> None:
+        self.observers.stop()
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            entries.leave(entry)
 
     # What PyTorch's agents offer.
 
@@ -275,11 +324,12 @@ def _forget_workers() -> None:
     """In a forked child: the parent's workers are not ours. Close our copies of their descriptors, so that peers notice
     the parent's end, and forget them, so that this process may start a worker of its own."""
     reset_thread_state()
-    current_deadline.set(None)  # it may have been forked in the midst of a call
+    current_serving.set(None)  # it may have been forked in the midst of a call
     current_recording.set(None)
     for worker in list(_workers):
-        worker.agent.abandon()
+        worker.abandon()
     _workers.clear()
+    stack_signal.process.abandon()
     sockets.forget_inproc()
     for action in _after_fork:
         action()

@@ -16,17 +16,21 @@ LAYERS = [
     {"vocabulary", "errors", "clock"},
     {"long_wait"},
     {"options"},
+    {"names", "recorder"},
     {"protocol"},
     {"devices"},
     {"wire"},
     {"transport"},
     {"faults"},
     {"rendezvous"},
+    {"observer"},
     {"agent"},
     {"rref"},
     {"autograd"},
+    {"introspection"},
     {"worker"},
     {"rpc"},
+    {"observe"},
     {"optim", "nn"},
     {"compat"},
     {"supervision"},  # starts processes, and needs nothing of what they do
@@ -45,7 +49,8 @@ PURE_STDLIB = {
 }  # fmt: skip
 
 OWN_THREADS = (
-    "remora.agent", "remora.autograd", "remora.transport", "remora.faults.injector", "remora.testing",
+    "remora.agent", "remora.autograd", "remora.introspection.server", "remora.transport", "remora.faults.injector",
+    "remora.testing",
 )  # fmt: skip
 THREAD_NAMES = {
     "threading": {"Thread", "Timer", "Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier"},
@@ -64,6 +69,7 @@ OWN_VARIABLES = ("remora.options",)
 EXCEPTIONS = {
     ("remora.compat.children", "REMORA_COMPAT"): "sets it for the processes that this one starts",
     ("remora.compat.startup.sitecustomize", "REMORA_COMPAT"): "runs before anything of Remora can be imported",
+    ("remora.observer.group", "concurrent.futures.ThreadPoolExecutor"): "asks all workers at once, each on a thread",
     ("remora.optim.local", "threading.Lock"): "steps of several trainers on a parameter come one after the other",
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remora import autograd, rpc
-from remora.agent.calls.call import current_deadline
+from remora.agent.calls.call import current_serving
 from remora.agent.calls.call_context import current_recording
 from tests.eventually import eventually
 from tests.processes import targets, witness
@@ -307,12 +307,12 @@ def test_the_end_of_a_parent_is_noticed_though_a_child_of_a_called_function_live
             os.kill(child, 9)
 
 
-def inherited() -> tuple[float | None, bool]:
-    """As a child: the deadline that calls inherit, and whether they are recorded."""
-    return current_deadline.get(), current_recording.get() is not None
+def inherited() -> tuple[object, bool]:
+    """As a child: the call whose deadline that calls inherit, and whether they are recorded."""
+    return current_serving.get(), current_recording.get() is not None
 
 
-def have_it_fork(to: str) -> tuple[float | None, bool]:
+def have_it_fork(to: str) -> tuple[object, bool]:
     with autograd.context():
         value: tuple[float | None, bool] = rpc.rpc_sync(to, in_child, args=(inherited,), timeout=20.0)
         return value

@@ -103,7 +103,7 @@ def test_without_a_runtime_directory_the_temporary_one_is_used(tmp_path: Path) -
 
 def test_another_users_runtime_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret, "_is_ours", lambda status: False)
-    assert secret._directory({"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}).endswith(f"-{os.getuid()}")
+    assert secret.user_directory({"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}).endswith(f"-{os.getuid()}")
 
 
 def test_a_place_without_user_ids_works_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_file_that_others_can_read_is_refused(runtime: dict[str, str]) -> None
 def test_what_belongs_to_another_user_is_refused(runtime: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     loopback_secret(runtime)
     folder = str(made(runtime).parent)
-    monkeypatch.setattr(secret, "_directory", lambda env: folder)
+    monkeypatch.setattr(secret, "user_directory", lambda env: folder)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(AuthenticationError, match=r"belongs to user \d+, and this is user 4711"):
         loopback_secret(runtime)

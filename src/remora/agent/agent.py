@@ -28,14 +28,17 @@ from remora.agent.serving.dispatch import Dispatch
 from remora.agent.serving.execution import Execution
 from remora.faults.injector import Injector, Stage
 from remora.long_wait import LongWait, listed
-from remora.options import Settings
+from remora.options import RECORDER_EVENTS, Settings
 from remora.protocol.membership import REGULAR_TICK
+from remora.recorder import Recorder
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo
+from remora.wire.frames import FAILED
 
 log = logging.getLogger("remora")
 
 TICK = REGULAR_TICK
+FOLD_AGAIN = 0.05  # seconds
 
 
 def describe_wait(peer: Peer) -> str:
@@ -66,13 +69,14 @@ class Agent:
         self.pool = WorkerPool(me.name, threads, self.poller, self.clock, worker=hooks.worker)
         self.timers = Timers(me.name, self.clock)
         self.company = DelayedFlush(self.timers)
-        self.dispatch = Dispatch(me, self.pool, self.company, self.clock.now, hooks.find_context)
+        self.recorder = Recorder(RECORDER_EVENTS, FAILED)
+        self.dispatch = Dispatch(me, self.pool, self.company, self.clock.now, hooks.find_context, self.recorder.remember)
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool, self.poller, self.timers, self.dispatch, settings, introduction, places, hooks
+            self.pool, self.poller, self.timers, self.dispatch, self.recorder, settings, introduction, places, hooks
         )
-        self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers)
+        self.listener = Listener(self.peers.admission, self.poller, introduction, settings, self.timers, self.recorder)
         self.own_time = introduction.own_time
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.company)
         self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
@@ -121,6 +125,7 @@ class Agent:
         if not self.running:
             return
         now = self.clock.now()
+        self._fold()
         self.own_time.tick(now)
         self.timers.at(now + TICK, self._tick)
         self.peers.tick(now)
@@ -138,6 +143,11 @@ class Agent:
             self.pool.submit_system(self.execution.raised.report)  # (what stands in the place of stderr may be, too)
         for channel, call in list(self.peers.due(now + 2 * TICK)):
             self.caller.expire_at(channel, call)
+
+    def _fold(self) -> None:
+        """Have the recorder sort in what has come: more often while much comes, so that nothing is lost."""
+        if self.recorder.fold() > self.recorder.size // 4 and self.running:
+            self.timers.soon(FOLD_AGAIN, self._fold)
 
     def counters(self) -> dict[str, int | float]:
         """What the agent is doing, under PyTorch's names, and the memory it keeps, under ours."""

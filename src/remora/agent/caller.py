@@ -61,7 +61,9 @@ class Caller:
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
+            call.note_end()
             raise
+        call.note_end()
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()

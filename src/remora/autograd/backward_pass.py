@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
@@ -67,6 +68,9 @@ class Pass:
         self.on_abort: Callable[[BaseException], None] | None = None  # of the worker that began it, while it waits
         # While a profile is made, the thread that began the pass does this worker's part of it: profiles are per thread.
         self.work_queue: WorkQueue | None = None
+        self.began = time.monotonic()
+        # Messages that were received and whose gradients have not gone back: to which worker. Each change is one operation.
+        self._owes: dict[int, str] = {}
         self.serving = 0  # requests that belong to it and are not answered; guarded by the lock of its table (`pass_table`)
         # Reentrant: a destructor that the collector runs may abort the pass. No segment runs under it.
         self._lock = threading.RLock()  # guards: failure, the fields below, and the list of segments
@@ -118,6 +122,7 @@ class Pass:
         for node, number in received:
             recv: Recv = node.recv
             parts.setdefault(recv.peer, {}).setdefault(recv.message, []).append(number)
+            self._owes[recv.message] = recv.peer.name
         self.told.update(parts)
         return parts
 
@@ -238,6 +243,7 @@ class Pass:
         outgoing: dict[Peer, GradientBatch] = {}
         for recv, gradients in received:
             outgoing.setdefault(recv.peer, {})[recv.message] = gradients
+            self._owes.pop(recv.message, None)
         self.told.update(outgoing)
         return outgoing
 
@@ -306,6 +312,33 @@ class Pass:
         if self._schedule is None:
             return []
         return [repr(self.context.sends.get(source, source)) for source in self._schedule.owed]
+
+    # For observers, who take no lock: the numbers may be a moment apart.
+
+    def owes(self) -> dict[str, int]:
+        """By worker: the messages whose gradients this one still has to send back."""
+        return dict(Counter(self._owes.copy().values()))
+
+    def awaits(self) -> dict[str, int]:
+        """By worker: the messages whose gradients have not come from there."""
+        schedule = self._schedule
+        try:
+            missing = list(self._part) if schedule is None else schedule.owed
+        except RuntimeError:  # it changes at this moment
+            return {}
+        sends = [self.context.sends.get(message) for message in missing]
+        return dict(Counter(send.peer.name for send in sends if send is not None))
+
+    @property
+    def phase(self) -> str:
+        """What it does now, in a few words."""
+        if self.failure is not None:
+            return "failed"
+        if self._schedule is None:
+            return "finding who takes part"
+        if self._running:
+            return "computing gradients"
+        return "done here" if self.done else "waiting for gradients"
 
     def __repr__(self) -> str:
         return f"<Pass {self.number} of worker {self.root} in context {self.context.id}>"

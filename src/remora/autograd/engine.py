@@ -38,6 +38,10 @@ class Engine:
         self._others = PassMessages(agent, self.contexts, self._passes)
         self._next_pass = itertools.count().__next__
 
+    def running(self) -> list[Pass]:
+        """The passes that run on this worker now."""
+        return self._passes.running()
+
     def backward(self, context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool, smart: bool) -> None:
         """Backpropagate from roots on this worker; the gradients are in the contexts of all workers when it returns."""
         context = self.contexts.get(context_id)

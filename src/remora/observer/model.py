@@ -58,7 +58,11 @@ class WaitKind(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What the recorder notes. Events of calls have `call` and `function`, all others say more in `text`."""
+    """What the recorder notes. Events of calls have `call` and `function`, all others say more in `text`.
+
+    A call is noted when it ends, once at each of its ends: its beginning is `time - seconds`. (Those under way are in
+    `WorkerSnapshot.calls`.) Only an exporter that wants both makes CALL_STARTED and RUN_STARTED of that.
+    """
 
     CALL_STARTED = "call started"
     CALL_ENDED = "call ended"  # at the caller, with `seconds`
@@ -195,6 +199,7 @@ class Event:
     call: CallKey | None = None
     function: str | None = None
     seconds: float | None = None
+    queued: float | None = None  # RUN_ENDED, RUN_FAILED: how long the request waited for its turn before that
     bytes: int | None = None
     thread: int | None = None
     parent: CallKey | None = None
@@ -347,7 +352,7 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: type[T], data: Any) -> T:
     """Read what `to_json` made. ValueError if it is not the form of `kind`; UnknownVersion if it is of another version."""
-    if isinstance(data, dict) and data.get("version", VERSION) != VERSION and "version" in _fields(kind):
+    if isinstance(data, dict) and data.get("version", VERSION) != VERSION and "version" in _fields(typing.cast(Any, kind)):
         raise UnknownVersion(
             f"this snapshot has version {data['version']!r}, and this is a Remora that reads version {VERSION}: use the "
             "version of Remora that made it, or install the same one everywhere"

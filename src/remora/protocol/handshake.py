@@ -128,7 +128,7 @@ class Initiator(Conversation):
 
     def _on_message(self, body: Body) -> bytes:
         if self._peer is None:
-            self._peer = _identity(body)
+            self._peer = read_identity(body)
             self._check(self._peer)
             self.awaits = Kind.WELCOME
             return self._message(Kind.PROOF, {})
@@ -176,7 +176,7 @@ class Responder(Conversation):
         return self._welcome(self._hello)
 
     def _read_hello(self, body: Body) -> Hello:
-        hello = Hello(_identity(body), _text(body, "session"), _count(body), _home(body))
+        hello = Hello(read_identity(body), _text(body, "session"), _count(body), _home(body))
         if hello.peer.group != self.me.group:
             self._fail(Why.GROUP)
         if body.get("expected") not in (None, self.me.incarnation):
@@ -198,7 +198,7 @@ def _introduction(me: Identity, nonce: bytes | None) -> Body:
     return {"name": me.name, "id": me.id, "incarnation": me.incarnation, "group": me.group, "nonce": fresh.hex()}
 
 
-def _identity(body: Body) -> Identity:
+def read_identity(body: Body) -> Identity:
     worker, name = body.get("id"), _text(body, "name")
     if type(worker) is not int or not 0 <= worker <= MAX_WORKER_ID:
         raise Malformed("no worker has such an id")

@@ -59,6 +59,9 @@ class Group(Protocol):
     def find(self, name_or_id: str | int) -> WorkerRecord | None:
         """Return the member of that name or id."""
 
+    def publish(self, key: str, text: str) -> None:
+        """Write something for processes outside of the group that know the secret. What the key had is lost."""
+
 
 class StaticGroup:
     """A group of `world_size` workers with the ids from 0 on, which all have to come. A timeout of 0 means none.
@@ -130,6 +133,10 @@ class StaticGroup:
     def find(self, name_or_id: str | int) -> WorkerRecord | None:
         """Return the member of that name or id, if there is one."""
         return next((each for each in self._members if name_or_id in (each.name, each.id)), None)
+
+    def publish(self, key: str, text: str) -> None:
+        """Write something for processes outside of the group."""
+        self._table.put(key, text)
 
 
 class DynamicGroup:
@@ -227,6 +234,10 @@ class DynamicGroup:
     def find(self, name_or_id: str | int) -> WorkerRecord | None:
         """Return the member of that name or id, if there is one now."""
         return next((each for each in self.members() if name_or_id in (each.name, each.id)), None)
+
+    def publish(self, key: str, text: str) -> None:
+        """Write something for processes outside of the group."""
+        self._table.put(key, text)
 
     def _knows_group(self) -> bool:
         """Return True if there is a group. A worker that has not joined may read it, too."""

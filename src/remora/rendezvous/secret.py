@@ -92,10 +92,11 @@ def _checked(value: str | bytes, origin: str) -> Secret:
 
 def loopback_secret(env: Mapping[str, str] = os.environ) -> bytes:
     """Return the secret of this user on this host; the first call makes it. Only this user can read it."""
-    directory = _directory(env)
+    directory = user_directory(env)
     path = os.path.join(directory, _FILE_NAME)
     try:
-        with _private_directory(directory) as (name, folder):
+        with private_directory(directory) as folder:
+            name = _FILE_NAME if folder is not None else path
             while (content := _read(name, folder, path)) is None:
                 _publish(name, folder)
             return content
@@ -104,7 +105,8 @@ def loopback_secret(env: Mapping[str, str] = os.environ) -> bytes:
         raise AuthenticationError(f"Cannot keep a secret for this host in {fault}. {_OR_ELSE}") from error
 
 
-def _directory(env: Mapping[str, str]) -> str:
+def user_directory(env: Mapping[str, str] = os.environ) -> str:
+    """Return where this user's workers on this host keep what only they may read. It need not exist."""
     runtime = env.get("XDG_RUNTIME_DIR", "")
     # After su or sudo it may name the directory of another user, who could not use what we leave there.
     if runtime and os.path.isdir(runtime) and _is_ours(os.stat(runtime)):
@@ -124,21 +126,22 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 @contextmanager
-def _private_directory(path: str) -> Iterator[tuple[str, int | None]]:
-    """Yield the file's name and the directory it is relative to, which was checked and cannot be swapped for another."""
+def private_directory(path: str) -> Iterator[int | None]:
+    """Make a directory if it is not there; yield its descriptor, which was checked and cannot be swapped for another. None
+    where there are no descriptors of directories."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
     if os.name == "nt":  # no descriptors of directories there; the temporary directory is the user's own
-        yield os.path.join(path, _FILE_NAME), None
+        yield None
         return
     if os.path.islink(path):
         raise _unsafe(path, "is a symbolic link")
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         _check_private(os.fstat(folder), path)
-        yield _FILE_NAME, folder
+        yield folder
     finally:
         os.close(folder)
 

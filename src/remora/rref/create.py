@@ -10,6 +10,7 @@ from remora.agent.calls.call_context import current_recording, pack_recorded
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
+from remora.names import calling_line, name_parts
 from remora.rref.handle import Handle
 from remora.rref.references import References
 from remora.rref.rref import RRef
@@ -39,7 +40,7 @@ def create(
             _creation_failed(references, peer, rref, fork, error)
 
     try:
-        table.held.hold(rref, fork, peer.key)
+        table.held.hold(rref, fork, peer.key, name_parts(what), calling_line() if references.sites else "")
         call = Call(peer, what, settled)
     except BaseException:
         table.held.remove(fork)
@@ -67,6 +68,8 @@ def _create_here(
     table, me = references.table, references.me
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     value = Value(rref, script=script)
+    if references.sites:
+        value.site = calling_line()
     handle = Handle(references, me, rref, None, value, script)
     known = weakref.ref(handle)
 

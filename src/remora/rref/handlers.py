@@ -8,6 +8,7 @@ from functools import partial
 from remora.agent.serving.dispatch import Request
 from remora.agent.serving.execution import Held
 from remora.errors import RemoraError
+from remora.names import name_parts
 from remora.rref.codec import Arrival
 from remora.rref.references import References
 from remora.rref.value import Value
@@ -24,6 +25,7 @@ from remora.wire.frames import Frame
 from remora.wire.id_codec import ID_SIZE, unpack_id
 
 RREF_ACK = int(MessageType.RREF_ACK)
+SCRIPT_REMOTE_CALL = int(MessageType.SCRIPT_REMOTE_CALL)
 REMOTE_RET = int(MessageType.REMOTE_RET)
 FETCH_RET, SCRIPT_FETCH_RET = int(MessageType.PYTHON_RREF_FETCH_RET), int(MessageType.SCRIPT_RREF_FETCH_RET)
 
@@ -60,6 +62,7 @@ class RefHandlers:
         except BaseException as error:
             value.fail(error)
             raise
+        value.maker = name_parts(target[1] if request.frame.kind == SCRIPT_REMOTE_CALL else target[0])
         run(request, target, finish)
 
     def _fetch(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from remora.errors import RemoraError
+from remora.names import Name
 from remora.rref.effect_runner import Action, EffectRunner
 from remora.rref.release_queue import ReleaseQueue
 from remora.rref.state import RefState
@@ -32,15 +33,15 @@ class HeldRefs:
         self._agent = state.agent
         self.releases = ReleaseQueue(state.agent, self.release_dropped)
 
-    def hold(self, rref: RRefId, fork: ForkId, owner: Worker) -> None:
+    def hold(self, rref: RRefId, fork: ForkId, owner: Worker, maker: Name | None = None, site: str = "") -> None:
         """This worker asks `owner` to make a value. This is no step: the fork is new, so no step can be about it yet, and
         one assignment adds it, whatever step is under way."""
-        self._state.held_since[fork] = time.time()
+        self._state.held_notes[fork] = time.time(), maker, site
         self._holder.create(rref, fork, owner)
 
     def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
         """A reference arrived. False if its owner has yet to count it."""
-        self._state.held_since[fork] = time.time()
+        self._state.held_notes[fork] = time.time(), None, ""
         self._change(self._holder.adopt, rref, fork, owner, sender)
         return owner == sender
 
@@ -96,7 +97,7 @@ class HeldRefs:
 
     def _remove_step(self, fork: ForkId) -> list[Effect]:
         self._holder.forget(fork)
-        self._state.held_since.pop(fork, None)
+        self._state.held_notes.pop(fork, None)
         return []
 
     # Waiting for the owner.
@@ -152,7 +153,7 @@ class HeldRefs:
         state = self._state
         for fork in forks:
             state.failures.pop(fork, None)
-            state.held_since.pop(fork, None)
+            state.held_notes.pop(fork, None)
             yield from self._holder.drop(fork)
 
     def drop_all(self) -> None:

@@ -13,10 +13,11 @@ from remora.rref.ref_table import Table
 class References:
     """Every reference of a worker has this object in hand."""
 
-    def __init__(self, agent: Agent, first_id: int = 0, dynamic: bool = False) -> None:
+    def __init__(self, agent: Agent, first_id: int = 0, dynamic: bool = False, sites: bool = False) -> None:
         self.agent = agent
         self.me: Peer = agent.peers.me
         self.dynamic = dynamic  # workers come and go: a message with a reference says how to reach its owner
+        self.sites = sites  # where each reference is made is recorded
         self.table = Table(agent, first_id)
         # Backpropagates from the value of a handle, in a context, with or without keeping the graph. Set by autograd.
         self.differentiate: Callable[[Any, int, bool], None] | None = None

@@ -18,6 +18,7 @@ from remora.agent.calls.call import UNSET_TIMEOUT
 from remora.agent.calls.future import Future, fresh
 from remora.agent.peers.manager import Peer
 from remora.errors import NotInitialized, RemoraError
+from remora.names import calling_line
 from remora.options import check_timeout
 from remora.rref.codec import deserialize, serialize
 from remora.rref.handle import Handle
@@ -53,7 +54,10 @@ class RRef(Generic[T]):
         references = current_references()
         _check_value(value, type_hint)
         rref_id = references.table.new_id()
-        self._handle = Handle(references, references.me, rref_id, None, Value(rref_id, value), False)
+        made = Value(rref_id, value)
+        if references.sites:
+            made.site = calling_line()
+        self._handle = Handle(references, references.me, rref_id, None, made, False)
         self._type: Future[Any] | None = None  # a future of the type of the value, asked for once
         self._profiling_future: Any = None
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
-
+from remora.names import Name, type_name
+from remora.rref.measure import measure
 from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId, RRefId
 
@@ -19,6 +18,9 @@ class OwnedValue:
     _value: Value = field(repr=False)
     age: float  # seconds
     holders: list[str]
+    unconfirmed: int = 0  # references to it that others have and that are not counted yet, as far as is known
+    maker: Name | None = None  # the function that made it
+    site: str = ""  # where the reference was made, if that is recorded
 
     @property
     def type(self) -> str:
@@ -27,13 +29,24 @@ class OwnedValue:
             return "being made"
         if self._value.error is not None:
             return f"failed: {self._value.error!r}"
-        kind = type(self._value.peek())
-        return f"{kind.__module__}.{kind.__qualname__}"
+        return type_name(type(self._value.peek()))
 
     @property
     def size(self) -> int | None:
         """The bytes of its tensors, if it is a tensor, a module or a container of tensors; None for anything else."""
-        return _size(self._value.peek())
+        return self.measured[0]
+
+    @property
+    def measured(self) -> tuple[int | None, str | None]:
+        """Its size, and the device of its tensors, or of the first of them."""
+        return measure(self._value.peek())
+
+    @property
+    def state(self) -> str:
+        """Whether it is there: "ready", "being made" or "failed"."""
+        if not self._value.ready:
+            return "being made"
+        return "ready" if self._value.error is None else "failed"
 
     def __str__(self) -> str:
         size = "" if self.size is None else f", {self.size} bytes"
@@ -49,6 +62,8 @@ class HeldReference:
     owner: str
     state: str  # pending, confirmed, leaving or unusable
     age: float
+    maker: Name | None = None  # the function that it was asked to be made by
+    site: str = ""
 
     def __str__(self) -> str:
         return f"{self.id} of {self.owner}, {self.state}, {self.age:.1f} s old"
@@ -66,15 +81,3 @@ class Snapshot:
         lines += [f"{len(self.held)} references held here:", *(f"  {held}" for held in self.held)]
         return "\n".join(lines)
 
-
-def _size(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, torch.nn.Module):
-        return sum(_size(tensor) or 0 for tensor in value.state_dict().values() if isinstance(tensor, torch.Tensor))
-    if isinstance(value, (bytes, bytearray, str)):
-        return len(value)
-    if isinstance(value, (list, tuple, dict)):
-        parts = [_size(part) for part in (value.values() if isinstance(value, dict) else value)]
-        return sum(part for part in parts if part is not None) if any(part is not None for part in parts) else None
-    return None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from remora.agent.agent import Agent
+from remora.names import Name
 from remora.protocol.holder import Held, Holder
 from remora.protocol.owner import Owner
 from remora.rref.snapshot import HeldReference, OwnedValue, Snapshot
@@ -21,6 +22,9 @@ from remora.vocabulary.effects import ForkId, RRefId, Worker
 from remora.vocabulary.ids import GloballyUniqueId
 
 _serial = itertools.count()  # numbers of values and forks made by this process; never reset
+
+
+HeldNote = tuple[float, Name | None, str]
 
 
 class ControlMessage:
@@ -40,7 +44,8 @@ class RefState:
         self.failures: dict[ForkId, BaseException] = {}  # references that will never work, and the reason
         # Callbacks for references that the owner has yet to count. The step that confirms or fails one removes its entry.
         self.waiters: dict[ForkId, list[Callable[[], None]]] = {}
-        self.held_since: dict[ForkId, float] = {}  # any thread adds a new fork, by one assignment
+        # Since when, made by which function and in which line. Any thread adds a new fork, by one assignment.
+        self.held_notes: dict[ForkId, HeldNote] = {}
         self.first_id = first_id
         self.ended = False  # the worker has stopped: no more values are made. Set once, by `OwnedValues.end`
         # Control messages that are not answered. The callback that waits for the answer keeps the message, so one that an
@@ -86,17 +91,23 @@ class RefState:
         """The values owned and the references held here now."""
         now = time.time()
         owned = [
-            OwnedValue(rref, value, now - value.made_at, [self._name(holder) for holder in entry.forks.copy().values()])
+            OwnedValue(
+                rref,
+                value,
+                now - value.made_at,
+                [self._name(holder) for holder in entry.forks.copy().values()],
+                maker=value.maker,
+                site=value.site,
+            )
             for rref, entry in self.owner.values.copy().items()
             if (value := self.values.get(rref)) is not None
         ]
-        held = [
-            HeldReference(
-                held.rref, fork, self._name(held.owner), self._condition(fork, held), now - self.held_since.get(fork, now)
-            )
-            for fork, held in self.holder.forks.copy().items()
-        ]
-        return Snapshot(owned, held)
+        return Snapshot(owned, [self._held(fork, held, now) for fork, held in self.holder.forks.copy().items()])
+
+    def _held(self, fork: ForkId, held: Held, now: float) -> HeldReference:
+        since, maker, site = self.held_notes.get(fork, (now, None, ""))
+        owner = self._name(held.owner)
+        return HeldReference(held.rref, fork, owner, self._condition(fork, held), now - since, maker, site)
 
     def _name(self, worker: Worker) -> str:
         peer = self.agent.peers.by_key(worker)

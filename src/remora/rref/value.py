@@ -14,6 +14,7 @@ from typing import Any
 
 from remora.agent.calls.future import block_until, chain, chained, fresh
 from remora.devices import streams
+from remora.names import Name
 from remora.vocabulary.effects import RRefId
 from remora.wire.exceptions import stack_of
 
@@ -25,12 +26,16 @@ _UNSET = object()
 class Value:
     """Set once, to a value or an error. It keeps the identity of the object that it is given."""
 
-    __slots__ = ("_moment", "_value", "_waiters", "error", "id", "made_at", "ready", "script", "stack")
+    __slots__ = (
+        "_moment", "_value", "_waiters", "error", "id", "made_at", "maker", "ready", "script", "site", "stack",
+    )  # fmt: skip
 
     def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
         self.id = id
         self.script = script  # made by a torch operator or a TorchScript function
         self.made_at = time.time()
+        self.maker: Name | None = None  # the function whose result it is
+        self.site = ""  # where the reference was made, if that is recorded
         self._value = value
         self._moment = streams.moment() if streams.watched else None  # the point on streams at which it is there
         self.error: BaseException | None = None  # the reason for which it could not be made; see `_without_frames`

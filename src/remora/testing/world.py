@@ -96,7 +96,7 @@ class World:
     def _make_stage(self, workers: list[Worker]) -> Stage:
         stage = Stage("world", shared=True, clock=self._clock or SYSTEM, seed=self._seed)
         for worker in workers:
-            worker.agent.inject(stage.join(worker.get_worker_info().name, worker.agent.kill))
+            worker.agent.inject(stage.join(worker.get_worker_info().name, worker.kill))
         return stage
 
     @property
@@ -187,7 +187,7 @@ class World:
 
     def kill(self, i: int) -> None:
         """End worker i without a message to the others, as if its process had been killed."""
-        self.workers[i].agent.kill()
+        self.workers[i].kill()
 
     def wait_until(self, ready: Callable[[], bool], timeout: float = 10.0) -> None:
         """Wait for a condition; AssertionError if it does not come true in time: real time, unless it passes by itself."""

@@ -51,7 +51,7 @@ class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
     __slots__ = (
-        "_await_bytes", "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "clock", "failed",
+        "_await_bytes", "_eagerness", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "bytes_read", "clock", "failed",
         "last_heard", "now", "outbox_bytes", "sock", "unread", "where",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class StreamLink:
         self.outbox_bytes = 0
         self.failed = False  # writing failed: nothing more is written to it
         self.last_heard = self.now()
+        self.bytes_read = 0
 
     def fileno(self) -> int:
         return self._fd
@@ -127,6 +128,7 @@ class StreamLink:
                 damage.frames[:0] = frames
                 raise
             budget -= n
+            self.bytes_read += n
             if n < len(space):
                 self.unread = False
                 break
@@ -162,6 +164,7 @@ class StreamLink:
         if n == 0:
             raise LinkClosed(f"connection to {self.where} was closed by the other end")
         self.last_heard = self.now()
+        self.bytes_read += n
         frames = reader.received(n)
         if self._gathering or (self._gathers and reader.missing):
             self._gather(n)

@@ -11,8 +11,8 @@ import socket
 import struct
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
-_FIELDS = struct.Struct("=BBBBBBBB13I")  # up to tcpi_last_ack_recv (linux/tcp.h)
-_RETRANSMITS, _PROBES, _LAST_ACK_RECEIVED = 2, 3, 20
+_FIELDS = struct.Struct("=BBBBBBBB16I")  # up to tcpi_rtt (linux/tcp.h)
+_RETRANSMITS, _PROBES, _LAST_ACK_RECEIVED, _ROUND_TRIP = 2, 3, 20, 23
 _AT_LEAST = 2  # one retransmission happens to the best of hosts
 
 
@@ -21,15 +21,24 @@ def unanswered(sock: socket.socket) -> float:
 
     0.0 if it answers, if nothing is due, or if it cannot be told here (no TCP, or not Linux).
     """
-    if _TCP_INFO is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+    fields = _ask(sock)
+    if fields is None or max(fields[_RETRANSMITS], fields[_PROBES]) < _AT_LEAST:
         return 0.0
+    return float(fields[_LAST_ACK_RECEIVED]) / 1000
+
+
+def round_trip(sock: socket.socket) -> float | None:
+    """Return the seconds that a packet takes to the other host and back, smoothed, as the kernel sees it; None where it
+    does not."""
+    fields = _ask(sock)
+    return float(fields[_ROUND_TRIP]) / 1e6 if fields is not None and fields[_ROUND_TRIP] else None
+
+
+def _ask(sock: socket.socket) -> tuple[int, ...] | None:
+    if _TCP_INFO is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
     try:
         data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _FIELDS.size)
     except OSError:  # closed meanwhile
-        return 0.0
-    if len(data) < _FIELDS.size:
-        return 0.0
-    fields = _FIELDS.unpack(data)
-    if max(fields[_RETRANSMITS], fields[_PROBES]) < _AT_LEAST:
-        return 0.0
-    return float(fields[_LAST_ACK_RECEIVED]) / 1000
+        return None
+    return _FIELDS.unpack(data) if len(data) == _FIELDS.size else None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.calls.call import current_deadline
+from remora.agent.calls.call import current_serving
 from remora.errors import CallOutcomeUnknown, CallTimeout
 from tests.agent.alone import worker_alone
 from tests.eventually import eventually
@@ -45,8 +45,8 @@ def wait_at_gate() -> None:
 
 
 def time_left() -> float | None:
-    deadline = current_deadline.get()
-    return None if deadline in (None, float("inf")) else deadline - time.monotonic()  # type: ignore[operator]
+    serving = current_serving.get()
+    return None if serving is None or serving[0] == float("inf") else serving[0] - time.monotonic()
 
 
 def time_left_further_down(to: str, **timeout: float) -> Any:

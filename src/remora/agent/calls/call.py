@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
+from threading import get_ident
 from typing import Any, Protocol
 
 from remora.agent.calls import call_errors
@@ -17,7 +18,9 @@ from remora.agent.calls.peer_info import PeerInfo
 from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, SerializationError
+from remora.names import name_parts
 from remora.options import check_timeout
+from remora.recorder import MADE
 from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
 from remora.wire.frames import FAILED, RECORDED, Frame
@@ -35,8 +38,10 @@ _NONE = NOTHING.body
 
 next_call_id: Callable[[], int] = count(1).__next__
 
-# The deadline of the call that the current function serves; nested calls inherit it.
-current_deadline: ContextVar[float | None] = ContextVar("remora_deadline", default=None)
+# The call that the current function serves: its deadline, which nested calls inherit, and its name (its caller, and its
+# number there). No `Request`: the program may keep a context for long, and a request keeps its arguments.
+Serving = tuple[float, str, int]
+current_serving: ContextVar[Serving | None] = ContextVar("remora_serving", default=None)
 
 
 def _acquire(signal: threading.Lock, seconds: float | None) -> bool:
@@ -76,14 +81,16 @@ class Call:
     """
 
     __slots__ = (
-        "_began", "asynchronous", "deadline", "failure", "future", "heeded", "id", "on_settled", "peer", "progress",
+        "asynchronous", "began", "deadline", "failure", "future", "heeded", "id", "on_settled", "parent", "peer", "progress",
         "recording", "reply", "reply_channel", "signal", "target", "timeout", "translate", "undo", "whose",
     )  # fmt: skip
 
-    def __init__(self, peer: PeerInfo, target: object, on_settled: Callable[[Call], None] | None = None) -> None:
+    def __init__(self, peer: PeerInfo, target: Any, on_settled: Callable[[Call], None] | None = None) -> None:
         self.id = next_call_id()
         self.peer = peer
         self.target = target  # the function, or a word for what is asked
+        self.began = 0.0  # when it was made; 0 before `limit`
+        self.parent: Serving | None = None  # the call that was being served when it was made
         self.deadline = NEVER
         self.timeout = 0.0  # what was allowed, for messages to people
         self.whose = GIVEN  # … and by what
@@ -179,6 +186,8 @@ class Call:
         if late is not None and not late.settled_or_later(self.deadline, self.finish):
             return  # it is passed on when its tensors are there
         future, on_settled = self.future, self.on_settled
+        if future is not None or on_settled is not None:
+            self.note_end()
         self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:
             if future is not None:
@@ -189,6 +198,21 @@ class Call:
             if may_be_struck():
                 self.future, self.on_settled = future, on_settled
             raise
+
+    def note_end(self) -> None:
+        """Note that it is over. (Times, numbers and texts: nothing of the program lives longer for it.)"""
+        peer = self.peer
+        remember = peer.remember
+        if remember is not None:
+            target, reply = self.target, self.reply
+            try:  # (`name_parts`, inlined)
+                module, name = (None, target) if type(target) is str else (target.__module__, target.__qualname__)
+            except Exception:
+                module, name = name_parts(target)
+            remember((
+                MADE, peer.name, self.id, module, name, 0.0, self.began, peer.now(), get_ident(),
+                FAILED if reply is None else reply.flags, 0, self.parent,
+            ))  # fmt: skip
 
     def _pass_to(self, future: Future[Any]) -> None:
         error, value = _outcome(self)
@@ -281,12 +305,13 @@ class Call:
     def limit(self, timeout: float, default: float) -> float:
         """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as
         the callee is told."""
+        self.began = now = self.peer.now()
+        self.parent = serving = current_serving.get()
         if timeout == UNSET_TIMEOUT:
-            inherited = current_deadline.get()
-            if inherited is not None and inherited != NEVER:
-                self.deadline = inherited
+            if serving is not None and serving[0] != NEVER:
+                self.deadline = inherited = serving[0]
                 self.whose = INHERITED
-                self.timeout = max(inherited - self.peer.now(), 0.0)
+                self.timeout = max(inherited - now, 0.0)
                 return self.timeout or A_LITTLE
             timeout = default
             self.whose = DEFAULT
@@ -294,9 +319,8 @@ class Call:
             timeout = check_timeout(timeout, f"the timeout of the {self.what}")
         self.timeout = timeout
         if timeout == 0 or timeout >= LIFETIME:
-            self._began = self.peer.now()  # (no deadline says it)
             return 0.0
-        self.deadline = self.peer.now() + timeout
+        self.deadline = now + timeout
         return max(timeout, A_LITTLE)
 
     def left(self) -> float:
@@ -306,8 +330,7 @@ class Call:
     @property
     def age(self) -> float:
         """Seconds since it was made, for messages to people; 0 before `limit`."""
-        began: float | None = getattr(self, "_began", None) if self.deadline == NEVER else self.deadline - self.timeout
-        return 0.0 if began is None else max(self.peer.now() - began, 0.0)
+        return max(self.peer.now() - self.began, 0.0) if self.began else 0.0
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed."""

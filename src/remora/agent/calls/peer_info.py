@@ -10,6 +10,7 @@ from typing import Literal
 
 from remora.agent.memory.routing import PeerRoutes
 from remora.clock import Clock
+from remora.recorder import Remember
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 
 State = Literal["alive", "left", "dead"]
@@ -27,7 +28,13 @@ class PeerInfo:
     shares_main: bool  # whether its main module is the one of this process
 
     def __init__(
-        self, info: WorkerInfo, key: WorkerKey, me: str, clock: Clock, served_until: Callable[[float], Served | None]
+        self,
+        info: WorkerInfo,
+        key: WorkerKey,
+        me: str,
+        clock: Clock,
+        served_until: Callable[[float], Served | None],
+        remember: Remember | None = None,
     ) -> None:
         self.info = info
         self.name = info.name
@@ -37,6 +44,7 @@ class PeerInfo:
         self.clock = clock
         self.now = clock.now
         self.served_until = served_until  # what this worker runs until exactly that deadline: its calls inherit it
+        self.remember = remember  # takes a tuple for each call that ends (`remora.recorder.Ended`), unless nothing is recorded
         self.state: State = "alive"  # (this and the next two are written under `Peer.lock`)
         self.reason = ""  # why it is not alive
         self.doubt = ""  # why it is suspected, if it is

@@ -74,12 +74,59 @@ class Channel:
     """Composes the parts, and changes the link."""
 
     __slots__ = (
-        "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "await_reply", "calls", "deferred",
-        "dialled", "enqueue", "ever_connected", "expect", "flow_control", "flush", "forget", "give_back",
-        "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "look_up", "lost_at", "low_priority",
-        "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "pool_reads", "reading",
-        "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced", "session",
-        "session_id", "sorting", "take", "takes_in", "unsent_bytes", "unwatch", "wait_for_room", "waiter_reads", "watch",
+        "__weakref__",
+        "_owner",
+        "_poller",
+        "_pool",
+        "announced",
+        "attend",
+        "await_reply",
+        "calls",
+        "deferred",
+        "dialled",
+        "enqueue",
+        "ever_connected",
+        "expect",
+        "flow_control",
+        "flush",
+        "forget",
+        "give_back",
+        "give_back_to_poller",
+        "go_on",
+        "has_sent",
+        "heard",
+        "in_midst",
+        "inbox",
+        "links",
+        "look_up",
+        "lost_at",
+        "low_priority",
+        "notify",
+        "notify_ids",
+        "outbox",
+        "parked",
+        "pass_on",
+        "peer",
+        "pending",
+        "pool_reads",
+        "read_before",
+        "reading",
+        "reconsider_reading",
+        "send",
+        "send_batched",
+        "send_low_priority",
+        "send_packed",
+        "send_unsequenced",
+        "session",
+        "session_id",
+        "sorting",
+        "take",
+        "takes_in",
+        "unsent_bytes",
+        "unwatch",
+        "wait_for_room",
+        "waiter_reads",
+        "watch",
         "writing",
     )  # fmt: skip
 
@@ -107,6 +154,8 @@ class Channel:
         self.dialled = dialled
         self.ever_connected = False
         self.lost_at = 0.0  # when the last link broke
+        self.links = 0  # how many there were, one after the other
+        self.read_before = 0  # bytes that came on those before this one
         self._owner = owner
         self._pool = pool
         self._poller = poller
@@ -219,6 +268,7 @@ class Channel:
                 self.inbox.registration = registration
                 self.outbox.link = link
                 self.ever_connected = True
+                self.links += 1
                 try:
                     self._repeat(again, voided)
                 except BaseException as error:  # the new link may break at once: that is no lack of ours
@@ -265,6 +315,7 @@ class Channel:
 
     def _discard(self, registration: Registration) -> None:
         self._poller.remove(registration, registration.link.fileno())
+        self.read_before += registration.link.bytes_read
         registration.link.sever()  # wakes its reader; the descriptor is closed when both halves are free
         self._pool.submit_final(partial(self._close_link, registration.link, self.reading.holder()))
 
@@ -291,6 +342,11 @@ class Channel:
         if registration is not None:
             self.inbox.registration = self.outbox.link = None
             self._discard(registration)
+
+    def bytes_received(self) -> int:
+        """Return how much came on all links of this session."""
+        link = self.link
+        return self.read_before + (0 if link is None else link.bytes_read)
 
     def received_for_good(self) -> int:
         """The caller has a new link for this session: nothing more is read from the old one. How much arrived."""

@@ -108,6 +108,10 @@ class DeviceExchange:
         reference = self._exporting().export(regions)
         return None if reference is None else THERE + reference
 
+    def lent_bytes(self) -> int:
+        """Return the bytes of devices that the peer has of ours."""
+        return 0 if self._exporter is None else self._exporter.lent_bytes
+
     def _exporting(self) -> cuda_ipc.Exporter:
         if self._exporter is None:
             self._exporter = cuda_ipc.Exporter(self._limit)

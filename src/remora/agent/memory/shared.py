@@ -187,6 +187,10 @@ class PeerSharedMemory:
             self.refused = True
             log.error("cannot use the shared memory of %s, so its tensors now go over the connection: %s", self.name, why)
 
+    def lent_bytes(self) -> int:
+        """Return the number of bytes of our memory that the peer has."""
+        return self._lender.lent_to(self._key)
+
     def borrowed_bytes(self) -> int:
         """Return the number of bytes of the peer's memory that tensors here use."""
         return self._borrower.borrowed_bytes()

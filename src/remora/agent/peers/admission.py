@@ -83,6 +83,7 @@ class Admission:
             return
         try:
             channel.attach(link, arrived, leftover)
+            peer.note_link(link)
         except ProtocolError as error:
             link.close()
             self._lifecycle.give_up(peer, str(error))

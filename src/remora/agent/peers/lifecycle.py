@@ -16,6 +16,7 @@ from remora.agent.peers.peer_table import PeerTable
 from remora.agent.serving.dispatch import Dispatch
 from remora.clock import Clock
 from remora.protocol.membership import Died, Left, Recovered, Suspected
+from remora.recorder import DIED, LEFT, RECOVERED, SUSPECTED, Recorder
 
 log = logging.getLogger("remora")
 
@@ -25,10 +26,11 @@ GoneListener = Callable[[Peer], None]
 class PeerLifecycle:
     """Changes the state of peers, and tells the listeners. Any thread may call it."""
 
-    def __init__(self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, clock: Clock) -> None:
+    def __init__(self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, recorder: Recorder, clock: Clock) -> None:
         self._table = table
         self._dispatch = dispatch
         self._events = events
+        self._recorder = recorder
         self._clock = clock
         self.on_gone: list[GoneListener] = []  # called when a peer left or died, on a thread of the pool
 
@@ -39,6 +41,7 @@ class PeerLifecycle:
             peer.doubt, peer.doubted_at = reason, self._clock.now()
         if news:
             log.info("%s suspects %s: %s", self._dispatch.me, peer.info, reason)
+            self._recorder.note(SUSPECTED, peer.name, reason)
             self._events.publish(Suspected(peer.info, reason))
 
     def trust(self, peer: Peer) -> None:
@@ -46,6 +49,7 @@ class PeerLifecycle:
         with peer.lock:
             news, peer.doubt, peer.unreachable_since = bool(peer.doubt), "", None
         if news and not peer.gone:
+            self._recorder.note(RECOVERED, peer.name)
             self._events.publish(Recovered(peer.info))
 
     def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None:
@@ -55,6 +59,7 @@ class PeerLifecycle:
                 return
             peer.state = state
             peer.reason = reason
+        self._recorder.note(LEFT if state == "left" else DIED, peer.name, reason)
         self._table.mark_departed(peer)
         if state == "dead":
             log.warning("%s%s is gone: %s", peer.name, f" (pid {peer.pid})" if peer.pid else "", reason)

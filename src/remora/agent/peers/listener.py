@@ -31,6 +31,7 @@ from remora.errors import AuthenticationError, ProtocolError
 from remora.options import Settings
 from remora.protocol.conversation import is_unfinished
 from remora.protocol.handshake import Hello, Home, Identity, Refused, Responder
+from remora.recorder import Recorder
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import addresses, sockets
 from remora.transport.link import StreamLink
@@ -60,13 +61,19 @@ class Listener:
     """The listening sockets of a worker, and the strangers before them."""
 
     def __init__(
-        self, admission: Admission, poller: Poller, introduction: HandshakeClient, settings: Settings, timers: Timers
+        self,
+        admission: Admission,
+        poller: Poller,
+        introduction: HandshakeClient,
+        settings: Settings,
+        timers: Timers,
+        recorder: Recorder,
     ) -> None:
         self.admission = admission
         self.poller = poller
         self.handshake_client = introduction
         self.settings = settings
-        self.refusals = RefusalLog(str(introduction.me))
+        self.refusals = RefusalLog(str(introduction.me), recorder)
         self._timers = timers
         self._bells: list[_ListenSocket] = []
         self._room: str | None = None

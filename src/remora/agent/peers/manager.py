@@ -37,6 +37,7 @@ from remora.devices import streams
 from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.options import Settings
 from remora.protocol.membership import Joined
+from remora.recorder import DISCONNECTED, JOINED, Recorder
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.link import keep_alive_limit
 from remora.transport.poller import Poller
@@ -60,6 +61,7 @@ class PeerManager:
         poller: Poller,
         timers: Timers,
         dispatch: Dispatch,
+        recorder: Recorder,
         settings: Settings,
         introduction: HandshakeClient,
         places: DeviceRouting,
@@ -69,6 +71,7 @@ class PeerManager:
         self._poller = poller
         self._timers = timers
         self.dispatch = dispatch
+        self.recorder = recorder
         self.my_name = dispatch.me.name
         self.served_until = dispatch.served_until
         self._settings = settings
@@ -79,7 +82,7 @@ class PeerManager:
         self.places = places
         self._own_time = introduction.own_time
         self.table = table = PeerTable()
-        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, self.clock)
+        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, recorder, self.clock)
         self.connector = connector = Connector(table, lifecycle, introduction, pool, settings)
         self.failure_detector = FailureDetector(
             table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
@@ -105,6 +108,7 @@ class PeerManager:
         if predecessor is not None:
             self.give_up(predecessor, "another worker of the same name took its place")
         if is_new:
+            self.recorder.note(JOINED, peer.name)
             self.events.publish(Joined(peer.info))
         elif record.extra and peer.record is record and peer.sharing is not None:
             self.bulk.learn(peer.sharing, record.extra)  # until now it was known by its call alone
@@ -165,6 +169,7 @@ class PeerManager:
         """The link of a channel broke."""
         if peer.gone or self.connector.stopping:
             return
+        self.recorder.note(DISCONNECTED, peer.name, str(error))
         log.debug("link with %s broke: %s", peer.name, error)
         if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and peer.unreachable_since is None:
             silent = keep_alive_limit(self._settings.reconnect_timeout)  # the link was at rest: its kernel says so

@@ -12,7 +12,9 @@ from remora.agent.channel.channel import Channel
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError, WorkerLost
+from remora.recorder import CONNECTED, Recorder
 from remora.rendezvous.record import WorkerRecord
+from remora.transport.link import StreamLink
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 from remora.wire import code_by_value
 from remora.wire.frames import Frame
@@ -28,6 +30,7 @@ class Keeper(Protocol):
 
     clock: Clock
     my_name: str
+    recorder: Recorder
 
     def served_until(self, deadline: float) -> Served | None: ...
     def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]: ...
@@ -43,7 +46,8 @@ class Peer(PeerInfo):
 
     def __init__(self, record: WorkerRecord, keeper: Keeper) -> None:
         key = WorkerKey(record.id, record.incarnation)
-        super().__init__(WorkerInfo(record.name, record.id), key, keeper.my_name, keeper.clock, keeper.served_until)
+        me, recorder = keeper.my_name, keeper.recorder
+        super().__init__(WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder.remember)
         self.learn(record)
         self.doubted_at = 0.0
         self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there
@@ -112,6 +116,10 @@ class Peer(PeerInfo):
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} id={self.id} {self.condition}>"
+
+    def note_link(self, link: StreamLink) -> None:
+        """There is a new connection."""
+        self._keeper.recorder.note(CONNECTED, self.name, link.where)
 
     # What its channels tell: passed on, together with whose they are.
 

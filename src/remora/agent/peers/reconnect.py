@@ -179,6 +179,7 @@ class Reconnector:
         peer.unreachable_since = None
         try:
             peer.outgoing.attach(link, arrived, leftover)
+            peer.note_link(link)
         except OSError as error:
             link.close()
             raise LocalTrouble(f"cannot use a connection with {peer.name}: {error}; {peer.name} is not to blame") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from remora.recorder import REFUSED, Recorder
+
 log = logging.getLogger("remora")
 
 IN_FULL = 3  # lines for each kind of refusal in a minute
@@ -15,8 +17,9 @@ SUMMARY = 10.0  # seconds between two lines with counts
 class RefusalLog:
     """Any thread may tell it. It has no lock: two threads at the same moment may count one for two."""
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, recorder: Recorder) -> None:
         self._me = me
+        self._recorder = recorder
         self._said: Counter[str] = Counter()
         self._unsaid: Counter[str] = Counter()
         self._minute = self._summary = 0.0  # when each began
@@ -25,6 +28,7 @@ class RefusalLog:
         """A connection was refused. `text` is a line for people, printable."""
         if self._said[kind] < IN_FULL:
             self._said[kind] += 1
+            self._recorder.note(REFUSED, None, text)
             log.warning("%s refused a connection: %s", self._me, text)
         else:
             self._unsaid[kind] += 1

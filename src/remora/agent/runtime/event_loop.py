@@ -75,6 +75,11 @@ class Coroutines:
         """Return True if all coroutines wait. Known only under another clock than the system's."""
         return not isinstance(self._loop, _ClockedLoop) or self._loop.selector.idle
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop; None before the first coroutine."""
+        return self._loop
+
     def _serve(self) -> None:
         loop = self._loop
         assert loop is not None

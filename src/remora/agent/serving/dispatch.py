@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeVar
 
 from remora.agent.calls.call import NEVER, NOTHING
@@ -18,6 +19,8 @@ from remora.agent.peers.peer import Peer
 from remora.agent.runtime.clean_state import is_clean, make_clean
 from remora.agent.runtime.pool import WorkerPool
 from remora.errors import ProtocolError, SerializationError
+from remora.names import name_parts
+from remora.recorder import SERVED, Remember
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
@@ -46,10 +49,12 @@ class Request:
 
     __slots__ = (
         "_admitted",
-        "_answered",
         "_dispatch",
         "_handler",
+        "answered",
+        "began",
         "caller",
+        "came",
         "cancelled",
         "channel",
         "deadline",
@@ -69,14 +74,16 @@ class Request:
         self.caller = caller
         self.channel = channel
         self.frame = frame
-        self.deadline = dispatch.now() + frame.timeout if frame.timeout > 0.0 else NEVER  # (nor if it is no number)
+        self.came = now = dispatch.now()
+        self.began = 0.0  # when the function was called
+        self.deadline = now + frame.timeout if frame.timeout > 0.0 else NEVER  # (nor if it is no number)
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
         self.recording: CallContext | None = None  # what the caller records, if anything
-        self.function: object = None  # what is run, in words or as it is: for errors
+        self.function: Any = None  # what is run, in words or as it is: for errors
         self.grad_enabled = True  # false if it called under no_grad
-        self._answered = False
+        self.answered = False
         self._admitted = False  # it runs asynchronously, and counts as such until it is answered
 
     def __call__(self) -> None:
@@ -237,7 +244,9 @@ class Request:
     def acknowledge(self, kind: int, then: Callable[..., None] | None = None, *args: object) -> None:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
         may be what `then(*args)` sends, or in a moment."""
-        self._answered = True
+        self.answered = True
+        if self.began:
+            self._note_end(0)
         self.channel.enqueue(kind, self.frame.call, NOTHING.body)
         try:
             if then is not None:
@@ -255,10 +264,12 @@ class Request:
         self._send(EXCEPTION, Packed(exceptions.dump(described), [], [], []), FAILED)
 
     def _send(self, kind: int, packed: Packed, flags: int) -> None:
-        if self._answered:
+        if self.answered:
             return
-        self._answered = True
+        self.answered = True
         channel, dispatch = self.channel, self._dispatch
+        if self.began:
+            self._note_end(flags)
         dispatch.pool.nearly_done()
         try:
             if not packed.buffers and len(packed.body) < LARGE:
@@ -276,6 +287,20 @@ class Request:
                 flow_control.look_at_backlog()
             if self._admitted:
                 flow_control.ended()
+
+    def _note_end(self, flags: int) -> None:
+        """Note that its function has run. (Times, numbers and texts: nothing of the program lives longer for it.)"""
+        remember = self._dispatch.remember
+        if remember is not None:
+            function, frame = self.function, self.frame
+            try:  # (`name_parts`, inlined)
+                module, name = (None, function) if type(function) is str else (function.__module__, function.__qualname__)
+            except Exception:
+                module, name = name_parts(function)
+            remember((
+                SERVED, self.caller.name, frame.call, module, name, self.came, self.began, self._dispatch.now(), get_ident(),
+                flags, frame.size, None,
+            ))  # fmt: skip
 
     def _is_followed(self) -> bool:
         """Whether what is run next is for the same caller: the two answers can share a write then."""
@@ -314,7 +339,7 @@ class Request:
 
     def drop(self) -> None:
         """Do not run it, and answer nothing: no caller waits."""
-        self._answered = True
+        self.answered = True
         self._done()
 
 
@@ -338,12 +363,14 @@ class Dispatch:
         company: DelayedFlush,
         now: Callable[[], float],
         find_context: Callable[[Header], CallContext],
+        remember: Remember | None = None,
     ) -> None:
         self.me = me
         self.now = now
         self.pool = pool
         self.company = company
         self.find_context = find_context
+        self.remember = remember  # takes a tuple for each function that has run (`remora.recorder.Ended`)
         self.serving: dict[tuple[str, int], Request] = {}
         self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
 

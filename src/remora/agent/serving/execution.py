@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remora.agent.calls.call import current_deadline
+from remora.agent.calls.call import current_serving
 from remora.agent.calls.call_context import call_context_for, current_recording
 from remora.agent.calls.future import failure_of, when_done
 from remora.agent.runtime.event_loop import Coroutines
@@ -41,6 +41,7 @@ class Execution:
 
     def __init__(self, dispatch: Dispatch, coroutines: Coroutines) -> None:
         self._coroutines = coroutines
+        self._now = dispatch.now
         self.raised = Raised()
         self.observer: Callable[..., Any] | None = None  # calls the function in our place: observer(function, *args, …)
         dispatch.on(MessageType.PYTHON_CALL, self.python_call)
@@ -62,7 +63,9 @@ class Execution:
         call = function if self.observer is None else partial(self.observer, function)
         if streams.watched:
             call = partial(streams.restoring, call)
-        current_deadline.set(request.deadline)  # (in the context of this call, which ends with it)
+        # (in the context of this call, which ends with it)
+        current_serving.set((request.deadline, request.caller.name, request.frame.call))
+        request.began = self._now()
         try:
             if request.recording is None:
                 result = call(*args, **kwargs)
@@ -126,7 +129,9 @@ class Execution:
         request.function = name
         del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
-        current_deadline.set(request.deadline)  # (in the context of this call, which ends with it)
+        # (in the context of this call, which ends with it)
+        current_serving.set((request.deadline, request.caller.name, request.frame.call))
+        request.began = self._now()
         try:
             if request.recording is None:
                 result = call(kind, name, args, kwargs)

@@ -93,6 +93,11 @@ class Exporter:
         log.log(level, "device memory cannot be shared, and goes over the host: %s", error)
         self._has_complained = True
 
+    @property
+    def lent_bytes(self) -> int:
+        """The bytes that the receiver has, or may have."""
+        return self._size
+
     def collect(self) -> None:
         """Free what has been copied."""
         with self._lock:

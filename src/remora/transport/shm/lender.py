@@ -636,3 +636,8 @@ class Lender:
         """Return the bytes that borrowers have. The rest is kept for the next messages, for `IDLE` seconds."""
         arenas = list(self._arenas.values())
         return sum(segment.size for arena in arenas for segment, _ in list(arena.lent.values()))
+
+    def lent_to(self, borrower: Hashable) -> int:
+        """Return the bytes that one borrower has."""
+        arena = self._arenas.get(borrower)
+        return 0 if arena is None else sum(segment.size for segment, _ in list(arena.lent.values()))

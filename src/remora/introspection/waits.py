@@ -1,0 +1,238 @@
+"""What the threads and coroutines of a worker wait for, as their frames show it.
+
+Each function of Remora in which a thread waits for something remote has an entry in a table here, or registers itself
+(`explains`): from its variables follows what it waits for. A thread that waits therefore notes nothing. For a thread of the
+program that is in none of these, a lock that it may wait for is looked for (`remora.introspection.locks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+from remora.agent.agent import Agent
+from remora.agent.calls.call import Call
+from remora.agent.calls.collect import _Members
+from remora.agent.calls.future import Future
+from remora.agent.channel.outbox import Outbox
+from remora.agent.channel.waiter_reads import WaiterReads
+from remora.agent.peers import greeting
+from remora.agent.serving.dispatch import Request
+from remora.autograd.engine import Engine
+from remora.introspection.calls import copied, served, steadily
+from remora.introspection.locks import blocked_at
+from remora.introspection.references import id_text
+from remora.introspection.subject import Subject
+from remora.introspection.threads import Thread, key_of
+from remora.names import function_name
+from remora.observer.model import CallKey, Stage, WaitKind, WaitStatus
+from remora.rref.ref_table import Table
+from remora.rref.value import Value
+
+MOST_OF_ONE = 16  # waits of one thread: it may wait for a collection of a thousand calls
+
+Variables = dict[str, Any]  # of a frame
+Explanation = Callable[[Variables, Subject], list[WaitStatus] | None]  # None: it does not wait there
+
+_EXPLANATIONS: dict[CodeType, Explanation] = {}
+
+
+def explains(function: Any) -> Callable[[Explanation], Explanation]:
+    """Decorate what says for which things a thread waits that is in `function`, which is Remora's."""
+
+    def register(explanation: Explanation) -> Explanation:
+        _EXPLANATIONS[function.__code__] = explanation
+        return explanation
+
+    return register
+
+
+# What the frames say.
+
+
+def for_call(call: Call, kind: WaitKind = WaitKind.CALL) -> WaitStatus:
+    """A wait for a call of this worker."""
+    peer = call.peer
+    if kind is WaitKind.LINK:
+        text = f"until {peer.name} has taken what was sent before"
+    else:
+        text = f"{function_name(call.target)} on {peer.name}"
+    return WaitStatus(
+        kind=kind,
+        text=text,
+        age=call.age,
+        call=CallKey(caller=peer.me, id=call.id),
+        workers=(peer.name,),
+    )
+
+
+@explains(WaiterReads.await_reply)
+def _reply(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    call = variables.get("call")
+    return [for_call(call)] if isinstance(call, Call) and not call.settled else None
+
+
+@explains(Outbox.wait_for_room)
+def _room(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    call = variables.get("call")
+    return [for_call(call, WaitKind.LINK)] if isinstance(call, Call) else None
+
+
+@explains(Future._await_outcome)
+def _future(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    future = variables.get("self")
+    return None if future is None or future._settled else of_future(future)
+
+
+def of_future(future: Future[Any]) -> list[WaitStatus] | None:
+    """What a future waits for. None if only the code that made it knows."""
+    of = future._of
+    if isinstance(of, Call):
+        return [for_call(of)]
+    if isinstance(of, _Members):
+        found: list[WaitStatus] = []
+        for each in of._futures:
+            if isinstance(each, Future) and not each._settled:
+                found += of_future(each) or []
+            if len(found) >= MOST_OF_ONE:
+                break
+        return found[:MOST_OF_ONE] or None
+    return None
+
+
+@explains(Value.get)
+def _value(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    value = variables.get("self")
+    if not isinstance(value, Value) or value.ready:
+        return None
+    rref = id_text(value.id)
+    return [WaitStatus(kind=WaitKind.REFERENCE, text=f"the value {rref}", reference=rref, workers=(subject.name,))]
+
+
+@explains(Engine._outcome)
+def _pass(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    this = variables.get("this")
+    if this is None:
+        return None
+    workers = tuple(sorted({*this.owes(), *this.awaits()} - {subject.name}) or sorted(peer.name for peer in list(this.told)))
+    text = f"backward pass {this.number} in context {this.context.id}"
+    return [WaitStatus(kind=WaitKind.BACKWARD, text=text, context=this.context.id, workers=workers)]
+
+
+@explains(Agent.idle)
+def _idle(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    busy = tuple(peer.name for peer in subject.agent.peers.all() if peer.outgoing.pending)
+    callers = tuple(request.caller.name for request in copied(subject.agent.dispatch.serving).values())
+    text = "until no call is under way"
+    return [WaitStatus(kind=WaitKind.SHUTDOWN, text=text, workers=tuple(dict.fromkeys(busy + callers)))]
+
+
+@explains(Table.delete_all)
+def _references(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    return [WaitStatus(kind=WaitKind.SHUTDOWN, text="until all references are settled")]
+
+
+@explains(greeting._await_call_of)
+def _greeting(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    peer = variables.get("peer")
+    if peer is None:
+        return None
+    return [WaitStatus(kind=WaitKind.JOIN, text=f"{peer.name} to greet this worker", workers=(peer.name,))]
+
+
+# All of a worker.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the threads of a worker do."""
+
+    waits: list[WaitStatus]
+    serving: dict[int, CallKey]  # by thread
+    waiting: dict[int, int]  # by the number of a call of ours: the thread that waits for it
+
+
+def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
+    """Return what the threads wait for and serve. `locks`: also find out which locks of the program they wait for."""
+    waits: list[WaitStatus] = []
+    serving: dict[int, CallKey] = {}
+    waiting: dict[int, int] = {}
+    dispatch = subject.agent.dispatch
+    for thread in threads:
+        request = thread.request
+        own = request is not None and request._dispatch is dispatch
+        if request is not None and own:
+            serving[thread.id] = key_of(request)
+        for wait in _waits_of(thread, subject, threads, locks):
+            if request is not None and not own:
+                continue  # it serves another worker of this process
+            waits.append(replace(wait, thread=thread.id, serving=serving.get(thread.id)))
+            if wait.call is not None and wait.call.caller == subject.name:
+                waiting[wait.call.id] = thread.id
+    waits += _of_coroutines(subject)
+    waits += _for_slots(subject, serving)
+    return Seen(waits, serving, waiting)
+
+
+def _waits_of(thread: Thread, subject: Subject, threads: list[Thread], locks: bool) -> list[WaitStatus]:
+    for frame in thread.frames:
+        explanation = _EXPLANATIONS.get(frame.f_code)
+        if explanation is not None:
+            found = explanation(frame.f_locals, subject)
+            if found:
+                if found[0].call is not None and found[0].call.caller != subject.name:
+                    return []  # a call of another worker of this process
+                return found
+    if not locks or (thread.role not in ("main", "program") and thread.request is None):
+        return []
+    blocked = blocked_at(thread, threads)
+    if blocked is None:
+        return []
+    text = f"the lock {blocked.expression} at {blocked.place}"
+    return [WaitStatus(kind=WaitKind.LOCK, text=text, holder=blocked.holder)]
+
+
+def _for_slots(subject: Subject, serving: dict[int, CallKey]) -> Iterator[WaitStatus]:
+    """Requests that wait for a slot of the pool."""
+    pool = subject.agent.pool
+    _, _, running = pool.counts()
+    if running < pool.limit:
+        return
+    text = f"a slot of the pool: {running} functions run, and {pool.limit} may"
+    for call in served(subject, {key: thread for thread, key in serving.items()}):
+        if call.stage is Stage.QUEUED:
+            yield WaitStatus(kind=WaitKind.POOL, text=text, age=call.age, serving=call.key, workers=(subject.name,))
+
+
+# Coroutines.
+
+
+def coroutines(subject: Subject) -> int:
+    """Return how many tasks are on the event loop."""
+    loop = subject.agent.coroutines.loop
+    return 0 if loop is None else len(steadily(lambda: asyncio.all_tasks(loop)))
+
+
+def _of_coroutines(subject: Subject) -> Iterator[WaitStatus]:
+    """What the functions on the event loop wait for."""
+    loop = subject.agent.coroutines.loop
+    if loop is None:
+        return
+    for task in steadily(lambda: asyncio.all_tasks(loop)):
+        request: Request | None = None
+        awaited: Any = getattr(task.get_coro(), "_steps", None)
+        for _ in range(100):  # the chain of what awaits what
+            frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+            if frame is None:
+                break
+            if frame.f_code.co_name == "_follow" and request is None:
+                finish = frame.f_locals.get("done")
+                request = getattr(getattr(finish, "func", None), "__self__", None)
+            if frame.f_code is Future.__await__.__code__:
+                serving = key_of(request) if isinstance(request, Request) else None
+                yield from (replace(each, serving=serving) for each in _future(frame.f_locals, subject) or [])
+                break
+            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)

@@ -1,0 +1,181 @@
+"""What a worker remembers of the calls it made and served, and of what else happened: always on, bounded, and cheap.
+
+A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`, made by the code
+that ends the call. The tuple has numbers and texts that were there anyway, and no object of the program,
+which must not live a moment longer because it was recorded. All else is done later, and not by the thread of a call:
+
+    fresh     tuples that have just come; twice a second, and more often under load, the timer thread takes them out
+    history   the last few thousand of them, and
+    tallies   how often and how long, by function and worker, in buckets of which each is twice as wide as the one before
+
+No lock is waited for. `deque.append` and `deque.popleft` are atomic under the interpreter lock. One thread at a time folds;
+another that wants to meanwhile goes on without (`_folding`). Tuples that come too fast push the oldest out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+MADE, SERVED = 0, 1  # the two ends of a call
+# What else is noted: the values of `remora.observer.model.EventKind`, which is above this file.
+JOINED, SUSPECTED, RECOVERED, LEFT, DIED = "joined", "suspected", "recovered", "left", "died"
+CONNECTED, DISCONNECTED, REFUSED, FAULT = "connected", "disconnected", "refused", "fault"
+BACKLOG = 4  # times as many fresh tuples as remembered ones are kept until they are folded
+MOST_NOTES = 1024
+MOST_TALLIES = 2048
+BUCKETS = 64  # the last begins at 2**63 nanoseconds
+OTHERS = "", "(others)"  # the module and name under which functions are counted that are one too many
+_TO_NANOSECONDS = 1e9
+
+
+class Ended(NamedTuple):
+    """One end of a call that is over. Times are of the worker's clock. On the path of a call a plain tuple is made: to make
+    one of these takes several times as long."""
+
+    end: int  # MADE or SERVED
+    peer: str  # the other end
+    id: int  # the number of the call at its caller
+    module: str | None
+    name: Any  # of the function: a text, unless the program made something else of it
+    came: float  # SERVED: when the request was read
+    began: float  # MADE: when the call was made; SERVED: when the function was called
+    ended: float
+    thread: int
+    flags: int  # of the reply
+    bytes: int  # SERVED: of the request
+    parent: tuple[float, str, int] | None  # MADE: the request that was served meanwhile: its deadline, caller and number
+
+
+class Note(NamedTuple):
+    """Something else that happened."""
+
+    time: float  # of the wall clock
+    kind: str  # JOINED …
+    peer: str | None
+    text: str
+
+
+class Tally:
+    """How often something took how long."""
+
+    __slots__ = ("buckets", "count", "failed", "longest", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.failed = 0
+        self.total = 0.0
+        self.longest = 0.0
+        self.buckets = [0] * BUCKETS  # [k]: from 2**k to 2**(k + 1) nanoseconds
+
+    def add(self, seconds: float) -> None:
+        """Count one more."""
+        self.count += 1
+        if seconds > 0.0:  # (a clock of a test may stand still)
+            self.total += seconds
+            if seconds > self.longest:
+                self.longest = seconds
+            self.buckets[int(seconds * _TO_NANOSECONDS).bit_length() - 1 if seconds < 1e9 else -1] += 1
+        else:
+            self.buckets[0] += 1
+
+
+Raw = tuple[int, str, int, str | None, Any, float, float, float, int, int, int, Any]  # the fields of `Ended`
+Remember = Callable[[Raw], None]
+TallyKey = tuple[str, str | None, str, str]  # measure, module, name, peer
+
+
+class Recorder:
+    """The memory of one worker. `failed` is the flag of a reply that is an error. With a size of 0 it records nothing, and
+    `remember` is None."""
+
+    def __init__(self, size: int, failed: int) -> None:
+        self._failed = failed
+        self._fresh: deque[Raw] = deque(maxlen=BACKLOG * size)
+        self._history: deque[Raw] = deque(maxlen=size)
+        self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
+        # By end, module, name and peer; written by the thread that folds.
+        self._known: dict[tuple[int, str | None, str, str], tuple[Tally, Tally | None]] = {}
+        self._folding = {0: True}  # the thread that takes the entry out folds, and puts it back (`dict.pop` is atomic)
+        self.size = size
+        self.remember: Remember | None = self._fresh.append if size else None
+        self.made = self.served = self.failures = 0  # calls that are over; written by the thread that folds
+
+    def note(self, kind: str, peer: str | None = None, text: str = "") -> None:
+        """Remember something that is no call. Any thread, any time."""
+        if self.size:
+            self._notes.append(Note(time.time(), kind, peer, text))
+
+    def fold(self) -> int:
+        """Sort in what has come; return how much that was. It takes less than a microsecond for each."""
+        fresh = self._fresh
+        if not fresh or self._folding.pop(0, None) is None:
+            return 0
+        try:
+            # No other thread takes from the left, and one that appends to a full deque leaves it full: these are there.
+            batch = [fresh.popleft() for _ in range(len(fresh))]
+            self._history.extend(batch)
+            self._count(batch)
+        finally:
+            self._folding[0] = True
+        return len(batch)
+
+    def _count(self, batch: list[Raw]) -> None:
+        known, failed = self._known, self._failed
+        failures = made = 0
+        for end, peer, _, module, name, came, began, ended, _, flags, _, _ in batch:
+            try:
+                call, queue = known[end, module, name, peer]
+            except (KeyError, TypeError):  # (the program may have made something of a name that cannot be hashed)
+                call, queue = self._tallies_of(end, module, name, peer)
+            call.add(ended - began)
+            if queue is not None:
+                queue.add(began - came)
+            else:
+                made += 1
+            if flags & failed:
+                call.failed += 1
+                failures += 1
+        self.failures += failures
+        self.made += made
+        self.served += len(batch) - made
+
+    def _tallies_of(self, end: int, module: str | None, name: object, peer: str) -> tuple[Tally, Tally | None]:
+        """The tallies of a function: how long it took, and how long it waited for its turn."""
+        if not isinstance(name, str) or len(self._known) >= MOST_TALLIES:
+            module, name = OTHERS
+        return self._known.setdefault((end, module, name, peer), (Tally(), Tally() if end == SERVED else None))
+
+    # Views, for any thread.
+
+    def calls(self) -> list[Ended]:
+        """Return the ends of calls that are remembered, oldest first."""
+        self.fold()
+        return [Ended._make(each) for each in copied(self._history) + copied(self._fresh)]
+
+    def notes(self) -> list[Note]:
+        """Return what else is remembered, oldest first."""
+        return copied(self._notes)
+
+    def tallies(self) -> list[tuple[TallyKey, Tally]]:
+        """Return how often and how long, by measure ("call", "queue" or "run"), function and worker."""
+        self.fold()
+        found: list[tuple[TallyKey, Tally]] = []
+        for (end, module, name, peer), (call, queue) in self._known.copy().items():
+            found.append((("call" if end == MADE else "run", module, name, peer), call))
+            if queue is not None:
+                found.append((("queue", module, name, peer), queue))
+        return found
+
+
+def copied(queue: deque[T]) -> list[T]:
+    """Return a copy of a queue to which other threads append."""
+    while True:
+        try:
+            return list(queue)
+        except RuntimeError:  # it changed in the midst of that
+            continue
