@@ -99,6 +99,26 @@ def test_the_function_that_all_others_wait_for_is_found_with_its_stack() -> None
     assert found[0].details[-1] == "  b.py:9 sleep"
 
 
+def test_a_cycle_is_the_culprit_and_its_calls_are_not_told_twice() -> None:
+    """worker0 serves a call of worker1, and waits for one of its own there; and the other way round."""
+
+    def half(me: str, other: str) -> WorkerSnapshot:
+        mine, theirs = CallKey(caller=me, id=1), CallKey(caller=other, id=1)
+        return worker(
+            me, calls=(
+                running(me, 1, other, 20.0, stage=Stage.BEGUN, thread=5, parent=theirs),
+                running(other, 1, me, 20.0, thread=5),
+            ),
+            waits=(WaitStatus(kind=WaitKind.CALL, text="f", age=20.0, thread=5, serving=theirs, call=mine, workers=(other,)),),
+            threads=(ThreadStatus(id=5, name="pool-0", role="pool", stack=("a.py:1 f",), serving=theirs),),
+        )  # fmt: skip
+
+    found = explain(dump_of(half("worker0", "worker1"), half("worker1", "worker0")))
+    assert kinds(found) == [Kind.CYCLE]
+    assert "cycle" in found[0].text
+    assert "  a.py:1 f" in found[0].details
+
+
 def test_a_call_that_its_callee_does_not_know_is_told() -> None:
     sent = tuple(running("worker0", n, "worker1", 8.0, stage=Stage.SENT) for n in range(3))
     found = explain(dump_of(worker("worker0", calls=sent), worker("worker1")))

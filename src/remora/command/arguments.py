@@ -25,7 +25,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
     add("--at", metavar="ADDRESS", help="the group's store (tcp://host:port, file://…), or a worker's observer socket")
     add("--group", metavar="NAME", help="the group, where this host has several (the first letters are enough)")
     add("--secret-file", metavar="FILE", help="the group's secret; else REMORA_SECRET, REMORA_SECRET_FILE or this user's")
-    add("--timeout", type=_seconds, default=TIMEOUT, metavar="TIME", help="how long workers have to answer (2s)")
+    add("--timeout", type=seconds, default=TIMEOUT, metavar="TIME", help="how long workers have to answer (2s)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--watch", nargs="?", type=_seconds, const=1.0, metavar="TIME", help="show it again and again (each second)"
+        "--watch", nargs="?", type=seconds, const=1.0, metavar="TIME", help="show it again and again (each second)"
     )
 
 
@@ -44,12 +44,12 @@ def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older:
     add("--worker", metavar="NAME", help="only what this worker says")
     add("--function", default="", metavar="TEXT", help="only what has this text in the name of its function")
     if older:
-        add("--older", type=_seconds, default=0.0, metavar="TIME", help="only what is at least so old: 200ms, 5s, 3m")
+        add("--older", type=seconds, default=0.0, metavar="TIME", help="only what is at least so old: 200ms, 5s, 3m")
     add("--sort", choices=sorts, default=sorts[0], help=f"the order ({sorts[0]})")
     add("--limit", type=_count, default=limit, metavar="N", help=f"at most so many rows ({limit})")
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         return seconds_of(text)
     except ValueError as error:

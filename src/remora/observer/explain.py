@@ -23,6 +23,8 @@ from remora.observer.model import (
     WaitStatus,
     WorkerSnapshot,
 )
+from remora.observer.wait_graph import Node, call_node
+from remora.observer.waits import Chain, WaitGraph
 
 STUCK = 5.0  # seconds after which a call is worth a word
 MANY = 500  # references of one kind that look like a leak
@@ -60,10 +62,12 @@ class Finding:
 def explain(dump: Dump, older_than: float = STUCK) -> list[Finding]:
     """What is wrong, the culprit first."""
     group = dump.group
+    cycles = WaitGraph.of(group).cycles()
     found = [
         *_deaths(dump),
+        *_cycles(cycles, group),
         *_silent(group),
-        *_stuck(group, older_than),
+        *_stuck(group, older_than, {node for cycle in cycles for node in cycle.nodes}),
         *_full_pools(group),
         *_timeouts(dump),
         *_leaks(group),
@@ -160,16 +164,32 @@ def _waiting_for(group: GroupSnapshot, name: str) -> int:
     return sum(call.callee == name for worker in group.workers for call in worker.calls)
 
 
-# Calls that take long.
+# Calls that wait for each other, and calls that take long.
 
 
-def _stuck(group: GroupSnapshot, older_than: float) -> Iterator[Finding]:
+def _cycles(cycles: list[Chain], group: GroupSnapshot) -> Iterator[Finding]:
+    for cycle in cycles:
+        names = tuple(dict.fromkeys(node.worker for node in cycle.nodes))
+        nodes = set(cycle.nodes)
+        details = [
+            line
+            for worker in group.workers
+            for call in worker.calls
+            if call.stage is Stage.RUNNING and call_node(call.key) in nodes
+            for line in (f"{worker.name}, {call.function}:", *_stack_of(worker, call))
+        ]
+        yield Finding(Kind.CYCLE, cycle.text, tuple(details), names, cycle.age)
+
+
+def _stuck(group: GroupSnapshot, older_than: float, in_cycles: set[Node]) -> Iterator[Finding]:
     """Functions that run for long and wait for no other call: what all the others wait for in the end."""
     children, waits = _parents(group), _waits_of_calls(group)
     for worker in group.workers:
         for call in worker.calls:
             if call.stage is not Stage.RUNNING or call.age < older_than or call.key in children:
                 continue
+            if call_node(call.key) in in_cycles:
+                continue  # that is told already
             waiting = _depth(call.key, group)
             told = waits.get((worker.name, call.key))
             text = f"{call.function} has run on {worker.name} for {call.age:.1f} s, called by {call.key.caller}"

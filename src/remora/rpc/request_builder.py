@@ -12,6 +12,7 @@ from torch.jit import ScriptFunction
 
 from remora.agent.calls.call_context import current_recording, pack_for
 from remora.agent.calls.call_errors import name_of
+from remora.agent.calls.call_trace import tracing
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.options import FAST_PATHS
@@ -19,7 +20,7 @@ from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, check_arguments, run_serialized
 from remora.vocabulary.messages import MessageType
 from remora.wire.callables import TORCH_NAMES
-from remora.wire.frames import ASYNC
+from remora.wire.frames import ASYNC, TRACED
 from remora.wire.packed import Packed
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
@@ -45,6 +46,8 @@ def pack_call(
         kwargs = named(peer, func, kwargs)
     flags = ASYNC if hasattr(func, MARK) else 0
     recording = current_recording.get()
+    tracer = tracing.tracer
+    trace = None if tracer is None else tracer.outgoing()
     script = None if type(func) is FunctionType and not flags else script_name(func)  # (most are plain functions)
     value: tuple[Any, ...]
     if script is not None:
@@ -55,9 +58,12 @@ def pack_call(
             func, args, kwargs = run_serialized, (binary, tensors), {}
         announced = peer.outgoing.announced
         target = announced.target(func, peer.shares_main)
-        if not args and kwargs == {} and recording is None and type(target) is int and FAST_PATHS.bare_calls:
+        simple = recording is None and trace is None
+        if not args and kwargs == {} and simple and type(target) is int and FAST_PATHS.bare_calls:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
+    if trace is not None:
+        flags, value = flags | TRACED, (trace, *value)
     way = peer.ways.awaited if awaited else peer.ways.requests
     try:
         packed, more = pack_for(peer, way, value, recording, ordered=True)
@@ -75,13 +81,18 @@ def remote_target(
         raise TypeError(f"function should be callable, got {type(func).__name__} for a call to {peer.name}")
     args, kwargs = arguments(peer, func, args, kwargs)
     flags = ASYNC if hasattr(func, MARK) else 0
+    tracer = tracing.tracer
+    trace = None if tracer is None else tracer.outgoing()
+    traced: tuple[str, ...] = ()
+    if trace is not None:
+        flags, traced = flags | TRACED, (trace,)
     script = script_name(func)
     if script is None:
         target = peer.outgoing.announced.target(func, peer.shares_main)
-        return MessageType.PYTHON_REMOTE_CALL, (target, args, kwargs), flags
+        return MessageType.PYTHON_REMOTE_CALL, (*traced, target, args, kwargs), flags
     if script[0] == "function":
         check_arguments(getattr(func, MARK, func), args, kwargs)
-    return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
+    return MessageType.SCRIPT_REMOTE_CALL, (*traced, *script, args, kwargs), flags
 
 
 def arguments(peer: Peer, func: object, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from remora.agent.calls.call import NEVER, NOTHING
 from remora.agent.calls.call_context import CallContext, Header, pack_for
+from remora.agent.calls.call_trace import LONGEST, tracing
 from remora.agent.calls.pack_errors import explain_result
 from remora.agent.calls.peer_info import Served
 from remora.agent.channel.channel import Channel
@@ -24,7 +25,7 @@ from remora.recorder import SERVED, Remember
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
-from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, Frame
+from remora.wire.frames import ASYNC, FAILED, RECORDED, SHARED, TRACED, Frame
 from remora.wire.message_codec import BEGUN, decode, from_value
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.packed import Packed
@@ -174,7 +175,8 @@ class Request:
         except SerializationError as error:
             raise self._makes_no_sense(error) from error
         frame.buffers = ()  # the value keeps its memory
-        return self._joined(value, scope) if frame.flags & RECORDED else value
+        value = self._joined(value, scope) if frame.flags & RECORDED else value
+        return self._traced(value) if frame.flags & TRACED else value
 
     def message(self, kind: type[M]) -> M:
         """The payload. ProtocolError if it is not what this type of message has."""
@@ -213,6 +215,15 @@ class Request:
         self.recording.received(self.caller, header, scope.links)
         self.grad_enabled = header[2]
         return value
+
+    def _traced(self, value: Any) -> object:
+        """The call without the trace that it carries, of which the tracer is told."""
+        if not (type(value) is tuple and value and type(value[0]) is str and len(value[0]) <= LONGEST):
+            raise SerializationError(f"a call from {self.caller.name} is said to carry a trace, and has none")
+        tracer = tracing.tracer
+        if tracer is not None:
+            tracer.arrived(self.caller.name, self.frame.call, value[0])
+        return value[1:]
 
     def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
         """Answer with what a function returned, which is taken out of the list; or with an error, if there is one."""
