@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_a_verb_has_help_with_an_example_that_can_be_parsed(name: str, capsys: p
     text = capsys.readouterr().out
     assert f"remora {name}" in text.partition("example:")[2]
     for line in verb.EXAMPLE.splitlines():
-        words = line.split("(")[0].split(">")[0].split()
+        words = re.split(r"[#&(>]", line)[0].split()  # (the rest is for the shell, or for the reader)
         if words[:2] == ["remora", name]:
             parser_of(verb).parse_args(words[2:])
 

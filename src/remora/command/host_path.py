@@ -26,7 +26,6 @@ from remora.protocol.handshake import Hello, Identity, Initiator, Responder
 from remora.rendezvous.secret import find_secret, loopback_secret
 from remora.transport import sockets
 from remora.transport.addresses import Address, host_and_port
-from remora.transport.link import tune
 
 TIMEOUT = 10.0  # seconds without a byte
 ROUND_TRIPS = 200
@@ -200,7 +199,7 @@ def _download(sock: socket.socket, count: int) -> None:
 
 def _prepare(sock: socket.socket) -> None:
     sock.settimeout(TIMEOUT)
-    tune(sock, TIMEOUT)  # as a link between workers is
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as a link between workers is
 
 
 def _converse(sock: socket.socket, machine: Initiator | Responder) -> None:
