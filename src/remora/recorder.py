@@ -1,8 +1,8 @@
 """What a worker remembers of the calls it made and served, and of what else happened: always on, bounded, and cheap.
 
-A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`, made by the code
-that ends the call. The tuple has numbers and texts that were there anyway, and no object of the program,
-which must not live a moment longer because it was recorded. All else is done later, and not by the thread of a call:
+A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`. The tuple has
+numbers and texts that were there anyway, and no object of the program, which must not live a moment longer because it was
+recorded. All else is done later, and not by the thread of a call:
 
     fresh     tuples that have just come; twice a second, and more often under load, the timer thread takes them out
     history   the last few thousand of them, and

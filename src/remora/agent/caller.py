@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from remora.agent.calls.call import Call, next_call_id
+from remora.agent.calls.call import Call, next_call_id, note_end
 from remora.agent.calls.future import Future, Origin
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
@@ -62,9 +62,9 @@ class Caller:
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
-            call.note_end(get_ident())
+            note_end(call, get_ident())
             raise
-        call.note_end(get_ident())
+        note_end(call, get_ident())
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()
