@@ -395,3 +395,20 @@ def test_a_cycle_says_when_it_ends_by_itself() -> None:
 def test_nothing_waits() -> None:
     assert explain(worker("worker0"), worker("worker1")) == []
     assert explain() == []
+
+
+def test_gatherings_of_different_workers_at_the_same_time_are_not_one() -> None:
+    """worker0 gathers with worker1, worker2 with worker3, whose main thread waits for worker0. worker0 does not wait for that."""
+    first = worker(
+        "worker0",
+        calls=(call("worker3#1", "worker0", "f", RUNNING, 9, POOL),),
+        waits=(
+            waits(WaitKind.GATHERING, text="all_gather: …", workers=("worker1",)),
+            waits(WaitKind.LOCK, POOL, serving="worker3#1", holder=MAIN),
+        ),
+    )
+    second = worker("worker2", waits=(waits(WaitKind.GATHERING, text="all_gather: …", workers=("worker3",)),))
+    third = worker("worker3", waits=(waits_for("worker3#1"),))
+    graph = WaitGraph.of(group(first, worker("worker1"), second, third))
+    assert graph.cycles() == []
+    assert len([node for node in graph.nodes if node.kind is NodeKind.GATHERING]) == 2

@@ -1,8 +1,8 @@
 """`remora links`: the connection of each pair of workers: how much goes over it, how long that takes, what waits.
 
 `DELAY` is the least that a call spent between the two workers: what its caller measured, less what its callee says of
-running it, of the fastest calls of each function. Histograms tell it to a factor of two. The fastest, because a call among ten
-thousand others waits for those, and that says nothing of the link.
+running it, of the fastest calls of each function. Histograms tell it to a factor of two. The fastest, because a call among
+ten thousand others waits for those, and that says nothing of the link.
 """
 
 from __future__ import annotations

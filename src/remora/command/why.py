@@ -59,9 +59,8 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
             output.line(f"  … and {len(chains) - options.limit:,} more (--limit)", "faint")
     elif not cycles or options.what is not None:
         calls = len({call.key for worker in snapshot.workers for call in worker.calls})
-        output.line(
-            f"{options.what or 'No thread of the group'} waits for nothing; {counted(calls, 'call')} under way."
-        )
+        who = f"{options.what} waits for nothing" if options.what else "Nothing waits"
+        output.line(f"{who}; {counted(calls, 'call')} under way in the group.")
     return max(tell_missing(snapshot, output), int(bool(cycles)))
 
 
