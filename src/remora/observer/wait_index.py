@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 from remora.observer.model import (
@@ -17,9 +18,27 @@ from remora.observer.model import (
 )
 from remora.observer.wait_graph import Node, NodeKind, call_node, thread_node
 
+_OF_LIBRARIES = re.compile(
+    r"/lib/python\d|/site-packages/|/remora/(agent|autograd|nn|optim|rpc|rref|testing|transport|wire)/|^<"
+)
+
 AT_CALLEE = (Stage.QUEUED, Stage.RUNNING, Stage.ANSWERING)
 
 Half = tuple[WorkerSnapshot, CallStatus]
+
+
+def short(function: str) -> str:
+    """The name of a function for a sentence: without packages, and without `__main__`."""
+    return ".".join(function.removeprefix("__main__.").split(".")[-2:])
+
+
+def where(thread: ThreadStatus) -> str:
+    """Where a thread is, in the program's own code if it has any: "at train.py:30 step, in Event.wait"."""
+    own = [frame for frame in thread.stack if not _OF_LIBRARIES.search(frame)]
+    innermost = thread.stack[-1]
+    frame = own[-1] if own else innermost
+    rest = "" if frame is innermost else f", in {innermost.rpartition(' ')[2]}"
+    return f"at {frame.rpartition('/')[2]}{rest}"
 
 
 class Index:
@@ -78,7 +97,7 @@ class Index:
             return self._thread_name(node)
         if node.kind is NodeKind.CALL:
             return self.call_name(CallKey(caller=node.worker, id=int(node.id)))
-        if node.kind in (NodeKind.GATHERING, NodeKind.SHUTDOWN, NodeKind.JOIN, NodeKind.REFERENCE):
+        if node.kind in (NodeKind.GATHERING, NodeKind.JOIN, NodeKind.REFERENCE):
             return node.id
         return {
             NodeKind.POOL: f"the pool of {node.worker}",
@@ -86,6 +105,7 @@ class Index:
             NodeKind.BACKWARD: f"backward pass {node.id} on {node.worker}",
             NodeKind.COROUTINE: f"a coroutine of {node.worker}",
             NodeKind.LOCK: f"a lock on {node.worker}",
+            NodeKind.SHUTDOWN: f"the shutdown of {node.worker}",
         }.get(node.kind, node.worker)
 
     def _thread_name(self, node: Node) -> str:
@@ -96,7 +116,7 @@ class Index:
 
     def call_name(self, key: CallKey) -> str:
         half = self.half(key)
-        return f"{half[1].function} on {half[1].callee or half[0].name}" if half else f"call {key}"
+        return f"{short(half[1].function)} on {half[1].callee or half[0].name}" if half else f"call {key}"
 
     # What is known of a node that waits for nothing.
 
@@ -104,7 +124,7 @@ class Index:
         """The end of a sentence that begins with the noun; nothing if nothing is known."""
         if node.kind is NodeKind.THREAD:
             thread = self.threads.get(node)
-            return f"is at {thread.stack[-1]}" if thread and thread.stack else ""
+            return f"is {where(thread)}" if thread and thread.stack else ""
         if node.kind is NodeKind.CALL:
             return self._state_of_call(self.half(CallKey(caller=node.worker, id=int(node.id))))
         if node.kind is NodeKind.WORKER:
@@ -133,9 +153,10 @@ class Index:
     def _state_of_worker(self, name: str) -> str:
         known = self.missing.get(name)
         if known is not None:
-            return f"is {known.state}" + (f": {known.reason}" if known.reason else "")
+            state = "has left" if known.state == "left" else f"is {known.state}"
+            return f"{state}: {known.reason}" if known.reason else state
         if name not in self.workers:
             return "has not been heard of"
         threads = self.workers[name].threads
         main = next((each for each in threads if each.role == "main" and each.stack), None)
-        return f"is at {main.stack[-1]} with its main thread" if main else "goes on"
+        return f"is {where(main)} with its main thread" if main else "goes on"
