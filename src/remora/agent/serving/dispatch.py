@@ -294,14 +294,14 @@ class Request:
         """Note that its function has run. (Times, numbers and texts: nothing of the program lives longer for it.)"""
         remember = self._dispatch.remember
         if remember is not None:
-            function, frame = self.function, self.frame
-            try:  # (`name_parts`, inlined)
-                module, name = (None, function) if type(function) is str else (function.__module__, function.__qualname__)
-            except Exception:
+            function, frame, now = self.function, self.frame, self._dispatch.now()
+            try:
+                module, name = function.__module__, function.__qualname__
+            except Exception:  # it is something else that can be called
                 module, name = name_parts(function)
             remember((
-                SERVED, self.caller.name, frame.call, module, name, self.came, self.began, self._dispatch.now(), get_ident(),
-                flags, frame.size, None,
+                SERVED, self.caller.name, frame.call, module, name, self.came, self.began, now, get_ident(), flags,
+                frame.size, None,
             ))  # fmt: skip
 
     def _is_followed(self) -> bool:
