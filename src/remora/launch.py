@@ -3,6 +3,8 @@
     python -m remora.launch -n 4 train.py --lr 0.1
     python -m remora.launch -n 4 --restart on-failure --restarts 10 -m package.module
 
+`remora run` is the same.
+
 Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and REMORA_RESTARTS (how often it
 was restarted). The launcher hosts the store and outlives all processes, so that any of them may end and be restarted. It
 passes on what several processes print line by line, with the rank before each line.
@@ -19,15 +21,51 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from remora.supervision import Outcome, RestartPolicy, Supervisor
 from remora.supervision.output import Output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit code: 0, or that of the first process that failed by itself."""
-    options = _parse(sys.argv[1:] if arguments is None else list(arguments))
+    parser = argparse.ArgumentParser(
+        prog="python -m remora.launch",
+        description="Start the worker processes of a program on this host, and supervise them until they end.",
+    )
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options, and the program."""
+    add = parser.add_argument
+    add("-n", type=int, default=1, help="how many processes (1)")
+    add("--restart", choices=("never", "on-failure", "always"), default="never", help="when to restart a process (never)")
+    add("--restarts", type=int, default=3, help="the most restarts in a row (3)")
+    add("--delay", type=float, default=0.5, help="seconds before the first restart; doubled each time (0.5)")
+    add("--scope", choices=("one", "all"), default="one", help="restart only the process that ended, or all of them (one)")
+    add("--apart", action="store_true", help="when a process has failed for good, let the others run on")
+    add("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (10)")
+    add("--host", default="127.0.0.1", help="where the store listens (127.0.0.1)")
+    add("--port", type=int, default=0, help="its port (any that is free)")
+    add("-m", dest="module", action="store_true", help="the program is a module")
+    add("program", help="a Python file, or a module with -m")
+    add("arguments", nargs=argparse.REMAINDER, help="for the program")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start the processes and wait for them. Return the exit code. On Ctrl-C they end, and then this process by SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _supervise(options)
+    except KeyboardInterrupt:  # the processes have ended, and said so: ours is no news
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+        raise
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here: `remora --help` needs none of it
+
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     store = TCPStore(options.host, options.port, None, True, timedelta(seconds=60), wait_for_workers=False)
     policy = RestartPolicy(options.restart, options.restarts, options.delay)
@@ -45,27 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _output(rank: int) -> Output:
     return Output(f"[{rank}] ", sys.stdout.buffer, sys.stderr.buffer)
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m remora.launch",
-        description="Start the worker processes of a program on this host, and supervise them until they end.",
-    )
-    add = parser.add_argument
-    add("-n", type=int, default=1, help="how many processes (1)")
-    add("--restart", choices=("never", "on-failure", "always"), default="never", help="when to restart a process (never)")
-    add("--restarts", type=int, default=3, help="the most restarts in a row (3)")
-    add("--delay", type=float, default=0.5, help="seconds before the first restart; doubled each time (0.5)")
-    add("--scope", choices=("one", "all"), default="one", help="restart only the process that ended, or all of them (one)")
-    add("--apart", action="store_true", help="when a process has failed for good, let the others run on")
-    add("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (10)")
-    add("--host", default="127.0.0.1", help="where the store listens (127.0.0.1)")
-    add("--port", type=int, default=0, help="its port (any that is free)")
-    add("-m", dest="module", action="store_true", help="the program is a module")
-    add("program", help="a Python file, or a module with -m")
-    add("arguments", nargs=argparse.REMAINDER, help="for the program")
-    return parser.parse_args(arguments)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -93,9 +110,4 @@ def _exit_code(outcomes: list[Outcome]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:  # the processes have ended, and said so: no line of ours is needed
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)
+    sys.exit(main())

@@ -12,13 +12,14 @@ from torch.jit import ScriptFunction
 
 from remora.agent.calls.call_context import current_recording, pack_for
 from remora.agent.calls.call_errors import name_of
+from remora.agent.calls.call_trace import tracing
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, check_arguments, run_serialized
 from remora.vocabulary.messages import MessageType
 from remora.wire.callables import TORCH_NAMES
-from remora.wire.frames import ASYNC
+from remora.wire.frames import ASYNC, TRACED
 from remora.wire.packed import Packed
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
@@ -44,6 +45,8 @@ def pack_call(
     elif type(kwargs) is not dict:
         kwargs = named(peer, func, kwargs)
     recording = current_recording.get()
+    tracer = tracing.tracer
+    trace = None if tracer is None else tracer.outgoing()
     value: tuple[Any, ...]
     if script is not None:
         kind, value = SCRIPT_CALL, (*script, args, kwargs)
@@ -53,9 +56,11 @@ def pack_call(
             func, args, kwargs = run_serialized, (binary, tensors), {}
         announced = peer.outgoing.announced
         target = announced.target(func, peer.shares_main)
-        if not args and not kwargs and recording is None and type(target) is int:
+        if not args and not kwargs and recording is None and trace is None and type(target) is int:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
+    if trace is not None:
+        flags, value = flags | TRACED, (trace, *value)
     way = peer.routes.awaited if awaited else peer.routes.requests
     try:
         packed, more = pack_for(peer, way, value, recording, ordered=True)
@@ -71,12 +76,17 @@ def remote_target(
     """(message type, what the owner runs, flags) of a call that makes a value."""
     flags, script = _flags_and_name(peer, func)
     args, kwargs = arguments(peer, func, args, kwargs)
+    tracer = tracing.tracer
+    trace = None if tracer is None else tracer.outgoing()
+    traced: tuple[str, ...] = ()
+    if trace is not None:
+        flags, traced = flags | TRACED, (trace,)
     if script is None:
         target = peer.outgoing.announced.target(func, peer.shares_main)
-        return MessageType.PYTHON_REMOTE_CALL, (target, args, kwargs), flags
+        return MessageType.PYTHON_REMOTE_CALL, (*traced, target, args, kwargs), flags
     if script[0] == "function":
         check_arguments(getattr(func, MARK, func), args, kwargs)
-    return MessageType.SCRIPT_REMOTE_CALL, (*script, args, kwargs), flags
+    return MessageType.SCRIPT_REMOTE_CALL, (*traced, *script, args, kwargs), flags
 
 
 def _flags_and_name(peer: Peer, func: Callable[..., Any]) -> tuple[int, tuple[str, str] | None]:

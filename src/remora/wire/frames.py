@@ -51,7 +51,7 @@ ENDS = 2048  # bytes at either end of a larger body that are covered
 
 # Flags, as plain numbers: the hot path tests them.
 FAILED, ASYNC, REFERENCES = int(Flag.FAILED), int(Flag.ASYNC), int(Flag.REFERENCES)
-RECORDED, SHARED, CARGO = int(Flag.RECORDED), int(Flag.SHARED), int(Flag.CARGO)
+RECORDED, SHARED, CARGO, TRACED = int(Flag.RECORDED), int(Flag.SHARED), int(Flag.CARGO), int(Flag.TRACED)
 
 _CHECKED = struct.Struct("<QHHIQQQd")  # the header without the checksum
 _CHECK = struct.Struct("<I")

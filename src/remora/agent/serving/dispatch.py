@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from remora.agent.calls.call import NEVER, NOTHING
 from remora.agent.calls.call_context import CallContext, Header, pack_for
+from remora.agent.calls.call_trace import LONGEST, tracing
 from remora.agent.calls.pack_errors import explain_result
 from remora.agent.calls.peer_info import Served
 from remora.agent.channel.channel import Channel
@@ -25,7 +26,7 @@ from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
 from remora.wire.enclosed import NOTHING_ENCLOSED, Missing, Reason
-from remora.wire.frames import ASYNC, FAILED, RECORDED, Frame
+from remora.wire.frames import ASYNC, FAILED, RECORDED, TRACED, Frame
 from remora.wire.message_codec import BEGUN, decode, from_value
 from remora.wire.pack_scope import UnpackScope
 from remora.wire.packed import Packed
@@ -158,7 +159,8 @@ class Request:
         except SerializationError as error:
             raise self._makes_no_sense(error) from error
         self.frame = frame.opened(frame.body, frame.size, NOTHING_ENCLOSED)  # the value keeps its memory
-        return self._joined(value, scope) if frame.flags & RECORDED else value
+        value = self._joined(value, scope) if frame.flags & RECORDED else value
+        return _without_trace(value, self) if frame.flags & TRACED else value
 
     def message(self, kind: type[M]) -> M:
         """The payload. ProtocolError if it is not what this type of message has."""
@@ -333,6 +335,16 @@ class Request:
         """Do not run it, and answer nothing: no caller waits."""
         self.answered = True
         self._done()
+
+
+def _without_trace(value: Any, request: Request) -> object:
+    """A call without the trace that it carries, of which the tracer is told."""
+    if not (type(value) is tuple and value and type(value[0]) is str and len(value[0]) <= LONGEST):
+        raise SerializationError(f"a call from {request.caller.name} is said to carry a trace, and has none")
+    tracer = tracing.tracer
+    if tracer is not None:
+        tracer.arrived(request.caller.name, request.frame.call, value[0])
+    return value[1:]
 
 
 Handler = Callable[[Request], None]

@@ -1,0 +1,151 @@
+"""Decides which requests the dashboard answers: those of a browser that showed the token, to a host that is ours, that only read.
+
+The address that the command prints has a token. It is good for one browser, once: the browser gets a cookie for it, which
+scripts cannot read and other sites cannot send. A program (Prometheus, curl) shows a secret of a file as a bearer token
+instead; there is none unless the command was given a file.
+
+A page of another site may make a browser send requests here, and by a name of its own that leads to this address (DNS
+rebinding) it may even read the answers. So the `Host` of every request has to be a name that we know, whatever else it has.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+# No script, style or connection but our own; no frame around us. `data:` is for the icon of the page.
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+# A redirect would lose the cookie where the address was clicked on a page of another site (a terminal in a browser, say): the
+# browser keeps a Strict cookie from the whole chain. A page that leads on starts a chain of its own.
+_WELCOME = '<!doctype html><meta charset="utf-8"><title>Remora</title><meta http-equiv="refresh" content="0;url=/">'
+_REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Remora: not let in</title><link rel="stylesheet" href="/static/style.css"><main class="alone">
+<h1>This browser is not let in</h1>
+<p>{reason}</p>
+<p>Press Enter in the terminal where <code>remora dashboard</code> runs: it prints a new address, good for one browser.</p>
+</main></html>"""
+
+
+class Access:
+    """The tokens and cookies of one dashboard."""
+
+    def __init__(self, bearer: bytes | None = None) -> None:
+        # Browsers keep cookies by host, whatever the port: the name tells those of several dashboards apart.
+        self.cookie = f"remora_dashboard_{secrets.token_hex(4)}"
+        self._session = secrets.token_urlsafe(32)
+        self._tokens: set[str] = set()
+        self._bearer = bearer
+
+    def make_token(self) -> str:
+        """A token that is good once."""
+        token = secrets.token_urlsafe(24)
+        self._tokens.add(token)
+        return token
+
+    def exchange(self, token: str) -> str | None:
+        """The cookie for a token, which is used up; None for a wrong one."""
+        found = [each for each in self._tokens if _equal(each, token)]
+        self._tokens.difference_update(found)
+        return self._session if found else None
+
+    def admits(self, headers: Headers) -> bool:
+        """Whether a request has the cookie or the bearer token."""
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        if self._bearer is not None and scheme.lower() == "bearer":
+            return hmac.compare_digest(shown.strip().encode(), self._bearer)
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return False
+        return morsel is not None and _equal(morsel.value, self._session)
+
+
+class Guard:
+    """Stands before the pages. Adds the headers that keep a browser from doing what a page of ours never does."""
+
+    def __init__(self, app: ASGIApp, access: Access, hosts: frozenset[str], public: frozenset[str]) -> None:
+        self._app = app
+        self._access = access
+        self._hosts = hosts
+        self._public = public  # paths that the page of a refusal needs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            request = Request(scope)
+            refusal = self._refusal(request)
+            await (self._app if refusal is None else refusal)(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        """What is said instead of an answer; None if the request gets one."""
+        name = host_name(request.headers.get("host", ""))
+        if name not in self._hosts:
+            return PlainTextResponse(
+                "This is not the host that the request names. If you reach the dashboard by another name, tell it so: "
+                "remora dashboard --allow-host NAME\n",
+                status_code=421,
+            )
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("The dashboard only shows: use GET.\n", 405, {"Allow": "GET, HEAD"})
+        token = parse_qs(request.url.query).get("token")
+        if token and request.url.path == "/":
+            return self._let_in(token[0])
+        if request.url.path in self._public or self._access.admits(request.headers):
+            return None
+        return _refused("Its address has no token, or the dashboard was started anew.")
+
+    def _let_in(self, token: str) -> Response:
+        session = self._access.exchange(token)
+        if session is None:
+            return _refused("The token of this address is wrong, or was used before.")
+        answer = HTMLResponse(_WELCOME)
+        answer.set_cookie(self._access.cookie, session, httponly=True, samesite="strict", path="/")
+        return answer
+
+
+def host_name(host: str) -> str:
+    """The name in a `Host` header, without the port: lower case, no dot at its end, no brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower().removesuffix(".")
+
+
+def _refused(reason: str) -> Response:
+    return HTMLResponse(_REFUSED.format(reason=reason), status_code=403)
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("Cache-Control", "no-store")
+        await send(message)
+
+    return send_with_headers

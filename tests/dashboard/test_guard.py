@@ -1,0 +1,135 @@
+"""Who is answered: a browser that showed the token, under a name that is ours, and only for reading."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from remora.dashboard.guard import SECURITY_HEADERS, host_name
+from remora.dashboard.server import Dashboard
+from tests.dashboard.client import get, let_in
+from tests.dashboard.simulated import SimulatedGroup
+
+PATHS = ["/", "/calls", "/api/overview", "/api/snapshot", "/stream/overview", "/metrics", "/static/app.js"]
+
+
+@pytest.fixture
+def dashboard() -> Dashboard:
+    return Dashboard(SimulatedGroup(3), bearer=b"0123456789abcdef")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_cookie_nothing_is_told(dashboard: Dashboard, path: str) -> None:
+    for headers in ({}, {"cookie": f"{dashboard.access.cookie}=wrong"}, {"cookie": "\x01;;="}, {"authorization": "Bearer wrong"}):
+        answer = get(dashboard, path, **headers)
+        assert answer.status == 403
+        assert "worker" not in answer.text
+
+
+def test_a_token_is_good_once(dashboard: Dashboard) -> None:
+    token = dashboard.access.make_token()
+    first = get(dashboard, f"/?token={token}")
+    assert first.status == 200
+    cookie = first.headers["set-cookie"]
+    assert re.search(r";\s*HttpOnly", cookie, re.I)
+    assert re.search(r";\s*SameSite=strict", cookie, re.I)
+    assert token not in first.text  # it is not what the browser keeps, nor in the address that follows
+    second = get(dashboard, f"/?token={token}")
+    assert second.status == 403
+    assert "set-cookie" not in second.headers
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "x" * 10_000, "%00", "ümlaut"])
+def test_a_wrong_token_gets_no_cookie_and_uses_none_up(dashboard: Dashboard, token: str) -> None:
+    right = dashboard.access.make_token()
+    answer = get(dashboard, f"/?token={token}")
+    assert answer.status == 403
+    assert "set-cookie" not in answer.headers
+    assert get(dashboard, f"/?token={right}").status == 200
+
+
+def test_each_token_lets_one_browser_in(dashboard: Dashboard) -> None:
+    assert get(dashboard, "/api/overview", cookie=let_in(dashboard)).status == 200
+    assert get(dashboard, "/api/overview", cookie=let_in(dashboard)).status == 200
+
+
+def test_a_token_does_not_work_on_other_paths(dashboard: Dashboard) -> None:
+    assert get(dashboard, f"/api/overview?token={dashboard.access.make_token()}").status == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "localhost.evil.example", "[::2]:1"])
+def test_a_name_that_is_not_ours_is_refused_even_with_the_cookie(dashboard: Dashboard, host: str) -> None:
+    """DNS rebinding: the page of another site reads from its own name, which now leads here."""
+    cookie = let_in(dashboard)
+    for path in PATHS:
+        answer = get(dashboard, path, host=host, cookie=cookie)
+        assert answer.status == 421
+        assert "worker" not in answer.text
+    token = dashboard.access.make_token()
+    assert get(dashboard, f"/?token={token}", host=host).status == 421
+    assert get(dashboard, f"/?token={token}").status == 200  # not used up
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8080", "[::1]:8080", "localhost."])
+def test_names_of_this_host_are_ours_on_any_port(dashboard: Dashboard, host: str) -> None:
+    assert get(dashboard, "/api/overview", host=host, cookie=let_in(dashboard)).status == 200
+
+
+def test_a_name_that_was_allowed_is_ours() -> None:
+    dashboard = Dashboard(SimulatedGroup(1), hosts={"Login.Cluster"})
+    assert get(dashboard, "/api/overview", host="login.cluster:80", cookie=get_cookie(dashboard, "login.cluster")).status == 200
+    assert get(dashboard, "/", host="localhost").status == 421
+
+
+def get_cookie(dashboard: Dashboard, host: str) -> str:
+    return get(dashboard, f"/?token={dashboard.access.make_token()}", host=host).headers["set-cookie"].partition(";")[0]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+def test_there_is_nothing_to_change(dashboard: Dashboard, method: str) -> None:
+    cookie = let_in(dashboard)
+    for path in PATHS:
+        assert get(dashboard, path, method=method, cookie=cookie).status == 405
+
+
+def test_a_program_shows_the_bearer_token(dashboard: Dashboard) -> None:
+    assert get(dashboard, "/metrics", authorization="Bearer 0123456789abcdef").status == 200
+    assert get(dashboard, "/metrics", authorization="Basic 0123456789abcdef").status == 403
+    without = Dashboard(SimulatedGroup(1))
+    for shown in ("Bearer", "Bearer ", "Bearer None"):
+        assert get(without, "/metrics", authorization=shown).status == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static/..%5c..%5cguard.py", "/static//etc/passwd",
+        "/static/....//server.py", "/static/%00", "/static/vendor/uPlot.js", "/static/README.md", "/../../../etc/passwd", "/static/.",
+    ],
+)  # fmt: skip
+def test_no_path_leads_to_another_file(dashboard: Dashboard, path: str) -> None:
+    answer = get(dashboard, path, cookie=let_in(dashboard))
+    assert answer.status == 404
+    assert "import" not in answer.text
+
+
+@pytest.mark.parametrize("path", [*PATHS[:4], "/metrics", "/static/app.js", "/nothing", "/?token=wrong"])
+def test_every_answer_tells_the_browser_what_it_may_not_do(dashboard: Dashboard, path: str) -> None:
+    for cookie in ("", let_in(dashboard)):
+        answer = get(dashboard, path, cookie=cookie)
+        for name, value in SECURITY_HEADERS.items():
+            assert answer.headers[name.lower()] == value
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["cache-control"] in ("no-store", "no-cache")
+
+
+def test_two_dashboards_of_one_host_have_cookies_of_their_own() -> None:
+    assert Dashboard(SimulatedGroup(1)).access.cookie != Dashboard(SimulatedGroup(1)).access.cookie
+
+
+@pytest.mark.parametrize(
+    ("header", "name"), [("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a")]
+)
+def test_the_name_in_a_host_header(header: str, name: str) -> None:
+    assert host_name(header) == name
