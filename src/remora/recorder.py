@@ -1,8 +1,8 @@
 """What a worker remembers of the calls it made and served, and of what else happened: always on, bounded, and cheap.
 
-A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`, made by the code
-that ends the call. The tuple has numbers and texts that were there anyway, and no object of the program,
-which must not live a moment longer because it was recorded. All else is done later, and not by the thread of a call:
+A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`. The tuple has
+numbers and texts that were there anyway, and no object of the program, which must not live a moment longer because it was
+recorded. All else is done later, and not by the thread of a call:
 
     fresh     tuples that have just come; twice a second, and more often under load, the timer thread takes them out
     history   the last few thousand of them, and
@@ -28,6 +28,7 @@ CONNECTED, DISCONNECTED, REFUSED, FAULT = "connected", "disconnected", "refused"
 BACKLOG = 4  # times as many fresh tuples as remembered ones are kept until they are folded
 MOST_NOTES = 1024
 MOST_TALLIES = 2048
+SET = 0.01  # seconds by which two clocks differ that were not set, but read one after the other
 BUCKETS = 64  # the last begins at 2**63 nanoseconds
 OTHERS = "", "(others)"  # the module and name under which functions are counted that are one too many
 _TO_NANOSECONDS = 1e9
@@ -103,6 +104,7 @@ class Recorder:
         self._folding = {0: True}  # the thread that takes the entry out folds, and puts it back (`dict.pop` is atomic)
         self.size = size
         self.remember: Remember | None = self._fresh.append if size else None
+        self._wall = float("-inf")
         self.made = self.served = self.failures = 0  # calls that are over; written by the thread that folds
 
     def note(self, kind: str, peer: str | None = None, text: str = "") -> None:
@@ -151,6 +153,14 @@ class Recorder:
         return self._known.setdefault((end, module, name, peer), (Tally(), Tally() if end == SERVED else None))
 
     # Views, for any thread.
+
+    def wall(self, now: float) -> float:
+        """Return the time of the wall clock when the worker's clock was at zero; `now` is what it says. The same each time,
+        as long as neither clock is set: an event then has the same time whenever it is looked at."""
+        found = time.time() - now
+        if abs(found - self._wall) > SET:
+            self._wall = found
+        return self._wall
 
     def calls(self) -> list[Ended]:
         """Return the ends of calls that are remembered, oldest first."""

@@ -49,7 +49,7 @@ PURE_STDLIB = {
 }  # fmt: skip
 
 OWN_THREADS = (
-    "remora.agent", "remora.autograd", "remora.introspection.server", "remora.transport", "remora.faults.injector",
+    "remora.agent", "remora.autograd", "remora.introspection", "remora.transport", "remora.faults.injector",
     "remora.testing",
 )  # fmt: skip
 THREAD_NAMES = {
@@ -71,6 +71,7 @@ EXCEPTIONS = {
     ("remora.compat.startup.sitecustomize", "REMORA_COMPAT"): "runs before anything of Remora can be imported",
     ("remora.observer.group", "concurrent.futures.ThreadPoolExecutor"): "asks all workers at once, each on a thread",
     ("remora.optim.local", "threading.Lock"): "steps of several trainers on a parameter come one after the other",
+    ("remora.protocol.observing", "secrets"): "the same",
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",
     ("remora.supervision.supervisor", "REMORA_RESTARTS"): "sets it for the processes that it starts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from remora.agent.calls.call import Call, next_call_id
+from remora.agent.calls.call import Call, next_call_id, note_end
 from remora.agent.calls.future import Future, Origin
 from remora.agent.channel.channel import Channel
 from remora.agent.channel.delayed_flush import DelayedFlush
@@ -61,9 +61,9 @@ class Caller:
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
-            call.note_end()
+            note_end(call)
             raise
-        call.note_end()
+        note_end(call)
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()

@@ -98,7 +98,8 @@ class ObserverServer:
             if self._thread is None:
                 self._close_doors()
             return
-        os.write(bell, b"x")
+        with suppress(BrokenPipeError):  # the thread may have seen that it is to end
+            os.write(bell, b"x")
         os.close(bell)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

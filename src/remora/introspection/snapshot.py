@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-import remora
 from remora.introspection import calls, history, links, references, threads, waits
 from remora.introspection.subject import Subject
 from remora.observer.directory import host_name
@@ -34,7 +33,9 @@ class Cut:
         self._query = query
         self.left_out: Counter[str] = Counter()
 
-    def part(self, name: str, make: Callable[[], Iterable[T]], fits: Callable[[T], bool], last: bool = False) -> tuple[T, ...]:
+    def part(
+        self, name: str, make: Callable[[], Iterable[T]], fits: Callable[[T], bool], last: bool = False
+    ) -> tuple[T, ...]:
         """Return the entries of a part that fit, if it was asked for: the first ones, or the last."""
         if name not in self._query.parts:
             return ()
@@ -49,6 +50,7 @@ class Cut:
 def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
     """Return what a worker says of itself now."""
     agent, cut = subject.agent, Cut(query)
+    agent.recorder.fold()
     everybody = threads.look(subject.name) if {"threads", "waits", "calls"} & set(query.parts) else []
     seen = waits.look(subject, everybody, locks="waits" in query.parts)
     kept = subject.references.table.snapshot()
@@ -62,7 +64,7 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
         host=host_name(),
         time=time.time(),
         up=time.monotonic() - subject.joined_at,
-        versions={"remora": remora.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        versions=versions(),
         program=program(),
         cpu=time.process_time(),
         interpreter_wait=agent.measure_gil_wait() / 1e6 if agent.gil_profiling else None,
@@ -108,6 +110,12 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
         threads=cut.part("threads", lambda: threads.statuses(everybody, seen.serving), lambda each: True),
         left_out=dict(cut.left_out),
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what runs here."""
+    mine = str(sys.modules["remora"].__version__)  # (of the package itself, which is above this file)
+    return {"remora": mine, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def program() -> str:

@@ -43,7 +43,7 @@ class StackSignal:
         if signal.getsignal(NUMBER) is not signal.SIG_DFL:
             return False
         try:
-            self._file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0)
+            self._file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0)  # noqa: SIM115
         except OSError:
             return False
         self._path = path

@@ -1,6 +1,6 @@
 """The threads of this process and where they are: their stacks, and what the frames of Remora in them say.
 
-A thread that makes a call or serves a request notes that nowhere, so it costs nothing. Who wants to know looks at the frames:
+A thread that makes a call or serves a request notes that nowhere, so it costs nothing. To know it, look at the frames:
 the one that waits for a reply has the call among its variables. Only variables of Remora's own frames are looked at here.
 """
 

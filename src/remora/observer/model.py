@@ -352,11 +352,6 @@ def to_json(value: Any) -> Any:
 
 def from_json(kind: type[T], data: Any) -> T:
     """Read what `to_json` made. ValueError if it is not the form of `kind`; UnknownVersion if it is of another version."""
-    if isinstance(data, dict) and data.get("version", VERSION) != VERSION and "version" in _fields(typing.cast(Any, kind)):
-        raise UnknownVersion(
-            f"this snapshot has version {data['version']!r}, and this is a Remora that reads version {VERSION}: use the "
-            "version of Remora that made it, or install the same one everywhere"
-        )
     found: T = _read(kind, data, kind.__name__)
     return found
 
@@ -403,6 +398,11 @@ def _read_object(kind: type, data: Any, place: str) -> Any:
     if not isinstance(data, dict):
         raise ValueError(f"{place} is not an object: {str(data)[:80]!r}")
     hints = _fields(kind)
+    if "version" in hints and data.get("version", VERSION) != VERSION:
+        raise UnknownVersion(
+            f"this snapshot has version {data['version']!r}, and this is a Remora that reads version {VERSION}: use the "
+            "version of Remora that made it, or install the same one everywhere"
+        )
     found = {name: _read(hints[name], item, f"{place}.{name}") for name, item in data.items() if name in hints}
     try:
         return kind(**found)

@@ -20,7 +20,11 @@ from remora.agent.calls.future import Future, wait_until
 from remora.agent.peers.manager import Peer
 from remora.agent.runtime.current import blocking_region, current_worker
 from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
+from remora.introspection.calls import copied
+from remora.introspection.subject import Subject
+from remora.introspection.waits import explains
 from remora.long_wait import LongWait, listed
+from remora.observer.model import WaitKind, WaitStatus
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
 from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.request_builder import pack_call
@@ -212,6 +216,20 @@ def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: flo
                 raise NotInitialized(f"RPC is no longer running on this node ({worker.get_worker_info()})")
             worker.agent.peers.probe(names - set(state.gathered_objects))
     return True
+
+
+@explains(_await)
+def _explain_wait(variables: dict[str, Any], subject: Subject) -> list[WaitStatus] | None:
+    """Who has not come, for observers."""
+    names, state, purpose = variables.get("names"), variables.get("state"), variables.get("purpose", "")
+    if names is None or state is None:
+        return None
+    if variables["worker"].subject is not subject:
+        return []
+    missing = tuple(sorted(set(names) - set(copied(state.gathered_objects))))
+    kind = WaitKind.SHUTDOWN if purpose == "shutdown" else WaitKind.GATHERING
+    what = f"{purpose}: {listed(list(missing))} {'has' if len(missing) == 1 else 'have'} not come"
+    return [WaitStatus(kind=kind, text=what if missing else f"{purpose}: the outcome", workers=missing)]
 
 
 def _ask(worker: Worker, name: str, func: Any, args: tuple[Any, ...], timeout: float) -> Future[Any]:

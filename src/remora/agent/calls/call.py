@@ -186,33 +186,19 @@ class Call:
         if late is not None and not late.settled_or_later(self.deadline, self.finish):
             return  # it is passed on when its tensors are there
         future, on_settled = self.future, self.on_settled
-        if future is not None or on_settled is not None:
-            self.note_end()
         self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:
             if future is not None:
+                note_end(self)
                 self._pass_to(future)
             elif on_settled is not None:
+                if type(self.target) is not str:  # (else it is our own business)
+                    note_end(self)
                 on_settled(self)
         except BaseException:
             if may_be_struck():
                 self.future, self.on_settled = future, on_settled
             raise
-
-    def note_end(self) -> None:
-        """Note that it is over. (Times, numbers and texts: nothing of the program lives longer for it.)"""
-        peer = self.peer
-        remember = peer.remember
-        if remember is not None:
-            target, reply = self.target, self.reply
-            try:  # (`name_parts`, inlined)
-                module, name = (None, target) if type(target) is str else (target.__module__, target.__qualname__)
-            except Exception:
-                module, name = name_parts(target)
-            remember((
-                MADE, peer.name, self.id, module, name, 0.0, self.began, peer.now(), get_ident(),
-                FAILED if reply is None else reply.flags, 0, self.parent,
-            ))  # fmt: skip
 
     def _pass_to(self, future: Future[Any]) -> None:
         error, value = _outcome(self)
@@ -339,6 +325,22 @@ class Call:
     def allowance(self) -> tuple[float, str]:
         """How long it was allowed to take, in seconds, and where that comes from, in words."""
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
+
+
+def note_end(call: Call) -> None:
+    """Have the recorder note that a call is over. (Times, numbers and texts: nothing of the program lives longer for it.)"""
+    peer = call.peer
+    remember = peer.remember
+    if remember is not None:
+        target, reply = call.target, call.reply
+        try:  # (`name_parts`, inlined)
+            module, name = (None, target) if type(target) is str else (target.__module__, target.__qualname__)
+        except Exception:
+            module, name = name_parts(target)
+        remember((
+            MADE, peer.name, call.id, module, name, 0.0, call.began, peer.now(), get_ident(),
+            FAILED if reply is None else reply.flags, 0, call.parent,
+        ))  # fmt: skip
 
 
 def _outcome(call: Call) -> tuple[BaseException | None, Any]:

@@ -44,7 +44,7 @@ class PeerInfo:
         self.clock = clock
         self.now = clock.now
         self.served_until = served_until  # what this worker runs until exactly that deadline: its calls inherit it
-        self.remember = remember  # takes a tuple for each call that ends (`remora.recorder.Ended`), unless nothing is recorded
+        self.remember = remember  # takes a tuple for each call that ends (`remora.recorder.Ended`), if that is recorded
         self.state: State = "alive"  # (this and the next two are written under `Peer.lock`)
         self.reason = ""  # why it is not alive
         self.doubt = ""  # why it is suspected, if it is

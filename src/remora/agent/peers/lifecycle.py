@@ -26,7 +26,9 @@ GoneListener = Callable[[Peer], None]
 class PeerLifecycle:
     """Changes the state of peers, and tells the listeners. Any thread may call it."""
 
-    def __init__(self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, recorder: Recorder, clock: Clock) -> None:
+    def __init__(
+        self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, recorder: Recorder, clock: Clock
+    ) -> None:
         self._table = table
         self._dispatch = dispatch
         self._events = events

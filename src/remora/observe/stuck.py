@@ -1,0 +1,57 @@
+"""What of a group has waited for long: its calls and waits, oldest first, and workers that do not answer. For people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.observer.model import CallStatus, GroupSnapshot, Missing, Stage, WaitStatus
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """All that is stuck in a group. It is false if nothing is, and it prints."""
+
+    calls: tuple[CallStatus, ...]  # of each call one end: that of the callee, if it knows the call
+    waits: tuple[tuple[str, WaitStatus], ...]  # with the worker that waits
+    missing: tuple[Missing, ...]  # workers that are silent, or dead
+
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.waits or self.missing)
+
+    def __str__(self) -> str:
+        lines = [_call(each) for each in self.calls]
+        lines += [f"{worker} waits{_since(wait.age)} for {wait.text}" for worker, wait in self.waits]
+        lines += [f"{each.name} is {each.state}: {each.reason}" for each in self.missing]
+        return "\n".join(lines) or "nothing is stuck"
+
+
+def find_stuck(group: GroupSnapshot, older_than: float) -> Stuck:
+    """Return what is older than so many seconds. Waits of unknown age count, if their worker has anything else that old."""
+    calls: dict[str, CallStatus] = {}
+    for worker in group.workers:
+        for call in worker.calls:
+            known = calls.get(str(call.key))
+            if known is None or call.key.caller != worker.name:
+                calls[str(call.key)] = call
+    waits = [
+        (worker.name, wait)
+        for worker in group.workers
+        for wait in worker.waits
+        if wait.age is not None or worker.calls
+    ]
+    return Stuck(
+        calls=tuple(sorted(calls.values(), key=lambda call: -call.age)),
+        waits=tuple(sorted(waits, key=lambda each: -(each[1].age or 0.0))),
+        missing=tuple(each for each in group.missing if each.state != "left"),
+    )
+
+
+def _call(call: CallStatus) -> str:
+    what = f"{call.function or 'a call'} of {call.key.caller} on {call.callee}"
+    parent = f", made while {call.parent} was served" if call.parent is not None else ""
+    how = "waits for a slot of the pool" if call.stage is Stage.QUEUED else call.stage.value
+    return f"{what}: {how}{_since(call.age)} ({call.key}){parent}"
+
+
+def _since(age: float | None) -> str:
+    return "" if age is None else f" since {age:.1f} s"

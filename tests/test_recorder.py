@@ -1,0 +1,217 @@
+"""The recorder: bounded whatever comes, exact in its histograms, and no thing of the program lives longer because of it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from remora import rpc
+from remora.recorder import BACKLOG, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, Recorder
+from remora.testing.world import World
+from tests.eventually import eventually
+
+FAILED = 4
+
+
+def entry(end: int = MADE, name: Any = "f", peer: str = "w1", seconds: float = 1.0, queued: float = 0.0, flags: int = 0) -> Any:
+    return (end, peer, 7, "m", name, 10.0, 10.0 + queued, 10.0 + queued + seconds, 1, flags, 0, None)
+
+
+def remember(recorder: Recorder, *entries: Any) -> None:
+    assert recorder.remember is not None
+    for each in entries:
+        recorder.remember(each)
+
+
+def test_it_is_bounded_while_many_threads_add_and_others_fold_and_look() -> None:
+    recorder = Recorder(100, FAILED)
+    threads, each = 6, 3000
+    go_on = True
+
+    def add() -> None:
+        for n in range(each):
+            remember(recorder, entry(name=f"f{n % 3}"))
+
+    def look(doing: Callable[[], object]) -> Callable[[], None]:
+        def again() -> None:
+            while go_on:
+                doing()
+
+        return again
+
+    adders = [threading.Thread(target=add) for _ in range(threads)]
+    lookers = [threading.Thread(target=look(each)) for each in (recorder.fold, recorder.calls, recorder.tallies)]
+    for thread in adders + lookers:
+        thread.start()
+    for thread in adders:
+        thread.join()
+    go_on = False
+    for thread in lookers:
+        thread.join()
+    assert len(recorder._fresh) <= BACKLOG * 100
+    assert len(recorder.calls()) == 100
+    counted = sum(tally.count for _, tally in recorder.tallies())
+    assert counted == recorder.made <= threads * each
+    assert counted >= 100
+
+
+def test_what_comes_between_two_folds_is_counted_to_the_last() -> None:
+    recorder = Recorder(1000, FAILED)
+    adders = [
+        threading.Thread(target=lambda: remember(recorder, *(entry() for _ in range(500)))) for _ in range(BACKLOG * 2)
+    ]
+    for thread in adders:
+        thread.start()
+    for thread in adders:
+        thread.join()
+    recorder.fold()
+    assert recorder.made == 500 * BACKLOG * 2
+
+
+def test_histograms_are_what_counting_by_hand_gives() -> None:
+    chance = random.Random(1)
+    recorder = Recorder(10_000, FAILED)
+    expected: dict[tuple[str, str, str], list[tuple[float, bool]]] = defaultdict(list)
+    for _ in range(3000):
+        name, peer = chance.choice("fg"), chance.choice(["w1", "w2"])
+        seconds, queued = 10 ** chance.uniform(-9, 2), 10 ** chance.uniform(-7, 0)
+        failed = chance.random() < 0.1
+        end = chance.choice((MADE, SERVED))
+        made = entry(end, name, peer, seconds, queued, FAILED if failed else 1)
+        took, waited = made[7] - made[6], made[6] - made[5]
+        if end == MADE:
+            expected["call", name, peer].append((took, failed))
+        else:
+            expected["run", name, peer].append((took, failed))
+            expected["queue", name, peer].append((waited, False))
+        remember(recorder, made)
+    found = {(measure, name, peer): tally for (measure, _, name, peer), tally in recorder.tallies()}
+    assert found.keys() == expected.keys()
+    for key, tally in found.items():
+        times = [took for took, _ in expected[key]]
+        assert tally.count == len(times)
+        assert tally.failed == sum(failed for _, failed in expected[key])
+        assert tally.total == pytest.approx(sum(times))
+        assert tally.longest == max(times)
+        by_hand = Counter(next(k for k in range(64) if took < 2.0 ** (k + 1) * 1e-9) for took in times)
+        assert {k: n for k, n in enumerate(tally.buckets) if n} == dict(by_hand)
+
+
+def test_the_edges_of_buckets() -> None:
+    recorder = Recorder(10, FAILED)
+    took = [0.0, -1.0, 1e-9, 2e-9, 1e300]
+    for seconds in took:
+        remember(recorder, (MADE, "w", 1, "m", "f", 0.0, 0.0, seconds, 1, 0, 0, None))
+    ((_, tally),) = recorder.tallies()
+    assert {k: n for k, n in enumerate(tally.buckets) if n} == {0: 3, 1: 1, 63: 1}
+    assert tally.count == len(took)
+
+
+def test_functions_without_end_share_one_histogram() -> None:
+    recorder = Recorder(MOST_TALLIES * 2, FAILED)
+    remember(recorder, *(entry(name=f"f{n}") for n in range(MOST_TALLIES + 50)))
+    names = {key[2]: tally.count for key, tally in recorder.tallies()}
+    assert len(names) == MOST_TALLIES + 1
+    assert names[OTHERS[1]] == 50
+
+
+def test_a_name_that_is_no_text_does_no_harm() -> None:
+    recorder = Recorder(10, FAILED)
+    remember(recorder, entry(name=[1]), entry(name=None), entry())
+    assert {key[2]: tally.count for key, tally in recorder.tallies()} == {OTHERS[1]: 2, "f": 1}
+
+
+def test_notes_are_bounded() -> None:
+    recorder = Recorder(10, FAILED)
+    for n in range(MOST_NOTES + 5):
+        recorder.note("joined", f"w{n}")
+    notes = recorder.notes()
+    assert len(notes) == MOST_NOTES
+    assert notes[-1].peer == f"w{MOST_NOTES + 4}"
+
+
+def test_turned_off_it_records_nothing() -> None:
+    recorder = Recorder(0, FAILED)
+    recorder.note("joined")
+    assert recorder.remember is None
+    assert (recorder.fold(), recorder.calls(), recorder.notes(), recorder.tallies()) == (0, [], [], [])
+
+
+# On the path of calls.
+
+
+def work(x: int) -> int:
+    return x
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+async def later(x: int) -> int:
+    return x
+
+
+def test_each_end_of_each_kind_of_call_is_recorded_once() -> None:
+    with World(2) as world, world.acting(0):
+        rpc.rpc_sync("worker1", work, args=(1,))
+        rpc.rpc_async("worker1", work, args=(1,)).wait()
+        rpc.rpc_sync("worker1", later, args=(1,))
+        rpc.remote("worker1", work, args=(1,)).to_here()
+        rpc.rpc_sync("worker1", pow, args=(2, 3))
+        with pytest.raises(ValueError, match="on purpose"):
+            rpc.rpc_sync("worker1", fail)
+        mine, theirs = (worker.agent.recorder for worker in world.workers)
+        eventually(lambda: len(mine.calls()) == 7 and len(theirs.calls()) == 6)
+        made = Counter((each.name, bool(each.flags & mine._failed)) for each in mine.calls())
+        assert made == {("work", False): 3, ("later", False): 1, ("to_here()", False): 1, ("pow", False): 1, ("fail", True): 1}
+        run = Counter((each.name, bool(each.flags & mine._failed)) for each in theirs.calls())
+        assert run == {("work", False): 3, ("later", False): 1, ("pow", False): 1, ("fail", True): 1}
+        ends = {each.id: each for each in mine.calls()}
+        for each in theirs.calls():
+            caller = ends[each.id]
+            assert caller.began <= each.came <= each.began <= each.ended <= caller.ended + 1e-3
+        assert (mine.made, mine.failures, theirs.served, theirs.failures) == (7, 1, 6, 1)
+
+
+def test_a_nested_call_knows_the_call_it_was_made_for() -> None:
+    with World(3) as world, world.acting(0):
+        rpc.rpc_sync("worker1", pass_on)
+        (outer,) = world[0].agent.recorder.calls()
+        (inner,) = [each for each in world[1].agent.recorder.calls() if each.end == MADE]
+        assert inner.parent is not None
+        assert inner.parent[1:] == ("worker0", outer.id)
+        assert outer.parent is None
+
+
+def pass_on() -> int:
+    return rpc.rpc_sync("worker2", work, args=(1,))
+
+
+class Callable_:
+    def __call__(self) -> int:
+        return 1
+
+
+def test_nothing_of_the_program_lives_longer() -> None:
+    with World(2) as world, world.acting(0):
+
+        def local() -> int:
+            return 1
+
+        target = Callable_()
+        gone = [weakref.ref(local), weakref.ref(target)]
+        rpc.rpc_sync("worker1", local)
+        rpc.rpc_async("worker1", target).wait()
+        del local, target
+        gc.collect()
+        eventually(lambda: gc.collect() is not None and all(each() is None for each in gone))
+        names = {each.name for each in world[0].agent.recorder.calls()}
+        assert {name.rpartition(".")[2] for name in names} == {"local", "Callable_"}
