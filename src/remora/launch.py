@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start the processes and wait for them. Return the exit code. On Ctrl-C the processes end, and then this one by SIGINT."""
+    """Start the processes and wait for them. Return the exit code. On Ctrl-C they end, and then this process by SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _supervise(options)

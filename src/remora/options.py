@@ -123,6 +123,7 @@ class SettingsByName(TypedDict, total=False):
     watch: int
     observers: bool
     record_sites: bool
+    dump_folder: str | None
 
 
 @dataclass(kw_only=True)
@@ -157,6 +158,7 @@ class Settings:
     What it shows of itself (docs/observing.md):
         observers: answer observers, who know the secret and can change nothing (REMORA_OBSERVERS=0: do not)
         record_sites: note in which line each reference is made, which takes 1 µs (REMORA_RECORD_SITES=1)
+        dump_folder: where to write dumps by itself when something fails; None: nowhere (REMORA_DUMP_DIR)
 
     For tests (docs/testing.md):
         faults: what shall go wrong (REMORA_FAULTS)
@@ -184,6 +186,7 @@ class Settings:
     watch: int = 2
     observers: bool = True
     record_sites: bool = False
+    dump_folder: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("connect_timeout", "heartbeat", "suspect_after", "reconnect_timeout", "silence_limit"):
@@ -221,6 +224,7 @@ class Settings:
         values["insecure"] = self.insecure or env.get("REMORA_INSECURE", "") not in ("", "0")
         values["observers"] = self.observers and env.get("REMORA_OBSERVERS") != "0"
         values["record_sites"] = self.record_sites or env.get("REMORA_RECORD_SITES", "") not in ("", "0")
+        values["dump_folder"] = self.dump_folder or env.get("REMORA_DUMP_DIR") or None
         return Settings(**values)
 
 

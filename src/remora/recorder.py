@@ -24,6 +24,7 @@ T = TypeVar("T")
 MADE, SERVED = 0, 1  # the two ends of a call
 # What else is noted: the values of `remora.observer.model.EventKind`, which is above this file.
 JOINED, SUSPECTED, RECOVERED, LEFT, DIED = "joined", "suspected", "recovered", "left", "died"
+TIMED_OUT = "timed out"
 CONNECTED, DISCONNECTED, REFUSED, FAULT = "connected", "disconnected", "refused", "fault"
 BACKLOG = 4  # times as many fresh tuples as remembered ones are kept until they are folded
 MOST_NOTES = 1024
@@ -46,10 +47,12 @@ class Ended(NamedTuple):
     came: float  # SERVED: when the request was read
     began: float  # MADE: when the call was made; SERVED: when the function was called
     ended: float
-    thread: int
+    thread: int  # that waited for it, or ran it; 0: a call that no thread waited for
     flags: int  # of the reply
     bytes: int  # SERVED: of the request
-    parent: tuple[float, str, int] | None  # MADE: the request that was served meanwhile: its deadline, caller and number
+    # MADE: the request that was served meanwhile: its deadline, caller (empty: there was none) and number, and the trace of
+    # which the call is a part, if there is one (`remora.agent.calls.call_trace`)
+    parent: tuple[float, str, int] | tuple[float, str, int, str] | None
 
 
 class Note(NamedTuple):
@@ -87,6 +90,8 @@ class Tally:
 
 Raw = tuple[int, str, int, str | None, Any, float, float, float, int, int, int, Any]  # the fields of `Ended`
 Remember = Callable[[Raw], None]
+OnFold = Callable[[list[Raw]], None]
+OnNote = Callable[[Note], None]
 TallyKey = tuple[str, str | None, str, str]  # measure, module, name, peer
 
 
@@ -106,11 +111,28 @@ class Recorder:
         self.remember: Remember | None = self._fresh.append if size else None
         self._wall = float("-inf")
         self.made = self.served = self.failures = 0  # calls that are over; written by the thread that folds
+        # Who is told; a tuple that is replaced, so that a thread that walks it sees no change.
+        self._on_fold: tuple[OnFold, ...] = ()
+        self._on_note: tuple[OnNote, ...] = ()
+
+    def subscribe(self, on_fold: OnFold | None = None, on_note: OnNote | None = None) -> None:
+        """Have `on_fold` called with all ends of calls from now on, in batches, by the thread that folds, and `on_note` with
+        each note, by the thread that makes it. Neither may wait for anything. One thread at a time subscribes."""
+        self._on_fold += () if on_fold is None else (on_fold,)
+        self._on_note += () if on_note is None else (on_note,)
+
+    def unsubscribe(self, on_fold: OnFold | None = None, on_note: OnNote | None = None) -> None:
+        """Undo `subscribe`. What is under way may still come."""
+        self._on_fold = tuple(each for each in self._on_fold if each != on_fold)
+        self._on_note = tuple(each for each in self._on_note if each != on_note)
 
     def note(self, kind: str, peer: str | None = None, text: str = "") -> None:
         """Remember something that is no call. Any thread, any time."""
+        note = Note(time.time(), kind, peer, text)
         if self.size:
-            self._notes.append(Note(time.time(), kind, peer, text))
+            self._notes.append(note)
+        for listener in self._on_note:
+            listener(note)
 
     def fold(self) -> int:
         """Sort in what has come; return how much that was. It takes less than a microsecond for each."""
@@ -122,6 +144,8 @@ class Recorder:
             batch = [fresh.popleft() for _ in range(len(fresh))]
             self._history.extend(batch)
             self._count(batch)
+            for listener in self._on_fold:
+                listener(batch)
         finally:
             self._folding[0] = True
         return len(batch)

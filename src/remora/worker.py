@@ -30,7 +30,8 @@ from remora.autograd.engine import Engine
 from remora.autograd.rref_backward import RRefBackward
 from remora.devices.maps import DeviceMap, Wishes
 from remora.errors import RendezvousError, WorkerNotFound
-from remora.introspection import entries, stack_signal
+from remora.introspection import endings, entries, stack_signal
+from remora.introspection.dumps import AutomaticDumps
 from remora.introspection.questions import OBSERVERS, Questions
 from remora.introspection.server import ObserverServer
 from remora.introspection.subject import Subject
@@ -90,6 +91,8 @@ class Worker:
         self.observers = ObserverServer(
             name, observer_key(secret), self._questions.answer, of_this_user=kind == _OF_THIS_USER
         )
+        self._dump_folder = settings.dump_folder
+        self._dumps: AutomaticDumps | None = None
         self._entry: WorkerEntry | None = None  # among the workers of this user on this host, while it runs
         first_id = 0 if world_size else time.time_ns() // 1000 % 2**46  # of what it numbers; a former one's are smaller
         self.group: Group
@@ -180,6 +183,8 @@ class Worker:
         teach_torch()
         self.agent.start()
         self._let_observers_in()
+        if self._dump_folder is not None:
+            self._dumps = AutomaticDumps(self._dump_folder, self.subject)
         if greet and self.is_static_group:
             greet_neighbours(self.agent, self.record, self._bringup)
         elif greet:
@@ -255,9 +260,14 @@ class Worker:
         """In a forked child: close our copies of the parent's descriptors, and touch nothing else of its."""
         self.agent.abandon()
         self.observers.abandon()
+        self._dumps = None  # its thread is the parent's
 
     def _turn_observers_out(self) -> None:
+        dumps, self._dumps = self._dumps, None
+        if dumps is not None:
+            dumps.close()
         self.observers.stop()
+        self._questions.close()
         entry, self._entry = self._entry, None
         if entry is not None:
             entries.leave(entry)
@@ -330,6 +340,7 @@ def _forget_workers() -> None:
         worker.abandon()
     _workers.clear()
     stack_signal.process.abandon()
+    endings.process.abandon()
     sockets.forget_inproc()
     for action in _after_fork:
         action()

@@ -47,7 +47,9 @@ def key(text: str) -> CallKey:
     return CallKey(caller=caller, id=int(number))
 
 
-def call(name: str, callee: str, function: str, stage: Stage, age: float = 10.0, thread: int | None = None) -> CallStatus:
+def call(
+    name: str, callee: str, function: str, stage: Stage, age: float = 10.0, thread: int | None = None
+) -> CallStatus:
     """One half of a call."""
     return CallStatus(
         key=key(name), callee=callee, function=function, kind="PYTHON_CALL", stage=stage, age=age, thread=thread

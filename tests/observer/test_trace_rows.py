@@ -48,7 +48,7 @@ values = st.recursive(
 
 @given(values)
 def test_what_is_no_answer_is_refused_or_read(data: Any) -> None:
-    for read in (lambda: Rows.from_json(data).events("w"), lambda: operators(data, {})):
+    for read in (lambda: Rows.from_json(data).events("w"), lambda: operators(data, {}, {})):
         try:
             read()
         except ValueError:

@@ -46,7 +46,9 @@ def test_a_cycle_over_three_workers_is_one_sentence() -> None:
 
 
 def test_what_leads_into_a_cycle_is_told_after_it_and_is_none() -> None:
-    outside = worker("worker3", calls=(call("worker3#9", "worker1", "k", BEGUN, 3),), waits=(waits_for("worker3#9", age=3.0),))
+    outside = worker(
+        "worker3", calls=(call("worker3#9", "worker1", "k", BEGUN, 3),), waits=(waits_for("worker3#9", age=3.0),)
+    )
     workers = lock_cycle()
     served = call("worker3#9", "worker1", "k", RUNNING, 3, OTHER)
     blocked = waits(WaitKind.LOCK, OTHER, 3.0, serving="worker3#9", holder=POOL)
@@ -205,14 +207,20 @@ def test_a_gathering_names_all_that_have_not_come_and_where_they_are() -> None:
         "stopped (SIGSTOP)",
     ]
     late = explain(waiting[0], worker("worker2"), worker("worker3"))
-    assert late[0].endswith("where worker2 and worker3 have not come, and worker2 is at train.py:30 step with its main thread")
+    assert late[0].endswith(
+        "where worker2 and worker3 have not come, and worker2 is at train.py:30 step with its main thread"
+    )
     assert explain(waiting[0], worker("worker2"))[0].endswith("and worker3 has not been heard of")
 
 
 def test_a_gathering_whose_leader_is_in_it_waits_for_others() -> None:
     """A follower says that it waits for the leader; the leader says for whom it waits. That is no cycle."""
-    follower = worker("worker1", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker0 leads", workers=("worker0",)),))
-    leader = worker("worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker1 …", workers=("worker1", "worker2")),))
+    follower = worker(
+        "worker1", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker0 leads", workers=("worker0",)),)
+    )
+    leader = worker(
+        "worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3: worker1 …", workers=("worker1", "worker2")),)
+    )
     graph = WaitGraph.of(group(follower, leader, worker("worker2")))
     assert graph.cycles() == []
     assert all("worker2 has not come, and worker2 is at train.py:30" in text for text in graph.explain())
@@ -220,29 +228,41 @@ def test_a_gathering_whose_leader_is_in_it_waits_for_others() -> None:
 
 def test_two_gatherings_that_wait_for_each_other_are_a_cycle() -> None:
     first = worker("worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3: …", workers=("worker1",)),))
-    second = worker("worker1", waits=(waits(WaitKind.SHUTDOWN, text="shutdown: …", workers=("worker0",)),))
+    second = worker("worker1", waits=(waits(WaitKind.GATHERING, text="barrier 4: …", workers=("worker0",)),))
     (cycle,) = WaitGraph.of(group(first, second)).cycles()
     assert cycle.text in (
-        "worker0 waits in barrier 3 (10.0 s), where worker1 has not come, and the main thread of worker1 waits in shutdown "
+        "worker0 waits in barrier 3 (10.0 s), where worker1 has not come, and the main thread of worker1 waits in barrier 4 "
         "(10.0 s), where worker0 has not come: a cycle",
-        "worker1 waits in shutdown (10.0 s), where worker0 has not come, and the main thread of worker0 waits in barrier 3 "
+        "worker1 waits in barrier 4 (10.0 s), where worker0 has not come, and the main thread of worker0 waits in barrier 3 "
         "(10.0 s), where worker1 has not come: a cycle",
     )
 
 
 def test_a_worker_that_left_is_not_gone() -> None:
-    waiting = worker("worker0", waits=(waits(WaitKind.SHUTDOWN, workers=("worker1",)),))
+    waiting = worker("worker0", waits=(waits(WaitKind.GATHERING, text="barrier 3", workers=("worker1",)),))
     graph = WaitGraph.of(group(waiting, missing=(gone("worker1", "left", ""),)))
     assert not graph.gone()
-    assert graph.explain() == ["worker0 waits in shutdown (10.0 s), where worker1 has not come, and worker1 is left"]
+    assert graph.explain() == ["worker0 waits in barrier 3 (10.0 s), where worker1 has not come, and worker1 has left"]
+
+
+def test_a_shutdown_leads_to_the_calls_that_are_under_way() -> None:
+    ending = worker(
+        "worker0",
+        calls=(call("worker1#1", "worker0", "f", RUNNING, 9, POOL),),
+        waits=(waits(WaitKind.SHUTDOWN, text="until no call is under way", workers=("worker1",)),),
+    )
+    assert explain(ending, worker("worker1")) == [
+        "worker0 waits in shutdown until no call is under way (10.0 s), where f on worker0 is under way for worker1 (9.0 s), "
+        "which is at train.py:40 serve"
+    ]
 
 
 # Pools: one of several is enough.
 
 
 def pool_of(limit: int, blocked: int) -> GroupSnapshot:
-    """`blocked` functions on worker1 want a lock that its main thread holds; that waits for g on worker0, which calls back k;
-    and k has no slot."""
+    """`blocked` functions on worker1 want a lock that its main thread holds; that waits for g on worker0, which calls back
+    k; and k has no slot."""
     held = tuple(call(f"worker0#{n}", "worker1", "f", RUNNING, 9, 10 + n) for n in range(blocked))
     locked = tuple(waits(WaitKind.LOCK, 10 + n, 9.0, serving=f"worker0#{n}", holder=MAIN) for n in range(blocked))
     callee = worker(
@@ -277,15 +297,20 @@ def test_a_pool_goes_on_when_one_function_in_it_does() -> None:
 
 def test_a_function_that_waits_for_a_call_has_no_slot() -> None:
     shown = pool_of(1, 1)
-    nested = tuple(replace(each, kind=WaitKind.CALL, holder=None) if each.holder else each for each in shown.workers[0].waits)
-    assert WaitGraph.of(replace(shown, workers=(replace(shown.workers[0], waits=nested), shown.workers[1]))).cycles() == []
+    nested = tuple(
+        replace(each, kind=WaitKind.CALL, holder=None) if each.holder else each for each in shown.workers[0].waits
+    )
+    assert (
+        WaitGraph.of(replace(shown, workers=(replace(shown.workers[0], waits=nested), shown.workers[1]))).cycles() == []
+    )
 
 
 # References, backward passes, links.
 
 
 def reference(*makers: str, cut: bool = False) -> GroupSnapshot:
-    """worker0 waits for a value that calls on worker1 may make; each waits for the lock of the main thread, and that for worker0."""
+    """worker0 waits for a value that calls on worker1 may make; each waits for the lock of the main thread, and that for
+    worker0."""
     owner = worker(
         "worker1",
         owned=(OwnedReference(id="r1", type="", state="being made", age=4, function="make"),),
@@ -316,7 +341,9 @@ def test_a_value_may_be_made_by_what_is_not_shown() -> None:
 
 
 def test_the_value_of_an_owner_that_died() -> None:
-    waiting = worker("worker0", waits=(waits(WaitKind.REFERENCE, reference="r1", text="a Model", workers=("worker1",)),))
+    waiting = worker(
+        "worker0", waits=(waits(WaitKind.REFERENCE, reference="r1", text="a Model", workers=("worker1",)),)
+    )
     assert explain(waiting, missing=(gone("worker1", "dead", "it was killed"),)) == [
         "worker0 waits for a Model on worker1 (10.0 s), and worker1 is dead: it was killed"
     ]
@@ -339,8 +366,8 @@ def test_a_backward_pass_leads_to_who_owes_and_is_never_a_cycle() -> None:
 def test_a_full_link_leads_to_a_worker_that_does_not_read() -> None:
     waiting = worker("worker0", waits=(waits(WaitKind.LINK, workers=("worker1",)),))
     assert explain(waiting, missing=(gone("worker1"),)) == [
-        "worker0 waits for room on the link to worker1 (10.0 s), which worker1 does not read, and worker1 is silent: its process "
-        "is stopped (SIGSTOP)"
+        "worker0 waits for room on the link to worker1 (10.0 s), which worker1 does not read, and worker1 is silent: its "
+        "process is stopped (SIGSTOP)"
     ]
 
 
@@ -368,3 +395,20 @@ def test_a_cycle_says_when_it_ends_by_itself() -> None:
 def test_nothing_waits() -> None:
     assert explain(worker("worker0"), worker("worker1")) == []
     assert explain() == []
+
+
+def test_gatherings_of_different_workers_at_the_same_time_are_not_one() -> None:
+    """worker0 gathers with worker1, worker2 with worker3, whose main thread waits for worker0. worker0 does not wait for that."""
+    first = worker(
+        "worker0",
+        calls=(call("worker3#1", "worker0", "f", RUNNING, 9, POOL),),
+        waits=(
+            waits(WaitKind.GATHERING, text="all_gather: …", workers=("worker1",)),
+            waits(WaitKind.LOCK, POOL, serving="worker3#1", holder=MAIN),
+        ),
+    )
+    second = worker("worker2", waits=(waits(WaitKind.GATHERING, text="all_gather: …", workers=("worker3",)),))
+    third = worker("worker3", waits=(waits_for("worker3#1"),))
+    graph = WaitGraph.of(group(first, worker("worker1"), second, third))
+    assert graph.cycles() == []
+    assert len([node for node in graph.nodes if node.kind is NodeKind.GATHERING]) == 2

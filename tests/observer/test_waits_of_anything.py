@@ -158,17 +158,23 @@ workers = some.builds(
     calls=some.lists(calls, max_size=6).map(tuple),
     waits=some.lists(waiting, max_size=6).map(tuple),
     owned=some.lists(
-        some.builds(OwnedReference, id=names, type=names, state=names, age=ages, function=some.none() | names), max_size=2
+        some.builds(OwnedReference, id=names, type=names, state=names, age=ages, function=some.none() | names),
+        max_size=2,
     ).map(tuple),
     passes=some.lists(
-        some.builds(PassStatus, context=numbers, number=numbers, started_by=names, phase=names, age=ages, awaits=counts),
+        some.builds(
+            PassStatus, context=numbers, number=numbers, started_by=names, phase=names, age=ages, awaits=counts
+        ),
         max_size=2,
     ).map(tuple),
     threads=some.lists(
-        some.builds(ThreadStatus, id=numbers, name=names, role=some.sampled_from(["main", "pool", "program"])), max_size=4
+        some.builds(ThreadStatus, id=numbers, name=names, role=some.sampled_from(["main", "pool", "program"])),
+        max_size=4,
     ).map(tuple),
 )
-missing = some.builds(Missing, name=names, rank=some.none(), state=some.sampled_from(["dead", "left", "silent"]), reason=names)
+missing = some.builds(
+    Missing, name=names, rank=some.none(), state=some.sampled_from(["dead", "left", "silent"]), reason=names
+)
 snapshots = some.builds(
     GroupSnapshot,
     group=some.just("g"),

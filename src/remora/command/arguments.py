@@ -24,7 +24,11 @@ def add_group(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--at", metavar="ADDRESS", help="the group's store (tcp://host:port, file://…), or a worker's observer socket")
     add("--group", metavar="NAME", help="the group, where this host has several (the first letters are enough)")
-    add("--secret-file", metavar="FILE", help="the group's secret; else REMORA_SECRET, REMORA_SECRET_FILE or this user's")
+    add(
+        "--secret-file",
+        metavar="FILE",
+        help="the group's secret; else REMORA_SECRET, REMORA_SECRET_FILE or this user's",
+    )
     add("--timeout", type=seconds, default=TIMEOUT, metavar="TIME", help="how long workers have to answer (2s)")
 
 
@@ -118,9 +122,14 @@ def print_json(value: Any, indent: bool = True) -> None:
 
 def check_worker(snapshot: GroupSnapshot, name: str | None) -> None:
     """UsageError if the group has no worker of that name."""
-    names = [each.name for each in (*snapshot.workers, *snapshot.missing)]
+    names = names_of(snapshot)
     if name is not None and name not in names:
         raise UsageError(f"group {snapshot.group} has no worker {name!r}. It has {', '.join(names) or 'none'}.")
+
+
+def names_of(snapshot: GroupSnapshot) -> list[str]:
+    """Of all workers, those that did not answer last."""
+    return [each.name for each in snapshot.workers] + [each.name for each in snapshot.missing]
 
 
 def troubles(snapshot: GroupSnapshot) -> list[Missing]:

@@ -49,7 +49,7 @@ def values_of(actions: list[argparse.Action]) -> dict[str, list[str]]:
     for action in actions:
         if action.choices is not None:
             values = [str(each) for each in action.choices]
-            found.update({text: values for text in action.option_strings or [""]})
+            found.update(dict.fromkeys(action.option_strings or [""], values))
     return found
 
 
@@ -63,37 +63,36 @@ def _plain(text: str | None) -> str:
 
 
 def bash() -> str:
-    cases = []
-    for name, (_, actions) in verbs().items():
-        words = " ".join(each.text for each in options_of(actions))
-        lines = [
-            f"                {shlex.quote(option)}) COMPREPLY=($(compgen -W {shlex.quote(' '.join(values))} -- \"$word\")); return ;;"
-            for option, values in values_of(actions).items()
-            if option
-        ]
-        files = [text for action in actions if takes_file(action) for text in action.option_strings]
-        lines += [f"                {'|'.join(files)}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;"] if files else []
-        own = " ".join(values_of(actions).get("", []))
-        other = "COMPREPLY=($(compgen -f -- \"$word\"))" if any(
-            takes_file(each) and not each.option_strings for each in actions
-        ) else f"COMPREPLY=($(compgen -W {shlex.quote(own)} -- \"$word\"))"
-        cases.append(
-            "\n".join(
-                [
-                    f"        {name})",
-                    '            case "$before" in',
-                    *lines,
-                    "            esac",
-                    '            if [[ "$word" == -* ]]; then',
-                    f"                COMPREPLY=($(compgen -W {shlex.quote(words)} -- \"$word\"))",
-                    "            else",
-                    f"                {other}",
-                    "            fi ;;",
-                ]
-            )
-        )
-    return _BASH.replace("VERBS", " ".join(verbs())).replace("CASES", "\n".join(cases))
+    cases = "\n".join(_bash_case(name, actions) for name, (_, actions) in verbs().items())
+    return _BASH.replace("VERBS", " ".join(verbs())).replace("CASES", cases)
 
+
+def _bash_case(verb: str, actions: list[argparse.Action]) -> str:
+    """What bash is to propose behind a verb."""
+    values = values_of(actions)
+    options = " ".join(each.text for each in options_of(actions))
+    lines = [f"        {verb})", '            case "$before" in']
+    for option, words in values.items():
+        lines += [f"                {option}) {_compgen_words(words)}; return ;;"] if option else []
+    files = [text for action in actions if takes_file(action) for text in action.option_strings]
+    lines += [f"                {'|'.join(files)}) {_COMPGEN_FILES}; return ;;"] if files else []
+    names_file = any(takes_file(action) and not action.option_strings for action in actions)
+    lines += [
+        "            esac",
+        '            if [[ "$word" == -* ]]; then',
+        f"                {_compgen_words(options.split())}",
+        "            else",
+        f"                {_COMPGEN_FILES if names_file else _compgen_words(values.get('', []))}",
+        "            fi ;;",
+    ]
+    return "\n".join(lines)
+
+
+def _compgen_words(words: list[str]) -> str:
+    return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$word"))'
+
+
+_COMPGEN_FILES = 'COMPREPLY=($(compgen -f -- "$word"))'
 
 _BASH = """\
 # Completion of remora for bash:  source <(remora completion bash)

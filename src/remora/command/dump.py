@@ -13,7 +13,7 @@ from remora.observer.dump import write_group_dump
 from remora.observer.model import Query
 
 NAME = "dump"
-HELP = "Write everything that all workers say of themselves into one file, for `remora explain` or for an issue."
+HELP = "write everything that the workers say of themselves into one file, for `remora explain` or an issue"
 EXAMPLE = "remora dump -o d.zip && remora explain d.zip"
 EVERYTHING = Query(limit=100_000)
 

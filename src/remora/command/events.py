@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_group(parser)
     add_filters(parser, ("time", "took", "bytes"), older=False)
     kinds = [str(each) for each in EventKind]
-    parser.add_argument("--kind", action="append", choices=kinds, metavar="KIND", help=f"only these: {', '.join(kinds)}")
+    parser.add_argument(
+        "--kind", action="append", choices=kinds, metavar="KIND", help=f"only these: {', '.join(kinds)}"
+    )
     add_json(parser)
     add_watch(parser)
 
@@ -59,7 +61,7 @@ def _draw(options: argparse.Namespace, group: GroupSnapshot, output: Output) -> 
     table = Table(COLUMNS)
     for moment, name, event in found[-options.limit :]:
         table.add(
-            time.strftime("%H:%M:%S", time.localtime(moment)) + f"{moment % 1:.3f}"[1:],
+            time.strftime("%H:%M:%S", time.localtime(moment)) + f".{int(moment % 1 * 1000):03}",
             name,
             event.kind,
             event.peer or "",

@@ -11,7 +11,7 @@ from remora.observer.dump import read_dump
 from remora.observer.explain import STUCK, explain, summary
 
 NAME = "explain"
-HELP = "Say what is wrong in a dump, the culprit first: a file of `remora dump`, or the folder REMORA_DUMP_DIR of a run."
+HELP = "say what is wrong in a dump, the culprit first"
 EXAMPLE = "remora explain d.zip\n  remora explain /tmp/dumps"
 
 

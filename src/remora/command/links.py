@@ -1,20 +1,20 @@
 """`remora links`: the connection of each pair of workers: how much goes over it, how long that takes, what waits.
 
-`ON THE WAY` is how long a call spends between two workers: what its caller measured of it, less what its callee says of
-waiting there and running, on average over all calls of the pair that the recorder knows.
+`DELAY` is the least that a call spent between the two workers: what its caller measured, less what its callee says of
+running it, of the fastest calls of each function. Histograms tell it to a factor of two. The fastest, because a call among
+ten thousand others waits for those, and that says nothing of the link.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
 
 from remora.command.arguments import add_filters, add_group, add_json, add_watch, query_of, show
 from remora.command.output import Column, Output, Table
 from remora.command.text import duration, size
-from remora.observer.model import GroupSnapshot, LinkStatus
+from remora.observer.model import GroupSnapshot, Histogram, LinkStatus
 
 NAME = "links"
 HELP = "connections between workers: traffic, delay, what waits"
@@ -32,14 +32,15 @@ COLUMNS = [
     Column("TO SEND", right=True),
     Column("ROUND TRIP", right=True),
     Column("CALLS", right=True),
-    Column("ON THE WAY", right=True),
+    Column("DELAY", right=True),
     Column("SILENT", right=True),
     Column("BROKE", right=True),
     Column("SHARED", right=True),
     Column("WHY"),
 ]
 SLOW = 0.005  # seconds that a link takes at least to be called slow …
-SLOWER = 5.0  # … and how many times as long as the one in the middle
+SLOWER = 5.0  # … and how many times as long as the fastest one
+ENOUGH = 5  # calls that tell how fast a link is: the first one waits for connections and imports
 
 Pair = tuple[str, str]
 
@@ -57,42 +58,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def delays(group: GroupSnapshot) -> dict[Pair, tuple[int, float]]:
-    """By caller and callee: how many calls were measured, and how long each was on the way, on average."""
-    whole: defaultdict[Pair, float] = defaultdict(float)
-    served: defaultdict[Pair, float] = defaultdict(float)
-    counts: Counter[Pair] = Counter()
-    runs: Counter[Pair] = Counter()
+    """By caller and callee: how many calls were measured, and how long the fastest was on the way."""
+    runs = {
+        (each.peer, worker.name, each.function): _fastest(each)
+        for worker in group.workers
+        for each in worker.histograms
+        if each.measure == "run" and each.peer is not None
+    }
+    found: dict[Pair, tuple[int, float]] = {}
     for worker in group.workers:
         for each in worker.histograms:
-            if each.peer is None:
-                continue
-            if each.measure == "call":
-                whole[worker.name, each.peer] += each.total
-                counts[worker.name, each.peer] += each.count
-            else:
-                served[each.peer, worker.name] += each.total
-                runs[each.peer, worker.name] += each.count if each.measure == "run" else 0
-    return {
-        pair: (count, max(whole[pair] / count - (served[pair] / runs[pair] if runs[pair] else 0.0), 0.0))
-        for pair, count in counts.items()
-        if count
-    }
+            if each.measure == "call" and each.peer is not None and each.count:
+                pair = worker.name, each.peer
+                delay = max(_fastest(each) - runs.get((*pair, each.function), 0.0), 0.0)
+                count, least = found.get(pair, (0, delay))
+                found[pair] = count + each.count, min(least, delay)
+    return found
 
 
-def slow_pairs(delay: dict[Pair, float]) -> set[Pair]:
+def _fastest(histogram: Histogram) -> float:
+    """Seconds that all of them took at least."""
+    return 2.0 ** min(histogram.buckets) / 1e9 if histogram.buckets else histogram.longest
+
+
+def slow_pairs(measured: dict[Pair, tuple[int, float]]) -> set[Pair]:
     """Those that take much longer than the others."""
-    if len(delay) < 2:
-        return set()
-    return {
-        pair
-        for pair, seconds in delay.items()
-        if seconds >= SLOW and seconds >= SLOWER * median(value for other, value in delay.items() if other != pair)
-    }
+    delay = {pair: seconds for pair, (count, seconds) in measured.items() if count >= ENOUGH}
+    fastest = min(delay.values(), default=0.0)
+    return {pair for pair, seconds in delay.items() if seconds >= SLOW and seconds >= SLOWER * fastest}
 
 
 def _draw(options: argparse.Namespace, group: GroupSnapshot, output: Output) -> int:
     measured = delays(group)
-    slow = slow_pairs({pair: seconds for pair, (_, seconds) in measured.items()})
+    slow = slow_pairs(measured)
     rows = [
         (worker.name, link)
         for worker in group.workers
@@ -148,11 +146,11 @@ def _rank(sort: str, row: tuple[str, LinkStatus], measured: dict[Pair, tuple[int
 
 
 def _tell_slow(slow: set[Pair], measured: dict[Pair, tuple[int, float]], output: Output) -> None:
-    others = [seconds for pair, (_, seconds) in measured.items() if pair not in slow]
+    others = [seconds for pair, (count, seconds) in measured.items() if pair not in slow and count >= ENOUGH]
     for caller, callee in sorted(slow):
-        seconds = measured[caller, callee][1]
+        least, usual = measured[caller, callee][1], median(others)
         output.line(
-            f"slow: a call from {caller} to {callee} is on the way for {duration(seconds)}; "
-            f"one of the others, for {duration(median(others))}",
+            f"slow: every call from {caller} to {callee} is on the way for {duration(least)} or more; on other links, for "
+            f"{duration(usual)}",
             "bad",
         )

@@ -77,7 +77,13 @@ def _add(table: Table, snapshot: GroupSnapshot) -> None:
     group = snapshot.group[:8]
     rows = [(worker.rank, worker.name, [group, *_cells(worker)], "") for worker in snapshot.workers]
     for each in snapshot.missing:
-        cells = [each.name, "" if each.rank is None else str(each.rank), each.state, str(each.pid or ""), each.host or ""]
+        cells = [
+            each.name,
+            "" if each.rank is None else str(each.rank),
+            each.state,
+            str(each.pid or ""),
+            each.host or "",
+        ]
         style = "faint" if each.state == "left" else "bad"
         rows.append((each.rank or 0, each.name, [group, *cells, *[""] * (len(COLUMNS) - len(cells) - 1)], style))
     for _, _, row, style in sorted(rows):

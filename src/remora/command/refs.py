@@ -61,11 +61,16 @@ class Total:
         self.sized = self.sized or count is not None
         self.oldest = max(self.oldest, age)
 
+    def measure(self, sort: str) -> float:
+        return {"count": self.count, "bytes": self.bytes, "age": self.oldest}[sort]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_group(parser)
     add_filters(parser, ("count", "bytes", "age"))
-    parser.add_argument("--each", action="store_true", help="a row for each value, instead of one for all that are alike")
+    parser.add_argument(
+        "--each", action="store_true", help="a row for each value, instead of one for all that are alike"
+    )
     add_json(parser)
     add_watch(parser)
 
@@ -82,8 +87,7 @@ def _draw(options: argparse.Namespace, group: GroupSnapshot, output: Output) -> 
     if not totals:
         output.line("no such reference")
         return 0
-    key = {"count": lambda each: each.count, "bytes": lambda each: each.bytes, "age": lambda each: each.oldest}[options.sort]
-    found = sorted(totals.items(), key=lambda item: key(item[1]), reverse=True)
+    found = sorted(totals.items(), key=lambda item: item[1].measure(options.sort), reverse=True)
     table = Table(COLUMNS)
     for kind, total in found[: options.limit]:
         table.add(

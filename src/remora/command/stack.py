@@ -4,11 +4,21 @@ blocked with the call that it serves and what it waits for."""
 from __future__ import annotations
 
 import argparse
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from remora.command.arguments import add_group, add_json, add_watch, check_worker, find_group, print_json, repeat
-from remora.command.arguments import tell_missing, troubles
+from remora.command.arguments import (
+    add_group,
+    add_json,
+    add_watch,
+    check_worker,
+    find_group,
+    print_json,
+    repeat,
+    tell_missing,
+    troubles,
+)
 from remora.command.output import Output, lines
 from remora.command.text import counted, duration
 from remora.observer.model import CallKey, GroupSnapshot, Query, ThreadStatus, WaitStatus, WorkerSnapshot, to_json
@@ -18,6 +28,11 @@ HELP = "where all threads are, equal stacks together"
 EXAMPLE = "remora stack worker1"
 
 QUERY = Query(parts=("threads", "calls", "waits"), limit=10_000)
+
+_STARTS = re.compile(
+    r"/threading\.py:\d+ Thread\._?(bootstrap|bootstrap_inner|run)$|/multiprocessing/|^<string>:1 <module>$"
+)
+_OURS = re.compile(r"/remora/(agent|autograd|rpc|rref|transport|wire|optim|nn|faults)/")
 
 Place = tuple[WorkerSnapshot, ThreadStatus]
 
@@ -52,7 +67,8 @@ def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None = None
         output.line(_heading(alike), "head")
         for worker, thread in alike:
             lines(output, (f"  {text}" for text in matters(snapshot, worker, thread, len(alike) > 1)))
-        lines(output, (f"    {frame}" for frame in stack or ("(no stack)",)))
+        frames = stack if everything else shortened(stack)
+        lines(output, (f"    {frame}" for frame in frames or ("(no stack)",)))
         output.line()
     if len(busy) < len(places):
         output.line(f"{counted(len(places) - len(busy), 'idle thread')} of Remora not shown (--all)", "faint")
@@ -68,6 +84,23 @@ def grouped(places: list[Place]) -> list[tuple[tuple[str, ...], list[Place]]]:
     for worker, thread in places:
         groups[thread.stack].append((worker, thread))
     return sorted(groups.items(), key=lambda each: (not any(_is_program(place) for place in each[1]), -len(each[1])))
+
+
+def shortened(stack: tuple[str, ...]) -> list[str]:
+    """A stack without what starts each thread, and with a word in the place of several frames of Remora."""
+    frames = list(stack)
+    while len(frames) > 1 and _STARTS.search(frames[0]):
+        del frames[0]
+    found: list[str] = []
+    ours: list[str] = []
+    for frame in [*frames, ""]:
+        if frame and _OURS.search(frame):
+            ours.append(frame)
+            continue
+        found += ours if len(ours) < 3 else [f"… {len(ours)} frames of Remora, the last: {ours[-1].rpartition('/')[2]}"]
+        found += [frame] if frame else []
+        ours.clear()
+    return found
 
 
 def is_idle(worker: WorkerSnapshot, thread: ThreadStatus) -> bool:
@@ -91,8 +124,7 @@ def matters(group: GroupSnapshot, worker: WorkerSnapshot, thread: ThreadStatus, 
     subject = f"{worker.name} {thread.name} " if named else ""
     serving = thread.serving or next((each.serving for each in worker.waits if each.thread == thread.id), None)
     if serving is not None:
-        call = _function(group, serving)
-        yield f"{subject}serves {call} for {serving.caller} ({serving})"
+        yield f"{subject}serves {_function(group, serving)} for {serving.caller} ({serving})"
     for wait in worker.waits:
         if wait.thread == thread.id:
             age = "" if wait.age is None else f", for {duration(wait.age)}"

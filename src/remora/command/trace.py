@@ -12,7 +12,7 @@ from remora.observer.group_trace import GroupTrace
 from remora.observer.trace import write_trace
 
 NAME = "trace"
-HELP = "Record what all workers do for some seconds, as a timeline that Perfetto and chrome://tracing open."
+HELP = "record what all workers do for some seconds, as a timeline for Perfetto or chrome://tracing"
 EXAMPLE = "remora trace --seconds 5 -o t.json      # then open t.json at ui.perfetto.dev"
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from remora.command.arguments import add_group, add_json, add_watch, find_group, print_json, repeat, tell_missing, troubles
+from remora.command.arguments import (
+    add_group,
+    add_json,
+    add_watch,
+    find_group,
+    names_of,
+    print_json,
+    repeat,
+    tell_missing,
+    troubles,
+)
 from remora.command.errors import UsageError
 from remora.command.output import Output
 from remora.command.text import counted, duration
@@ -49,7 +59,8 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
             output.line(f"  … and {len(chains) - options.limit:,} more (--limit)", "faint")
     elif not cycles or options.what is not None:
         calls = len({call.key for worker in snapshot.workers for call in worker.calls})
-        output.line(f"{options.what or 'No thread of the group'} waits for nothing; {counted(calls, 'call')} under way.")
+        who = f"{options.what} waits for nothing" if options.what else "Nothing waits"
+        output.line(f"{who}; {counted(calls, 'call')} under way in the group.")
     return max(tell_missing(snapshot, output), int(bool(cycles)))
 
 
@@ -57,7 +68,7 @@ def _chains(graph: WaitGraph, snapshot: GroupSnapshot, what: str | None) -> list
     if what is None:
         return graph.chains()
     found = graph.find(what)
-    names = [each.name for each in (*snapshot.workers, *snapshot.missing)]
+    names = names_of(snapshot)
     if not found and what not in names:
         raise UsageError(
             f"{what!r} is neither a worker ({', '.join(names)}) nor a call that is under way (`remora calls` lists them)"

@@ -13,11 +13,12 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
 
+from remora.introspection import endings, snapshot
+from remora.introspection.endings import Endings
+from remora.introspection.subject import Subject
 from remora.observer.dump import Cause, WorkerDump, write_worker_dump
-from remora.observer.model import EventKind, WorkerSnapshot
-from remora.recorder import Note
+from remora.recorder import DIED, TIMED_OUT, Note
 
 log = logging.getLogger("remora")
 
@@ -27,22 +28,25 @@ MOMENT = 0.2  # seconds after which a dump is written: what else happens at the 
 PATIENCE = 5.0  # seconds that the end of a worker waits for a dump that is being written
 LAST_WORDS = 100_000  # characters, of the end of a traceback
 
-_CAUSES = {EventKind.DIED: Cause.PEER_LOST, EventKind.TIMED_OUT: Cause.TIMEOUT}
+_CAUSES = {DIED: Cause.PEER_LOST, TIMED_OUT: Cause.TIMEOUT}
 
 
 class AutomaticDumps:
     """The dumps of one worker, and the thread that writes them."""
 
-    def __init__(self, folder: str, name: str, snapshot: Callable[[], WorkerSnapshot]) -> None:
+    def __init__(self, folder: str, subject: Subject, endings: Endings = endings.process) -> None:
         self._folder = folder
-        self._name = name
-        self._snapshot = snapshot
+        self._name = name = subject.name
+        self._subject = subject
+        self._endings = endings
         self._pid = os.getpid()
         # (`SimpleQueue.put` never waits, not even for itself: signal handlers use it.)
         self._told: queue.SimpleQueue[tuple[Cause, str] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"remora-{name}-dumps", daemon=True)
         self._thread.start()
+        subject.agent.recorder.subscribe(on_note=self.hear)
+        endings.add(self)
 
     def tell(self, cause: Cause, text: str) -> None:
         """Something happened that is worth a dump, unless there were many. Any thread may call it, and signal handlers."""
@@ -50,9 +54,9 @@ class AutomaticDumps:
 
     def hear(self, note: Note) -> None:
         """The recorder noted something."""
-        cause = _CAUSES.get(EventKind(note.kind))
+        cause = _CAUSES.get(note.kind)
         if cause is not None:
-            self.tell(cause, note.text or note.peer or "")
+            self.tell(cause, f"{note.peer}: {note.text}" if cause is Cause.PEER_LOST else note.text)
 
     def last_words(self, error: BaseException) -> None:
         """The program ends with this error. Written on this thread: there may be no time for another one."""
@@ -61,7 +65,9 @@ class AutomaticDumps:
             self._write(Cause.ERROR, type(error).__name__, said[-LAST_WORDS:])
 
     def close(self) -> None:
-        """End the thread, after what was told until now."""
+        """Hear no more, and end the thread when it has written what was told until now."""
+        self._endings.remove(self)
+        self._subject.agent.recorder.unsubscribe(on_note=self.hear)
         self._ended.set()
         self._told.put(None)
         if os.getpid() == self._pid and threading.current_thread() is not self._thread:
@@ -82,7 +88,7 @@ class AutomaticDumps:
 
     def _write(self, cause: Cause, text: str, last_words: str = "") -> None:
         try:
-            dump = WorkerDump(cause=cause, snapshot=self._snapshot(), text=text, last_words=last_words)
+            dump = WorkerDump(cause=cause, snapshot=snapshot.take(self._subject), text=text, last_words=last_words)
             path = write_worker_dump(self._folder, dump)
             log.warning("%s wrote a dump, because %s: %s", self._name, cause, path)
         except Exception as error:  # a disk that is full must not harm the program

@@ -40,8 +40,9 @@ def _of_call(call: Ended, me: str, wall: float) -> Event:
         seconds=max(call.ended - call.began, 0.0),
         queued=None if made else max(call.began - call.came, 0.0),
         bytes=None if made else call.bytes,
-        thread=call.thread,
-        parent=None if call.parent is None else CallKey(caller=call.parent[1], id=call.parent[2]),
+        thread=call.thread or None,
+        parent=CallKey(caller=call.parent[1], id=call.parent[2]) if call.parent is not None and call.parent[1] else None,
+        trace=call.parent[3] if call.parent is not None and len(call.parent) > 3 else None,
     )
 
 

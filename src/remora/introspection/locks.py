@@ -63,11 +63,18 @@ def _waited_for(frame: FrameType) -> tuple[str, Any] | None:
 
 
 def _expression_at(frame: FrameType) -> ast.expr | None:
-    """The expression whose instruction a frame is at: a call, or what a `with` is entered with."""
+    """The expression whose instruction a frame is at: a call, or what a `with` is entered with. (To enter one has the place of
+    the whole statement in Python 3.11, and of the expression from 3.12 on.)"""
     positions = list(frame.f_code.co_positions())
     at = frame.f_lasti // 2
     line, last_line, start, end = positions[at] if at < len(positions) else (None,) * 4
-    if line is None or start is None or end is None or line != last_line:
+    if line is None or start is None or end is None:
+        return None
+    for function in _functions(frame.f_code.co_filename)[:1]:
+        for node in ast.walk(function):
+            if isinstance(node, (ast.With, ast.AsyncWith)) and (node.lineno, node.col_offset) == (line, start):
+                return node.items[0].context_expr if len(node.items) == 1 else None
+    if line != last_line:
         return None
     text = linecache.getline(frame.f_code.co_filename, line).encode()[start:end].decode(errors="replace")
     try:

@@ -57,8 +57,9 @@ class OperatorProfile:
         if torch.autograd.profiler._is_profiler_enabled:
             self.problem = "the program runs torch's profiler itself"
             return
+        has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         profiler = torch.autograd.profiler.profile(
-            use_device="cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
+            use_device="cuda" if has_cuda else None,  # (a process that does not use its GPU shall not begin to)
             experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
         )
         with profiler:
@@ -74,7 +75,7 @@ class OperatorProfile:
 
 def _row(event: Any) -> Row:
     device = event.device_type()
-    if device is torch._C._autograd.DeviceType.CPU:
+    if device.name == "CPU":
         category, track = "operator", f"cpu {event.device_resource_id()}"
     else:
         category, track = "kernel", f"{device.name} {event.device_index()} stream {event.device_resource_id()}"

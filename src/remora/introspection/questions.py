@@ -10,8 +10,10 @@ from typing import Any
 from remora.agent.peers.peer import Peer
 from remora.introspection import snapshot, threads
 from remora.introspection.subject import Subject
+from remora.introspection.tracing import Traces
 from remora.observer.members import Member
 from remora.observer.model import Query, from_json, to_json
+from remora.wire.frames import FAILED
 
 Answer = Callable[[Subject, dict[str, Any]], Any]
 
@@ -28,7 +30,10 @@ class Questions:
             "clock": lambda subject, arguments: time.time(),
             "members": lambda subject, arguments: [to_json(each) for each in members(subject)],
             "stacks": lambda subject, arguments: stacks(subject),
+            "trace": self._trace,
+            "traced": lambda subject, arguments: self._traces_of(subject).end(str(arguments.get("id"))),
         }
+        self._traces: Traces | None = None
 
     def answer(self, question: str, arguments: dict[str, Any]) -> Any:
         """Return the answer, in JSON; or a `Later`. ValueError if there is no such question, or it makes no sense."""
@@ -36,6 +41,22 @@ class Questions:
         if answer is None or subject is None:
             raise ValueError(f"there is no question {question[:40]!r}; there are {', '.join(sorted(self._answers))}")
         return answer(subject, arguments)
+
+    def close(self) -> None:
+        """The worker ends."""
+        if self._traces is not None:
+            self._traces.close()
+
+    def _trace(self, subject: Subject, arguments: dict[str, Any]) -> Any:
+        seconds, id = arguments.get("seconds"), str(arguments.get("id"))
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise ValueError("a trace takes a number of seconds")
+        return self._traces_of(subject).begin(id, seconds, arguments.get("torch") is True)
+
+    def _traces_of(self, subject: Subject) -> Traces:
+        if self._traces is None:
+            self._traces = Traces(subject.name, subject.agent.recorder, FAILED, subject.agent.clock.now)
+        return self._traces
 
 
 def _snapshot(subject: Subject, arguments: dict[str, Any]) -> Any:

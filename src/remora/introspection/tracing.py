@@ -29,15 +29,28 @@ GLANCE = 0.05  # seconds between two looks at a profiler that starts or ends
 class _Trace:
     """One trace. `ends` grows on the thread that folds; `over` is set once."""
 
-    expires: float
+    until: float  # when it ends by itself
+    expires: float  # when it is forgotten
     profile: OperatorProfile | None = None
     ends: list[Raw] = field(default_factory=list)
     lost: int = 0
     over: bool = False
+    threads: dict[int, str] = field(default_factory=dict)  # names by number, also of threads that have ended since
+    native: dict[int, int] = field(default_factory=dict)  # numbers by the number that the system has
+
+    def see_threads(self) -> None:
+        """Take note of who is there."""
+        for each in threading.enumerate():
+            if each.ident is not None and each.native_id is not None:
+                self.threads[each.ident] = each.name
+                self.native[each.native_id] = each.ident
 
     def hear(self, batch: list[Raw]) -> None:
         """The recorder folded these."""
-        if not self.over:
+        now = time.monotonic()
+        if now > self.expires:
+            self.ends = []  # no observer takes them any more
+        if not self.over and now <= self.until:
             room = max(MOST_ENDS - len(self.ends), 0)
             self.ends += batch[:room]
             self.lost += max(len(batch) - room, 0)
@@ -59,20 +72,21 @@ class Traces:
         if len(self._traces) >= MOST_TRACES:
             raise ValueError(f"{MOST_TRACES} traces of {self._name} are being made already: end one, or try again later")
         seconds = min(check_timeout(seconds, "seconds"), LONGEST)
-        trace = _Trace(time.monotonic() + seconds + KEPT, OperatorProfile(self._name, seconds) if torch else None)
-        self._traces[str(id)] = trace
+        until = time.monotonic() + seconds
+        self._traces[id] = trace = _Trace(until, until + KEPT, OperatorProfile(self._name, seconds) if torch else None)
         return self._begun(trace)
 
     def _begun(self, trace: _Trace) -> Any:
         if trace.profile is not None and not trace.profile.begun:
             return Later(GLANCE, lambda: self._begun(trace))
         self._recorder.fold()  # what is over already belongs to no trace
+        trace.see_threads()
         self._recorder.subscribe(trace.hear)
         return {"time": time.time(), "note": "" if trace.profile is None else trace.profile.problem}
 
     def end(self, id: str) -> Any:
         """End a trace. Answered with what was recorded; None if there is no such trace (any more)."""
-        trace = self._traces.pop(str(id), None)
+        trace = self._traces.pop(id, None)
         if trace is None:
             return None
         self._close(trace)
@@ -86,8 +100,8 @@ class Traces:
         rows.lost += trace.lost
         return {
             "rows": rows.to_json(),
-            "threads": {str(each.ident): each.name for each in threading.enumerate()},
-            "native": {str(each.native_id): each.name for each in threading.enumerate()},
+            "threads": {str(number): name for number, name in trace.threads.items()},
+            "native": {str(native): number for native, number in trace.native.items()},
             "operators": [] if profile is None else profile.operators,
             "note": "" if profile is None else profile.problem,
         }
@@ -108,6 +122,7 @@ class Traces:
     def _close(self, trace: _Trace) -> None:
         self._recorder.fold()
         trace.over = True
+        trace.see_threads()
         self._recorder.unsubscribe(trace.hear)
         if trace.profile is not None:
             trace.profile.end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from remora import observe
+from remora.observe.snapshots import snapshot
 from remora.observer.model import PARTS, Query, to_json
 
 try:
@@ -32,7 +32,7 @@ def _answer(request: Any, response: Any) -> None:
         unknown = sorted(set(asked) - set(PARTS))
         if unknown:
             raise ValueError(f"there is no part {unknown[0]!r}; there are: {', '.join(PARTS)}")
-        content, status = json.dumps(to_json(observe.snapshot(Query(parts=tuple(asked or PARTS))))), 200
+        content, status = json.dumps(to_json(snapshot(Query(parts=tuple(asked or PARTS))))), 200
     except ValueError as error:
         content, status = json.dumps({"error": str(error)}), 400
     except Exception as error:  # an exception that leaves this function would end the process

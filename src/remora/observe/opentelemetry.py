@@ -16,9 +16,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 
-from remora import observe
 from remora.agent.calls.call import NEVER, current_serving
 from remora.agent.calls.call_trace import tracing
+from remora.observe.snapshots import group_snapshot
 from remora.observer.model import CallKey, Event, EventKind, GroupSnapshot, Query
 
 try:
@@ -97,7 +97,7 @@ def export(provider: TracerProvider, group: GroupSnapshot | None = None, since: 
     """Give the calls that the workers of the group remember to the processors of `provider`, as spans; those that ended
     after `since`. Return the time of the last one, for the next `since`. `group`: a snapshot with events; None: take one."""
     if group is None:
-        group = observe.group_snapshot(query=QUERY)
+        group = group_snapshot(QUERY)
     latest = since
     processor: object = provider._active_span_processor  # (no public name leads to spans that ended in the past)
     for span, ended in spans_of(group, since):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remora import observe
+from remora.observe.snapshots import snapshot
 from remora.errors import NotInitialized
 from remora.observer.model import GroupSnapshot
 from remora.observer.openmetrics import QUERY, Distribution, Family, families
@@ -28,10 +28,10 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of this moment."""
         try:
-            snapshot = observe.snapshot(QUERY)
+            worker = snapshot(QUERY)
         except NotInitialized:
             return
-        for family in families(GroupSnapshot(group=snapshot.group, time=snapshot.time, workers=(snapshot,))):
+        for family in families(GroupSnapshot(group=worker.group, time=worker.time, workers=(worker,))):
             yield _metric(family)
 
     def describe(self) -> list[Metric]:

@@ -1,14 +1,16 @@
 """Corrects the clocks of workers by what must be true: a function begins after its call was made and ends before the answer.
 
 Round trips say what a worker's clock is, with an error that may be larger than a call takes. The calls themselves say more:
-each bounds the difference of two clocks from below and from above. The corrections are the solution of these bounds that
-is next to what the round trips say (difference constraints, solved by the algorithm of Bellman and Ford).
+each bounds the difference of two clocks from below and from above. The corrections keep these bounds, and begin at what
+the round trips say (difference constraints, solved by the algorithm of Bellman and Ford). Calls say nothing of all clocks
+together, so the median of the changes is taken back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median_low as median
 from typing import NamedTuple
 
 INFINITE = float("inf")
@@ -72,4 +74,19 @@ def _solve(
                 changed = True
         if not changed:
             break
+    for together in _components(change, edges):
+        usual = median(change[name] for name in together)  # the calls say nothing of it: most clocks are believed
+        for name in together:
+            change[name] -= usual
     return {name: estimates[name] + change[name] for name in estimates}, not changed
+
+
+def _components(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[set[str]]:
+    """The workers that calls connect."""
+    found = {name: {name} for name in names}
+    for pair in edges:
+        first, second = found[pair[0]], found[pair[1]]
+        if first is not second:
+            first |= second
+            found.update(dict.fromkeys(second, first))
+    return list({id(each): each for each in found.values()}.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from remora.errors import ObserverError
 from remora.observer.model import GroupSnapshot, Query
 from remora.observer.trace import OF_CALLS, Recording, chrome_trace
 from remora.observer.trace_rows import Rows, operators
+
+T = TypeVar("T")
 
 ANSWER_TIME = 10.0  # seconds that workers have to begin a trace, or to hand it over
 QUERY = Query(parts=("calls", "events", "threads"), limit=100_000)
@@ -68,7 +70,9 @@ def _with_answer(recording: Recording, answer: Any) -> Recording:
     """What a snapshot tells, with what the worker recorded. ValueError if that makes no sense."""
     if answer is None or isinstance(answer, ObserverError):
         raise ValueError("it has no trace" if answer is None else str(answer))
-    rows = Rows.from_json(answer.get("rows") if isinstance(answer, dict) else None)
+    answer = answer if isinstance(answer, dict) else {}
+    rows = Rows.from_json(answer.get("rows"))
+    threads = _by_number(answer.get("threads"), str)
     others = [event for event in recording.events if event.kind not in OF_CALLS]
     return Recording(
         name=recording.name,
@@ -76,17 +80,16 @@ def _with_answer(recording: Recording, answer: Any) -> Recording:
         events=[*rows.events(recording.name), *others],
         calls=recording.calls,
         time=recording.time,
-        threads={**_names(answer.get("threads")), **recording.threads},
-        operators=operators(answer.get("operators"), {str(key): name for key, name in _names(answer.get("native")).items()}),
+        threads={**threads, **recording.threads},
+        operators=operators(answer.get("operators"), threads, _by_number(answer.get("native"), int)),
         lost=rows.lost,
         offset=recording.offset,
         program=recording.program,
     )
 
 
-def _names(data: Any) -> dict[int, str]:
-    """Names of threads by their number."""
-    try:
-        return {int(number): str(name) for number, name in data.items()}
-    except (AttributeError, ValueError):
-        raise ValueError("the threads of a trace have no names") from None
+def _by_number(data: Any, kind: type[T]) -> dict[int, T]:
+    """Read names, or numbers, of threads by their number."""
+    if not isinstance(data, dict) or not all(key.isdecimal() and type(item) is kind for key, item in data.items()):
+        raise ValueError("the threads of a trace are not what they should be")
+    return {int(key): item for key, item in data.items()}

@@ -78,6 +78,7 @@ class EventKind(StrEnum):
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
     REFUSED = "refused"  # a stranger at the listener
+    TIMED_OUT = "timed out"  # a call of this worker
     FAULT = "fault"  # injected on purpose
 
 
@@ -203,6 +204,7 @@ class Event:
     bytes: int | None = None
     thread: int | None = None
     parent: CallKey | None = None
+    trace: str | None = None  # of a call that is part of a distributed trace: the span in which it was made (`traceparent`)
     text: str = ""
 
 

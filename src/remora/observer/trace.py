@@ -29,7 +29,7 @@ CALL_ENDS = {EventKind.CALL_ENDED: "", EventKind.CALL_FAILED: FAILED}
 RUN_ENDS = {EventKind.RUN_ENDED: "", EventKind.RUN_FAILED: FAILED}
 OF_CALLS = {EventKind.CALL_STARTED, EventKind.RUN_STARTED, *CALL_ENDS, *RUN_ENDS}
 NO_THREAD = 0
-TORCH_TRACKS = 1 << 20  # added to the number of a thread: the track of its operators
+TORCH_TRACKS = 1 << 20  # the tracks of operators have numbers from here on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,10 @@ class Operator:
 
     name: str
     category: str
-    track: str  # "cpu <native thread id>", or the device and the stream
+    track: str  # the name of the thread, or the device and the stream
     start: float
     seconds: float
+    thread: int | None = None  # its number (`Recording.threads`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +183,9 @@ def _spans(recording: Recording) -> tuple[dict[CallKey, _Span], dict[CallKey, _S
         ends = CALL_ENDS if mine else RUN_ENDS
         if event.kind in ends:
             began = spans.get(key)
-            start = event.time - event.seconds if _sane(event.seconds) else None
-            if start is None:
+            if event.seconds is not None and _sane(event.seconds):
+                start = event.time - event.seconds
+            else:
                 start = event.time if began is None else began.start
             spans[key] = _span(event, min(start, event.time), event.time, ends[event.kind])
         elif key not in spans:
@@ -330,7 +332,7 @@ def _lane_entries(lane: _Lane, clocks: Mapping[str, float], window: _Window) -> 
         tracks.setdefault(span.thread, []).append(span)
     numbers = {thread: n for n, thread in enumerate(sorted(tracks), start=1)}
     for thread, spans in tracks.items():
-        name = recording.threads.get(thread) or (f"thread {thread}" if thread else "no thread")
+        name = recording.threads.get(thread) or (f"thread {thread}" if thread else "calls that no thread waits for")
         yield _named(lane.pid, numbers[thread], "thread_name", name=plain(name))
         yield _named(lane.pid, numbers[thread], "thread_sort_index", sort_index=2 * numbers[thread])
         _nest(spans, served)
@@ -339,7 +341,7 @@ def _lane_entries(lane: _Lane, clocks: Mapping[str, float], window: _Window) -> 
             yield from _slices(lane.pid, span, id(span) in served)
     shift = clocks[recording.name]
     yield from _instants(lane, shift, window)
-    yield from _operator_entries(lane, shift, window)
+    yield from _operator_entries(lane, shift, window, numbers)
 
 
 def _nest(spans: list[_Span], served: set[int]) -> None:
@@ -423,8 +425,9 @@ def _instants(lane: _Lane, shift: float, window: _Window) -> Iterator[Entry]:
                 }  # fmt: skip
 
 
-def _operator_entries(lane: _Lane, shift: float, window: _Window) -> Iterator[Entry]:
-    """The operators of torch, on tracks of their own: their clock is not exactly that of the events."""
+def _operator_entries(lane: _Lane, shift: float, window: _Window, numbers: Mapping[int, int]) -> Iterator[Entry]:
+    """The operators of torch, on tracks of their own, each below that of its thread: their clock is not exactly that of the
+    events. `numbers` are those of the tracks of threads."""
     tracks: dict[str, list[tuple[int, int, Operator]]] = {}
     for each in lane.recording.operators:
         start = each.start - shift
@@ -432,10 +435,10 @@ def _operator_entries(lane: _Lane, shift: float, window: _Window) -> Iterator[En
             begin = min(window.place(start), window.length - 1)
             finish = max(window.place(start + each.seconds), begin + 1)
             tracks.setdefault(each.track, []).append((begin, finish, each))
-    for n, (track, operators) in enumerate(sorted(tracks.items())):
-        tid = TORCH_TRACKS + n
+    for tid, (track, operators) in enumerate(sorted(tracks.items()), start=TORCH_TRACKS):
+        above = numbers.get(operators[0][2].thread or -1)
         yield _named(lane.pid, tid, "thread_name", name=f"torch: {plain(track)}")
-        yield _named(lane.pid, tid, "thread_sort_index", sort_index=tid)
+        yield _named(lane.pid, tid, "thread_sort_index", sort_index=tid if above is None else 2 * above + 1)
         around: list[int] = []  # the ends of the operators around this one
         for begin, finish, each in sorted(operators, key=lambda one: (one[0], -one[1])):
             while around and around[-1] <= begin:

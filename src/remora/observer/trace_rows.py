@@ -5,10 +5,11 @@ A busy worker ends fifty thousand calls a second. As objects of the model they w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from remora.names import joined
 from remora.observer.model import CallKey, Event, EventKind
 from remora.observer.trace import Operator
 from remora.recorder import MADE, Raw
@@ -47,7 +48,7 @@ class Rows:
             return at
 
         for end, peer, id, module, name, _, began, ended, thread, flags, size, parent in ends:
-            function = f"{module}.{name}" if module else str(name)
+            function = joined(module, name)
             above = (place(parent[1]), parent[2]) if parent is not None and parent[1] else (-1, -1)
             found.rows.append([
                 int(end == MADE), place(peer), id, place(function), round((ended + ahead) * 1e9),
@@ -101,8 +102,9 @@ def _event(row: list[int], texts: list[str], worker: str) -> Event:
     )
 
 
-def operators(data: Any, threads: dict[str, str]) -> list[Operator]:
-    """Read what `remora.introspection.operators` made; ValueError if it is anything else. `threads`: names by native id."""
+def operators(data: Any, threads: Mapping[int, str], native: Mapping[int, int]) -> list[Operator]:
+    """Read what `remora.introspection.operators` made; ValueError if it is anything else. `threads` are names by number,
+    `native` are numbers by those that the system has."""
     found = []
     for row in data if isinstance(data, list) else [None]:
         if not (isinstance(row, list) and len(row) == 5 and all(type(each) is str for each in row[:3])):
@@ -110,7 +112,11 @@ def operators(data: Any, threads: dict[str, str]) -> list[Operator]:
         if not all(type(each) is int and 0 <= each < 1 << 63 for each in row[3:]):
             raise ValueError("an operator of a trace has no time")
         name, category, track, start, length = row
-        kind, _, thread = track.partition(" ")
-        track = threads.get(thread, f"thread {thread}") if kind == "cpu" else track
-        found.append(Operator(name=name, category=category, track=track, start=start / 1e9, seconds=length / 1e9))
+        kind, _, number = track.partition(" ")
+        thread = native.get(int(number)) if kind == "cpu" and number.isdecimal() and number.isascii() else None
+        if kind == "cpu":
+            track = f"{threads.get(thread or -1, 'thread')} ({number})"
+        found.append(
+            Operator(name=name, category=category, track=track, start=start / 1e9, seconds=length / 1e9, thread=thread)
+        )
     return found

@@ -7,7 +7,7 @@ node. The two halves were taken at different moments, and one may lack. So the r
 - Without a callee's half the call is on its way there or back, or the callee gave no snapshot; then it waits for that
   worker.
 - A worker that waits in a gathering has come to it, whatever others say who have not yet heard. All that wait in a gathering
-  wait for those that were named as absent and do not wait in it themselves.
+  wait for those that were named as absent and do not wait in it themselves. Its title is the text of the wait up to a colon.
 - A worker comes to a gathering by its main thread: so it comes when that thread is done with what it waits for.
 - A full pool goes on when any function that has a slot ends: it waits for *one* of them (`Graph.any_of`). A pool that
   is not full, as far as can be seen, goes on by itself (`Graph.going_on`).
@@ -17,15 +17,14 @@ node. The two halves were taken at different moments, and one may lack. So the r
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+
 from remora.observer.model import CallKey, CallStatus, GroupSnapshot, Stage, WaitKind, WaitStatus, WorkerSnapshot
 from remora.observer.wait_graph import Edge, Graph, Node, NodeKind, call_node, thread_node
-from remora.observer.wait_index import Index
+from remora.observer.wait_index import Index, short
 
-MEETINGS = {
-    WaitKind.GATHERING: NodeKind.GATHERING,
-    WaitKind.SHUTDOWN: NodeKind.SHUTDOWN,
-    WaitKind.JOIN: NodeKind.JOIN,
-}
+MEETINGS = {WaitKind.GATHERING: NodeKind.GATHERING, WaitKind.SHUTDOWN: NodeKind.SHUTDOWN, WaitKind.JOIN: NodeKind.JOIN}
 
 
 def graph_of(group: GroupSnapshot) -> Graph:
@@ -44,12 +43,40 @@ def _named(names: list[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def _lock_name(wait: WaitStatus) -> str:
+    """Such as: the lock self._lock."""
+    return wait.text.partition(" at ")[0] or "a lock"
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A worker that waits in a gathering."""
+
+    worker: WorkerSnapshot
+    wait: WaitStatus
+    source: Node
+
+
+def _meetings(arrivals: list[_Arrival]) -> list[list[_Arrival]]:
+    """Those that wait in gatherings of one title, by gathering: some workers may gather while others do. They are in the same
+    one if one names the other, or both name a third."""
+    found: list[tuple[set[str], list[_Arrival]]] = []
+    for arrival in arrivals:
+        names, together = {arrival.worker.name, *arrival.wait.workers}, [arrival]
+        for known in [each for each in found if each[0] & names]:
+            found.remove(known)
+            names |= known[0]
+            together = known[1] + together
+        found.append((names, together))
+    return [together for _, together in found]
+
+
 class _Builder:
     def __init__(self, group: GroupSnapshot) -> None:
         self._group = group
         self._index = Index(group)
         self._graph = Graph()
-        self._meetings: dict[Node, tuple[set[str], set[str]]] = {}  # who waits in it, who was named as absent
+        self._meetings: dict[tuple[NodeKind, str], list[_Arrival]] = defaultdict(list)
 
     def build(self) -> Graph:
         for worker in self._group.workers:
@@ -57,10 +84,9 @@ class _Builder:
                 self._add_wait(worker, wait, self._index.waiter(worker, number, wait))
             for each in worker.passes:
                 self._add_pass(worker, str(each.context), each.awaits)
-        for node, (present, absent) in self._meetings.items():
-            late = sorted(absent - present)
-            for name in late:
-                self._edge(None, node, self._program(name), f"{_named(late)} {'has' if len(late) == 1 else 'have'} not come")
+        for (kind, title), arrivals in self._meetings.items():
+            for meeting in _meetings(arrivals):
+                self._add_meeting(kind, title, meeting)
         for key in self._index.callers.keys() | self._index.callees.keys():
             self._add_call(key)
         for node in self._graph.labels:
@@ -93,8 +119,12 @@ class _Builder:
     def _add_wait(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
         if wait.serving is not None and wait.thread is not None:
             self._edge(worker, call_node(wait.serving), source)
-        if wait.kind in MEETINGS:
-            self._add_meeting(worker, wait, source)
+        title, colon, _ = wait.text.partition(":")
+        if wait.kind is WaitKind.SHUTDOWN and not colon:
+            self._add_shutdown(worker, wait, source)
+        elif wait.kind in MEETINGS:
+            kind = MEETINGS[wait.kind]
+            self._meetings[kind, "" if kind is NodeKind.JOIN else title].append(_Arrival(worker, wait, source))
         elif wait.kind is WaitKind.REFERENCE:
             self._add_reference(worker, wait, source)
         else:
@@ -113,9 +143,9 @@ class _Builder:
             return self._link(worker, wait.workers[0]), f"room on the link to {wait.workers[0]}"
         if wait.kind is WaitKind.LOCK and wait.holder is not None and wait.holder != wait.thread:
             holder = thread_node(worker.name, wait.holder)
-            return holder, f"a lock that {self._index.label(holder)} holds"
+            return holder, f"{_lock_name(wait)} that {self._index.label(holder)} holds"
         if wait.kind is WaitKind.LOCK:
-            return Node(NodeKind.LOCK, worker.name, source.id), "a lock whose holder is not known"
+            return Node(NodeKind.LOCK, worker.name, source.id), f"{_lock_name(wait)} whose holder is not known"
         text = wait.text or f"a {wait.kind}"  # it lacks its details
         return Node(NodeKind.WORKER, worker.name, text), text
 
@@ -125,21 +155,35 @@ class _Builder:
             self._edge(worker, node, self._program(peer), f"{peer} does not read")
         return node
 
-    def _add_meeting(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
-        title = wait.text.partition(":")[0] or str(wait.kind)
-        target = Node(MEETINGS[wait.kind], "", title if wait.kind is WaitKind.GATHERING else str(wait.kind))
-        present, absent = self._meetings.setdefault(target, (set(), set()))
-        present.add(worker.name)
-        absent.update(wait.workers)
-        doing = {WaitKind.JOIN: "waits for the group to form", WaitKind.SHUTDOWN: "waits in shutdown"}
-        self._edge(worker, source, target, doing.get(wait.kind, f"waits in {title}") + ago(wait.age), wait.age)
+    def _add_meeting(self, kind: NodeKind, title: str, arrivals: list[_Arrival]) -> None:
+        """Those that have come to a gathering, and those that have not."""
+        present = {each.worker.name for each in arrivals}
+        node = Node(kind, min(present), title)
+        doing = "waits for the group to form" if kind is NodeKind.JOIN else f"waits in {title or kind}"
+        for each in arrivals:
+            self._edge(each.worker, each.source, node, doing + ago(each.wait.age), each.wait.age)
+        late = sorted({name for each in arrivals for name in each.wait.workers} - present)
+        for name in late:
+            self._edge(None, node, self._program(name), f"{_named(late)} {'has' if len(late) == 1 else 'have'} not come")
+
+    def _add_shutdown(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
+        """A worker ends when the calls that it makes and serves have ended."""
+        target = Node(NodeKind.SHUTDOWN, worker.name)
+        self._edge(worker, source, target, f"waits in shutdown {wait.text}".rstrip() + ago(wait.age), wait.age)
+        for call in worker.calls:
+            who = call.key.caller if call.callee == worker.name else worker.name
+            text = f"{short(call.function)} on {call.callee} is under way for {who}{ago(call.age)}"
+            self._edge(worker, target, call_node(call.key), text, call.age)
+        for name in wait.workers:
+            if name in self._index.missing:
+                self._edge(worker, target, self._program(name), f"{name} has to answer")
 
     def _add_reference(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> None:
         name = wait.workers[0] if wait.workers else worker.name
         target = Node(NodeKind.REFERENCE, name, wait.reference or wait.text)
         owner = self._index.workers.get(name)
         value = next((each for each in owner.owned if each.id == wait.reference), None) if owner else None
-        what = f"the value of {value.function}" if value and value.function else wait.text or "a value"
+        what = f"the value of {short(value.function)}" if value and value.function else wait.text or "a value"
         where = "" if name in what else f" on {name}"
         self._edge(worker, source, target, f"waits for {what}{where}{ago(wait.age)}", wait.age)
         self._graph.any_of.add(target)
@@ -154,7 +198,7 @@ class _Builder:
         if not makers or owner.left_out.get("calls"):
             self._graph.going_on.add(target)
         for call in makers:
-            text = f"is made by {call.function} for {call.key.caller}{ago(call.age)}"
+            text = f"is made by {short(call.function)} for {call.key.caller}{ago(call.age)}"
             self._edge(owner, target, call_node(call.key), text, call.age)
 
     def _add_pass(self, worker: WorkerSnapshot, context: str, awaits: dict[str, int]) -> None:
@@ -203,7 +247,7 @@ class _Builder:
         if len(holding) < max(worker.pool.limit, 1):
             self._graph.going_on.add(node)
         for call in sorted(holding, key=lambda each: -each.age):
-            text = f"{call.function} for {call.key.caller} has a slot{ago(call.age)}"
+            text = f"{short(call.function)} for {call.key.caller} has a slot{ago(call.age)}"
             self._edge(worker, node, call_node(call.key), text, call.age)
         return node
 
@@ -224,6 +268,8 @@ class _Builder:
         known = self._index.missing.get(name)
         if worker is None and (known is None or known.state != "left"):
             self._graph.gone.add(node)
-        elif worker is not None and (main := self._index.main_thread(worker)) is not None and self._index.waits.get(main):
+        elif (
+            worker is not None and (main := self._index.main_thread(worker)) is not None and self._index.waits.get(main)
+        ):
             self._edge(worker, node, main)
         return node

@@ -44,7 +44,9 @@ class Edge:
 
     source: Node
     target: Node
-    text: str  # what the source does, such as "waits for f on worker1 (12.3 s)"; empty: source and target are one matter
+    text: (
+        str  # what the source does, such as "waits for f on worker1 (12.3 s)"; empty: source and target are one matter
+    )
     age: float | None = None
     since: float | None = None
     until: float | None = None

@@ -22,6 +22,11 @@ AT_CALLEE = (Stage.QUEUED, Stage.RUNNING, Stage.ANSWERING)
 Half = tuple[WorkerSnapshot, CallStatus]
 
 
+def short(function: str) -> str:
+    """The name of a function for a sentence: without packages, and without `__main__`."""
+    return ".".join(function.removeprefix("__main__.").split(".")[-2:])
+
+
 class Index:
     """A snapshot, to be looked up."""
 
@@ -78,7 +83,7 @@ class Index:
             return self._thread_name(node)
         if node.kind is NodeKind.CALL:
             return self.call_name(CallKey(caller=node.worker, id=int(node.id)))
-        if node.kind in (NodeKind.GATHERING, NodeKind.SHUTDOWN, NodeKind.JOIN, NodeKind.REFERENCE):
+        if node.kind in (NodeKind.GATHERING, NodeKind.JOIN, NodeKind.REFERENCE):
             return node.id
         return {
             NodeKind.POOL: f"the pool of {node.worker}",
@@ -86,6 +91,7 @@ class Index:
             NodeKind.BACKWARD: f"backward pass {node.id} on {node.worker}",
             NodeKind.COROUTINE: f"a coroutine of {node.worker}",
             NodeKind.LOCK: f"a lock on {node.worker}",
+            NodeKind.SHUTDOWN: f"the shutdown of {node.worker}",
         }.get(node.kind, node.worker)
 
     def _thread_name(self, node: Node) -> str:
@@ -96,7 +102,7 @@ class Index:
 
     def call_name(self, key: CallKey) -> str:
         half = self.half(key)
-        return f"{half[1].function} on {half[1].callee or half[0].name}" if half else f"call {key}"
+        return f"{short(half[1].function)} on {half[1].callee or half[0].name}" if half else f"call {key}"
 
     # What is known of a node that waits for nothing.
 
@@ -133,7 +139,8 @@ class Index:
     def _state_of_worker(self, name: str) -> str:
         known = self.missing.get(name)
         if known is not None:
-            return f"is {known.state}" + (f": {known.reason}" if known.reason else "")
+            state = "has left" if known.state == "left" else f"is {known.state}"
+            return f"{state}: {known.reason}" if known.reason else state
         if name not in self.workers:
             return "has not been heard of"
         threads = self.workers[name].threads

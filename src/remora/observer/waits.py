@@ -163,14 +163,16 @@ class WaitGraph:
         return edge.target in self._hopeless(), edge.target in self._graph.gone, edge.age or 0.0
 
     def chains(self) -> list[Chain]:
-        """For everything that waits, what it waits for: from each start, those that wait longest first; then from each thread
-        and coroutine that is in none of these, nor in a cycle."""
+        """For everything that waits, what it waits for: from each start, those that wait longest first; then from each
+        thread and coroutine that is in none of these, nor in a cycle."""
         covered = {node for cycle in self.cycles() for node in cycle.nodes}
         own = [node for node in self._graph.labels if node.kind in _OWN and self._ahead[node]]
         found = []
         for start in [*self.starts(), *sorted(own, key=self._waiting, reverse=True)]:
             chain = self.chain(start)
-            waits = chain.end in self._graph.gone or any(edge.text for edge in chain.edges)  # else it is a call that just runs
+            waits = chain.end in self._graph.gone or any(
+                edge.text for edge in chain.edges
+            )  # else it is a call that just runs
             if waits and start not in covered:
                 found.append(chain)
                 covered.update(chain.nodes)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
-from threading import get_ident
 from typing import Any, Protocol
 
 from remora.agent.calls import call_errors
@@ -20,7 +19,7 @@ from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, SerializationError
 from remora.names import name_parts
 from remora.options import check_timeout
-from remora.recorder import MADE
+from remora.recorder import MADE, TIMED_OUT
 from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
 from remora.wire.frames import FAILED, RECORDED, Frame
@@ -40,7 +39,8 @@ next_call_id: Callable[[], int] = count(1).__next__
 
 # The call that the current function serves: its deadline, which nested calls inherit, and its name (its caller, and its
 # number there). No `Request`: the program may keep a context for long, and a request keeps its arguments.
-Serving = tuple[float, str, int]
+# With a tracer (`call_trace`) it may say the span, too, in which the next call is made; then its caller may be empty.
+Serving = tuple[float, str, int] | tuple[float, str, int, str]
 current_serving: ContextVar[Serving | None] = ContextVar("remora_serving", default=None)
 
 
@@ -189,11 +189,11 @@ class Call:
         self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:
             if future is not None:
-                note_end(self)
+                note_end(self, 0)
                 self._pass_to(future)
             elif on_settled is not None:
                 if type(self.target) is not str:  # (else it is our own business)
-                    note_end(self)
+                    note_end(self, 0)
                 on_settled(self)
         except BaseException:
             if may_be_struck():
@@ -320,15 +320,19 @@ class Call:
 
     def timed_out(self) -> CallTimeout:
         """The error for a call whose deadline passed."""
-        return call_errors.timed_out(self.what, self.peer, self.allowance(), self.progress)
+        error = call_errors.timed_out(self.what, self.peer, self.allowance(), self.progress)
+        if self.peer.note is not None:
+            self.peer.note(TIMED_OUT, self.peer.name, str(error))
+        return error
 
     def allowance(self) -> tuple[float, str]:
         """How long it was allowed to take, in seconds, and where that comes from, in words."""
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
 
-def note_end(call: Call) -> None:
-    """Have the recorder note that a call is over. (Times, numbers and texts: nothing of the program lives longer for it.)"""
+def note_end(call: Call, thread: int) -> None:
+    """Have the recorder note that a call is over, for which `thread` waited; 0: none did. (Times, numbers and texts: nothing
+    of the program lives longer for it.)"""
     peer = call.peer
     remember = peer.remember
     if remember is not None:
@@ -338,7 +342,7 @@ def note_end(call: Call) -> None:
         except Exception:
             module, name = name_parts(target)
         remember((
-            MADE, peer.name, call.id, module, name, 0.0, call.began, peer.now(), get_ident(),
+            MADE, peer.name, call.id, module, name, 0.0, call.began, peer.now(), thread,
             FAILED if reply is None else reply.flags, 0, call.parent,
         ))  # fmt: skip
 

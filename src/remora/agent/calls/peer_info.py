@@ -35,6 +35,7 @@ class PeerInfo:
         clock: Clock,
         served_until: Callable[[float], Served | None],
         remember: Remember | None = None,
+        note: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self.info = info
         self.name = info.name
@@ -45,6 +46,7 @@ class PeerInfo:
         self.now = clock.now
         self.served_until = served_until  # what this worker runs until exactly that deadline: its calls inherit it
         self.remember = remember  # takes a tuple for each call that ends (`remora.recorder.Ended`), if that is recorded
+        self.note = note  # takes what else happens: a kind, a peer and a text
         self.state: State = "alive"  # (this and the next two are written under `Peer.lock`)
         self.reason = ""  # why it is not alive
         self.doubt = ""  # why it is suspected, if it is

@@ -47,7 +47,9 @@ class Peer(PeerInfo):
     def __init__(self, record: WorkerRecord, keeper: Keeper) -> None:
         key = WorkerKey(record.id, record.incarnation)
         me, recorder = keeper.my_name, keeper.recorder
-        super().__init__(WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder.remember)
+        super().__init__(
+            WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder.remember, recorder.note
+        )
         self.learn(record)
         self.doubted_at = 0.0
         self.unreachable_since: float | None = None  # when its host was last heard of, if we wonder whether it is there

@@ -1,0 +1,100 @@
+"""Traces of one worker: bounded in number, in length and in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.introspection import tracing
+from remora.introspection.tracing import Traces
+from remora.recorder import MADE, Recorder
+
+FAILED = 1
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder(1000, FAILED)
+
+
+def ended(recorder: Recorder, number: int = 1) -> None:
+    assert recorder.remember is not None
+    recorder.remember((MADE, "worker1", number, "m", "f", 0.0, 1.0, 2.0, 7, 0, 0, None))
+
+
+def rows(answer: Any) -> list[list[int]]:
+    found: list[list[int]] = answer["rows"]["rows"]
+    return found
+
+
+def make(recorder: Recorder) -> Traces:
+    return Traces("worker0", recorder, FAILED, lambda: 0.0)
+
+
+def test_a_trace_has_what_ends_from_its_beginning_to_its_end(recorder: Recorder) -> None:
+    traces = make(recorder)
+    ended(recorder, 1)
+    traces.begin("a", 60.0)
+    ended(recorder, 2)
+    recorder.fold()
+    ended(recorder, 3)
+    answer = traces.end("a")
+    ended(recorder, 4)
+    assert [row[2] for row in rows(answer)] == [2, 3]
+    assert traces.end("a") is None
+    assert "MainThread" in answer["threads"].values()
+
+
+def test_traces_do_not_disturb_each_other(recorder: Recorder) -> None:
+    traces = make(recorder)
+    traces.begin("a", 60.0)
+    ended(recorder, 1)
+    traces.begin("b", 60.0)
+    ended(recorder, 2)
+    assert [row[2] for row in rows(traces.end("a"))] == [1, 2]
+    ended(recorder, 3)
+    assert [row[2] for row in rows(traces.end("b"))] == [2, 3]
+
+
+def test_a_trace_that_is_too_long_counts_what_it_lost(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "MOST_ENDS", 3)
+    traces = make(recorder)
+    traces.begin("a", 60.0)
+    for number in range(10):
+        ended(recorder, number)
+    answer = traces.end("a")
+    assert [row[2] for row in rows(answer)] == [0, 1, 2]
+    assert answer["rows"]["lost"] == 7
+
+
+def test_an_observer_that_goes_away_leaves_nothing_behind(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(tracing.time, "monotonic", lambda: now)
+    traces = make(recorder)
+    traces.begin("a", 5.0)
+    (trace,) = traces._traces.values()
+    ended(recorder)
+    recorder.fold()
+    now = 106.0
+    ended(recorder)
+    recorder.fold()
+    assert len(trace.ends) == 1, "it went on after its end"
+    now = 100.0 + 5.0 + tracing.KEPT + 1.0
+    ended(recorder)
+    recorder.fold()
+    assert trace.ends == []
+    traces.begin("b", 1.0)
+    assert list(traces._traces) == ["b"]
+    traces.close()
+    assert recorder._on_fold == ()
+
+
+def test_nothing_is_recorded_for_a_worker_that_has_ended(recorder: Recorder) -> None:
+    traces = make(recorder)
+    traces.begin("a", 60.0)
+    traces.close()
+    ended(recorder)
+    recorder.fold()
+    assert recorder._on_fold == ()
+    assert traces.end("a") is None

@@ -1,0 +1,80 @@
+"""What workers run in the tests of traces, dumps and exports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from remora import observe, rpc
+from remora.rpc import api
+
+SKEW = 1.0
+
+
+def inner(seconds: float) -> torch.Tensor:
+    time.sleep(seconds)
+    return torch.ones(4, 4).mm(torch.ones(4, 4)).sum()
+
+
+def outer(seconds: float) -> torch.Tensor:
+    """On worker1: calls worker2, several times at once and then once more."""
+    futures = [rpc.rpc_async("worker2", inner, args=(seconds,)) for _ in range(3)]
+    last = rpc.rpc_sync("worker2", inner, args=(seconds,))
+    return sum((future.wait() for future in futures), last)
+
+
+def call_nested(times: int, seconds: float) -> None:
+    for _ in range(times):
+        rpc.rpc_sync("worker1", outer, args=(seconds,))
+
+
+_wall_clock = time.time
+
+
+def set_clock_ahead(seconds: float) -> None:
+    """The wall clock of this process is wrong from now on."""
+    time.time = lambda: _wall_clock() + seconds
+
+
+def trace_of_nested_calls(path: str) -> None:
+    with observe.trace(path):
+        call_nested(5, 0.001)
+
+
+def profile_of_nested_calls(path: str) -> None:
+    with observe.profile_group(path, steps=2) as profile:
+        for _ in range(4):
+            call_nested(1, 0.001)
+            profile.step()
+            assert os.path.exists(path) == (profile._steps_left is not None and profile._steps_left <= 0)
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def call_and_lose(name: str) -> str:
+    try:
+        rpc.rpc_sync(name, sleep, args=(60,))
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def let_a_call_time_out(name: str) -> None:
+    try:
+        rpc.rpc_sync(name, sleep, args=(2,), timeout=0.2)
+    except rpc.CallTimeout if hasattr(rpc, "CallTimeout") else RuntimeError:
+        pass
+
+
+def send_signal_to_self() -> None:
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def threads_of_worker() -> Any:
+    return api._get_current_rpc_agent().agent.recorder
