@@ -155,7 +155,7 @@ def _ring(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> _Block[T]:
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return abs(one[0] - other[0]) < WIDTH + DOWN and abs(one[1] - other[1]) < HEIGHT + DOWN
+    return abs(one[0] - other[0]) < WIDTH + ACROSS and abs(one[1] - other[1]) < HEIGHT + DOWN
 
 
 def _along(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> list[T]:

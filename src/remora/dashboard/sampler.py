@@ -54,7 +54,7 @@ class Sampler:
         self._pages = 0
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        self._hurry = asyncio.Event()  # a page came that needs parts which the newest moment lacks
+        self._hurry = asyncio.Event()  # a page came for which the newest moment is too old, or lacks parts
         self._asking = asyncio.Lock()
         self._processor = time.process_time()
         self.closed = False
@@ -65,9 +65,10 @@ class Sampler:
         parts = set(parts)
         self._wanted.update(parts)
         self._pages += 1
-        if self.moment is None or not parts <= self.moment.parts:
+        if not self.fresh(parts):
             self._hurry.set()
         if self._task is None or self._task.done():
+            self._processor = time.process_time()
             self._task = asyncio.create_task(self._ask_again_and_again())
         try:
             yield
