@@ -298,8 +298,8 @@ def _since(event: Event, query: Query) -> Iterator[Event]:
 class Recorded:
     """Snapshots that were made before, told again and again with the time of now: what a group costs is left out."""
 
-    def __init__(self, group: SimulatedGroup, count: int = 4) -> None:
-        parts = Query(parts=("calls", "waits", "histograms", "events", "threads"), limit=200)
+    def __init__(self, group: SimulatedGroup, count: int = 2) -> None:
+        parts = Query(parts=("calls", "waits", "histograms", "events", "threads"), limit=60, since=time.time() - 5)
         self._frames = [group.snapshot(parts) for _ in range(count)]
         self.asked = 0
 

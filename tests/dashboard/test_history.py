@@ -62,6 +62,8 @@ def test_events_are_asked_for_from_the_last_time_on() -> None:
     assert history.since == 0.0
     history.add(snapshot(100.0, worker(55.0)), PARTS)
     assert history.since == 55.0
+    history.add(snapshot(101.0, worker(56.0)), ("calls",))  # without events: those after 55 are still to come
+    assert history.since == 55.0
 
 
 def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

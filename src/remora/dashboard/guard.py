@@ -37,9 +37,11 @@ SECURITY_HEADERS = {
 
 # A redirect would lose the cookie where the address was clicked on a page of another site (a terminal in a browser, say): the
 # browser keeps a Strict cookie from the whole chain. A page that leads on starts a chain of its own.
-_WELCOME = '<!doctype html><meta charset="utf-8"><title>Remora</title><meta http-equiv="refresh" content="0;url=/">'
+_WELCOME = '<!doctype html><meta charset="utf-8"><title>Remora</title>'
+_WELCOME += '<link rel="icon" href="/static/icon.svg"><meta http-equiv="refresh" content="0;url=/">'
 _REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Remora: not let in</title><link rel="stylesheet" href="/static/style.css"><main class="alone">
+<title>Remora: not let in</title><link rel="icon" href="/static/icon.svg">
+<link rel="stylesheet" href="/static/style.css"><main class="alone">
 <h1>This browser is not let in</h1>
 <p>{reason}</p>
 <p>Press Enter in the terminal where <code>remora dashboard</code> runs: it prints a new address, good for one browser.</p>

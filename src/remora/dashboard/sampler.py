@@ -28,8 +28,10 @@ MOST = 10.0  # seconds between two questions
 TIMEOUT = 1.0  # for a worker's answer: a silent one shall not hide for long what the others say
 LIMIT = 2000  # entries of a part from each worker, in small groups
 ENTRIES = 20_000  # of all workers together
-ALWAYS = ("calls", "waits", "histograms", "events")  # for the history, and to find cycles
-LINKED = 32  # workers: links of no more than these are always asked for (their number grows with the square)
+ALWAYS = ("calls", "waits")  # to find cycles
+AT_TIMES = ("histograms", "events")  # for the history
+SELDOM = 2.0  # seconds between two times in a large group, where these are most of what there is to read
+LARGE = 32  # workers: links of no more than these are always asked for (their number grows with the square)
 
 _log = logging.getLogger("remora.dashboard")
 
@@ -57,6 +59,7 @@ class Sampler:
         self._hurry = asyncio.Event()  # a page came for which the newest moment is too old, or lacks parts
         self._asking = asyncio.Lock()
         self._processor = time.process_time()
+        self._remembered_at = float("-inf")  # when parts for the history were last asked for
         self.closed = False
 
     @asynccontextmanager
@@ -138,9 +141,13 @@ class Sampler:
             self.moment = Moment(snapshot, self.history, parts)
 
     def _parts(self) -> frozenset[str]:
-        wanted = {part for part, pages in self._wanted.items() if pages > 0}
-        small = self.moment is not None and len(self.moment.snapshot.workers) <= LINKED
-        return frozenset(wanted | set(ALWAYS) | ({"links"} if small else set()))
+        wanted = {part for part, pages in self._wanted.items() if pages > 0} | set(ALWAYS)
+        small = self.moment is not None and len(self.moment.snapshot.workers) <= LARGE
+        now = time.monotonic()
+        if small or now - self._remembered_at >= SELDOM:
+            wanted.update(AT_TIMES)
+            self._remembered_at = now
+        return frozenset(wanted | {"links"} if small else wanted)
 
     def _publish(self) -> None:
         self._news.set()
