@@ -36,7 +36,9 @@ def launched() -> Iterator[Any]:
 class Visitor:
     """One reader of a dashboard. `end` fails if the page complained, or asked another host for anything."""
 
-    def __init__(self, browser: Any, served: Served, *, width: int = 1280, height: int = 860, theme: str = "light") -> None:
+    def __init__(
+        self, browser: Any, served: Served, *, width: int = 1280, height: int = 860, theme: str = "light"
+    ) -> None:
         self._served = served
         self.complaints: list[str] = []
         self.expected = 0  # complaints that the test provokes
@@ -47,7 +49,9 @@ class Visitor:
         self.page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
         self.page.on("pageerror", lambda error: self._note(True, str(error)))
         self.page.on("dialog", lambda dialog: (self._note(True, "a dialog"), dialog.dismiss()))
-        self.page.on("request", lambda asked: self._note(not asked.url.startswith((served.base, "data:", "blob:")), asked.url))
+        self.page.on(
+            "request", lambda asked: self._note(not asked.url.startswith((served.base, "data:", "blob:")), asked.url)
+        )
         self.page.goto(served.address())
         self.live()
 
@@ -70,7 +74,9 @@ class Visitor:
 
     def turn_to(self, path: str) -> None:
         """Show another page as a click on a link does: without loading anything."""
-        self.page.evaluate("(path) => { history.pushState(null, '', path); dispatchEvent(new Event('navigate-to')); }", path)
+        self.page.evaluate(
+            "(path) => { history.pushState(null, '', path); dispatchEvent(new Event('navigate-to')); }", path
+        )
         page, *rest = (unquote(part) for part in path.partition("?")[0].split("/")[1:])
         thing = "\n".join([page or "overview", *rest])
         self.page.wait_for_function("(thing) => document.querySelector('main').dataset.thing === thing", arg=thing)

@@ -2,8 +2,8 @@
 
     python -m tests.dashboard.measure [workers] [seconds]
 
-The group is made up beforehand, so what is measured is the dashboard alone: not what workers need to answer, nor what it takes
-to read their answers, of which the last line speaks. Bounds: 1.5 s, 2 MB, 15 % of a core each.
+The group is made up beforehand, so what is measured is the dashboard alone: not what workers need to answer, nor what it
+takes to read their answers, of which the last line speaks. Bounds: 1.5 s, 2 MB, 15 % of a core each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from remora.observer.model import GroupSnapshot, Query, from_json, to_json
 from remora.dashboard.sampler import ALWAYS
+from remora.observer.model import GroupSnapshot, Query, from_json, to_json
 from tests.dashboard.browser import launched
 from tests.dashboard.serving import Served
 from tests.dashboard.simulated import Recorded, SimulatedGroup
@@ -85,11 +85,20 @@ def main(workers: int = 200, seconds: float = 20.0) -> None:
         moment = page.evaluate("fetch('/api/overview').then((answer) => answer.text()).then((text) => text.length)")
         weight = sum(sizes) + moment
         memory = page.evaluate("performance.memory.usedJSHeapSize")
-        print(f"first paint {paint / 1000:.2f} s, all workers drawn {full / 1000:.2f} s, page {weight / 1e6:.2f} MB, heap {memory / 1e6:.0f} MB")
+        print(
+            f"first paint {paint / 1000:.2f} s, drawn {full / 1000:.2f} s, "
+            f"page {weight / 1e6:.2f} MB, heap {memory / 1e6:.0f} MB"
+        )
         for path in ("/", "/calls", "/waiting", "/functions", "/timeline"):
-            page.evaluate("(path) => { history.pushState(null, '', path); dispatchEvent(new Event('navigate-to')); }", path)
+            page.evaluate(
+                "(path) => { history.pushState(null, '', path); dispatchEvent(new Event('navigate-to')); }", path
+            )
             page.wait_for_selector("main[data-state=live] .card")
-            began, server_began, browser_began = time.monotonic(), processor_seconds(server.pid), browser_seconds(before)
+            began, server_began, browser_began = (
+                time.monotonic(),
+                processor_seconds(server.pid),
+                browser_seconds(before),
+            )
             time.sleep(seconds / 5)
             wall = time.monotonic() - began
             share = (processor_seconds(server.pid) - server_began) / wall

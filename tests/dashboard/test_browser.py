@@ -1,4 +1,4 @@
-"""The pages in a real browser, on a made-up group: drawn, linked, safe, usable by keyboard and on a phone, quiet when hidden."""
+"""The pages of a made-up group in a real browser: drawn, linked, safe, for keyboards and phones, quiet when hidden."""
 
 from __future__ import annotations
 
@@ -17,11 +17,34 @@ pytestmark = pytest.mark.may_leak("a browser starts and ends processes of its ow
 Visit = Callable[..., Visitor]
 
 PAGES = {
-    "overview": "/", "calls": "/calls", "call": "/calls/worker0%2377", "waiting": "/waiting", "timeline": "/timeline",
-    "references": "/references", "reference": "/references/3.1", "links": "/links", "link": "/links/worker2/worker6",
-    "gradients": "/gradients", "pass": "/gradients/4711.1", "events": "/events", "stacks": "/stacks", "thread": "/stacks/worker1/1003",
-    "functions": "/functions", "function": "/functions/model.forward", "worker": "/workers/worker3", "dead-worker": "/workers/worker6",
-}  # fmt: skip
+    "overview": "/",
+    "calls": "/calls",
+    "call": "/calls/worker0%2377",
+    "waiting": "/waiting",
+    "timeline": "/timeline",
+    "references": "/references",
+    "reference": "/references/3.1",
+    "links": "/links",
+    "link": "/links/worker2/worker6",
+    "gradients": "/gradients",
+    "pass": "/gradients/4711.1",
+    "events": "/events",
+    "stacks": "/stacks",
+    "thread": "/stacks/worker1/1003",
+    "functions": "/functions",
+    "function": "/functions/model.forward",
+    "worker": "/workers/worker3",
+    "dead-worker": "/workers/worker6",
+}
+
+IS_DRAWN = """() => [...document.querySelectorAll('canvas')].some((canvas) => {
+    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    return new Set(pixels).size > 9;
+})"""
+HIDE = """(hidden) => {
+    Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +69,7 @@ def test_every_page_is_drawn(served: Served, visit: Visit) -> None:
         assert visitor.page.locator("h1, .tiles").count()
         assert "6 of 8 workers answered" in visitor.page.locator(".answered").inner_text()
         if name in ("overview", "timeline", "function", "link"):  # what is drawn on a canvas is not blank
-            visitor.page.wait_for_function(
-                "() => [...document.querySelectorAll('canvas')].some((each) => new Set(each.getContext('2d').getImageData(0, 0, each.width, each.height).data).size > 9)"
-            )
+            visitor.page.wait_for_function(IS_DRAWN)
         visitor.picture(name)
 
 
@@ -98,7 +119,17 @@ def test_names_are_text(visit: Visit) -> None:
     group.dead = {group.names[2]}
     with Served(group) as served:
         visitor = visit(served)
-        for path in ("/", "/calls", "/waiting", "/timeline", "/links", "/stacks", "/events", "/references", "/gradients"):
+        for path in (
+            "/",
+            "/calls",
+            "/waiting",
+            "/timeline",
+            "/links",
+            "/stacks",
+            "/events",
+            "/references",
+            "/gradients",
+        ):
             visitor.turn_to(path)
             assert visitor.page.locator("img:not(.brand img), body script, svg[onload]").count() == 0
         visitor.turn_to("/")
@@ -168,11 +199,10 @@ def test_workers_are_left_alone_when_no_page_looks(visit: Visit) -> None:
     with Served(group, interval=0.05) as served:
         visitor = visit(served)
         page = visitor.page
-        hide = "(hidden) => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden }); document.dispatchEvent(new Event('visibilitychange')); }"
-        page.evaluate(hide, True)
+        page.evaluate(HIDE, True)
         _is_left_alone(group)
         asked = group.asked
-        page.evaluate(hide, False)
+        page.evaluate(HIDE, False)
         eventually(lambda: group.asked > asked + 2)
         visitor._context.close()
         _is_left_alone(group)

@@ -25,7 +25,12 @@ def test_grafana_asks_for_metrics_that_there_are() -> None:
     told = set(re.findall(r"^(\w+)[{ ]", render(group.snapshot()), re.M))
     board = json.loads((DOCS / "grafana-dashboard.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    asked = {name for text in expressions for name in re.findall(r"\b((?:remora|rpc)_\w+)[{)\[ ]", text) if name != "rpc_method"}
+    asked = {
+        name
+        for text in expressions
+        for name in re.findall(r"\b((?:remora|rpc)_\w+)[{)\[ ]", text)
+        if name != "rpc_method"
+    }
     assert len(asked) > 12
     assert asked <= told, asked - told
 
@@ -50,5 +55,7 @@ def test_nothing_on_the_page_comes_from_elsewhere_or_as_html() -> None:
     for file in [*static.glob("*.js"), *static.glob("*.css"), *static.glob("*.html")]:
         text = file.read_text()
         assert not re.search(r"https?://(?!www\.w3\.org)", text), file
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), file
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            file
+        )
         assert "<script>" not in text, file

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.may_leak("a browser starts and ends processes of its ow
 
 Visit = Callable[..., Visitor]
 SOON = 2.0  # seconds until the page shows what has happened
+ALL_ARE_BUSY = """() => {
+    const rates = [...document.querySelectorAll('td.is-rate')].map((cell) => Number(cell.textContent));
+    return rates.length === 4 && rates.every((rate) => rate > 1);
+}"""
 HELD = 12.0  # seconds until the calls of a cycle time out
 
 
@@ -46,7 +50,7 @@ def test_every_page_has_their_data(workers: Processes, served: Served, visit: Vi
     page = visitor.page
     busy = [workers.start(rank, programs.work, f"worker{(rank + 1) % 4}", 8.0) for rank in range(4)]
     page.wait_for_selector(".answered:has-text('4 of 4 workers answered')")
-    page.wait_for_function("() => document.querySelectorAll('td.is-rate').length === 4 && [...document.querySelectorAll('td.is-rate')].every((each) => Number(each.textContent) > 1)")
+    page.wait_for_function(ALL_ARE_BUSY)
     visitor.turn_to("/functions")
     page.click("td a:has-text('add_up')")
     page.wait_for_selector(".histogram .bars i")
@@ -107,5 +111,5 @@ def test_a_killed_worker_turns_dead(workers: Processes, served: Served, visit: V
     assert time.monotonic() - begun < SOON
     page.wait_for_selector(".banner:has-text('worker3')")
     page.click("tr:has(.state.bad) td.is-worker a")
-    page.wait_for_selector(f"h1:has-text('worker3') .state.bad:has-text('dead')")
+    page.wait_for_selector("h1:has-text('worker3') .state.bad:has-text('dead')")
     assert page.url.endswith(quote("/workers/worker3"))

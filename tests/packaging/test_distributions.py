@@ -34,7 +34,7 @@ def test_the_wheel_still_has_what_python_reads_when_it_starts(distributions: dic
 def test_the_dashboard_has_its_page_and_the_licences_of_what_is_in_it(distributions: dict[str, Path]) -> None:
     for distribution in distributions.values():
         names = members(distribution)
-        for name in ("index.html", "app.js", "style.css", "vendor/htm-preact.js", "vendor/uPlot.js", "vendor/LICENSE-preact"):
+        for name in ("index.html", "app.js", "style.css", "vendor/uPlot.js", "vendor/LICENSE-preact"):
             assert any(each.endswith(f"remora/dashboard/static/{name}") for each in names), (distribution, name)
     wheel = members(distributions["wheel"])
     for library in ("htm", "preact", "uPlot"):

@@ -1,7 +1,7 @@
 """The last minutes of a group, as the dashboard saw them: rates and sizes over time, and the events that came.
 
 Workers keep counters and a short ring of events; what a counter was a minute ago is known only here. All is bounded: each
-series keeps `LENGTH` points, a worker's events `EVENTS`, and what belongs to a worker is dropped when it has been gone for long.
+series keeps `LENGTH` points, a worker has `EVENTS` events, and what belongs to a worker is dropped when it is gone for long.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Series:
 
     def tell(self, *names: str, points: int = LENGTH) -> dict[str, list[float | None]]:
         """As the browser draws it: the times, and the values of each name."""
-        found: dict[str, list[float | None]] = {"time": [round(each, 2) for each in self.times][-points:]}
+        times: list[float | None] = [round(each, 2) for each in self.times]
+        found = {"time": times[-points:]}
         for name in names:
             values = self.values.get(name, [None] * len(self.times))
             found[name] = [None if each is None else float(f"{each:.4g}") for each in values][-points:]
@@ -125,9 +126,9 @@ class History:
             if "links" in parts:
                 self._add_links(snapshot.time, worker)
             if "owned" in parts:
-                kept = sum(each.bytes or 0 for each in worker.owned)
+                size = sum(each.bytes or 0 for each in worker.owned)
                 count = len(worker.owned) + worker.left_out.get("owned", 0)
-                self.owners.setdefault(worker.name, Series()).add(snapshot.time, count=count, bytes=kept)
+                self.owners.setdefault(worker.name, Series()).add(snapshot.time, count=count, bytes=size)
         self._add_group(snapshot, "histograms" in parts)
         if "histograms" in parts:
             self._add_functions(snapshot)

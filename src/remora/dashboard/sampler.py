@@ -3,8 +3,8 @@
 One task does it, on the event loop of the server; only the question itself waits on another thread. So nothing here needs a
 lock. When the last page goes away the task ends, and workers are left alone.
 
-A snapshot of a large group takes a while to ask for and to read. The pause after it is at least so long that this process takes
-`SHARE` of a core: a dashboard may be late, but never in the way.
+A snapshot of a large group takes a while to ask for and to read. The pause after it is so long that this process takes no
+more than `SHARE` of a core: a dashboard may be late, but never in the way.
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ class Sampler:
     def fresh(self, parts: Iterable[str]) -> bool:
         """Whether the newest moment has these parts and is one of now."""
         newest = self.moment
-        return newest is not None and newest.parts.issuperset(parts) and time.time() - newest.snapshot.time < 2 * self._interval
+        return (
+            newest is not None
+            and newest.parts.issuperset(parts)
+            and time.time() - newest.snapshot.time < 2 * self._interval
+        )
 
     async def changed(self) -> None:
         """Return after the next moment, problem, or the end."""
@@ -134,7 +138,9 @@ class Sampler:
             parts = self._parts() | more
             count = len(self.moment.snapshot.workers) + 1 if self.moment is not None else 1
             # Other pages may have been closed for long: what happened meanwhile is old, but tells how it came to this.
-            query = Query(parts=tuple(sorted(parts)), limit=max(min(LIMIT, ENTRIES // count), 50), since=self.history.since)
+            query = Query(
+                parts=tuple(sorted(parts)), limit=max(min(LIMIT, ENTRIES // count), 50), since=self.history.since
+            )
             self.asked += 1
             snapshot = await asyncio.to_thread(self._group.snapshot, query, TIMEOUT)
             self.history.add(snapshot, parts)

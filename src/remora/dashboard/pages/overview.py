@@ -103,7 +103,7 @@ def _oldest_calls(moment: Moment) -> dict[str, float]:
 
 
 def _suspected(moment: Moment) -> dict[str, str]:
-    """Who is suspected, by whom and why. Only groups whose links are asked for know it from there, all others from events."""
+    """Who is suspected, by whom and why. Not known in a large group, whose links are not asked for: events tell it."""
     found: dict[str, str] = {}
     for worker in moment.snapshot.workers:
         for link in worker.links:
