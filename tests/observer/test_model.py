@@ -106,5 +106,5 @@ def test_fields_of_a_later_version_are_not_looked_at() -> None:
     ],
 )
 def test_another_form_is_refused(told: Any) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 (the words differ)
+    with pytest.raises(ValueError):
         from_json(WorkerSnapshot, told)
