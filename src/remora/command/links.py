@@ -1,20 +1,21 @@
 """`remora links`: the connection of each pair of workers: how much goes over it, how long that takes, what waits.
 
-`DELAY` is the least that a call spent between the two workers: what its caller measured, less what its callee says of
-running it, of the fastest calls of each function. Histograms tell it to a factor of two. The fastest, because a call among
-ten thousand others waits for those, and that says nothing of the link.
+`DELAY` is how long a call is on the way there and back: what its caller measured, less what its callee says of running it.
+Of the last calls of the pair the fastest counts: a call among ten thousand others waits for those, whatever the link.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict, deque
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import median
 
 from remora.command.arguments import add_filters, add_group, add_json, add_watch, query_of, show
 from remora.command.output import Column, Output, Table
 from remora.command.text import duration, size
-from remora.observer.model import GroupSnapshot, Histogram, LinkStatus
+from remora.observer.model import EventKind, GroupSnapshot, LinkStatus
 
 NAME = "links"
 HELP = "connections between workers: traffic, delay, what waits"
@@ -31,16 +32,16 @@ COLUMNS = [
     Column("UNACKED", right=True),
     Column("TO SEND", right=True),
     Column("ROUND TRIP", right=True),
-    Column("CALLS", right=True),
     Column("DELAY", right=True),
     Column("SILENT", right=True),
     Column("BROKE", right=True),
     Column("SHARED", right=True),
     Column("WHY"),
 ]
+MOST = 10_000  # events that are looked at
 SLOW = 0.005  # seconds that a link takes at least to be called slow …
 SLOWER = 5.0  # … and how many times as long as the fastest one
-ENOUGH = 5  # calls that tell how fast a link is: the first one waits for connections and imports
+ENOUGH = 5  # calls that tell how fast a link is
 
 Pair = tuple[str, str]
 
@@ -53,37 +54,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    query = query_of(options, "links", "histograms")
+    query = replace(query_of(options, "links", "events"), limit=MOST)
     return show(options, query, lambda group, output: _draw(options, group, output))
 
 
-def delays(group: GroupSnapshot) -> dict[Pair, tuple[int, float]]:
-    """By caller and callee: how many calls were measured, and how long the fastest was on the way."""
+def delays(group: GroupSnapshot) -> dict[Pair, float]:
+    """By caller and callee: how long the fastest of their last calls was on the way. Only pairs with enough calls."""
     runs = {
-        (each.peer, worker.name, each.function): _fastest(each)
+        event.call: event.seconds or 0.0
         for worker in group.workers
-        for each in worker.histograms
-        if each.measure == "run" and each.peer is not None
+        for event in worker.events
+        if event.kind is EventKind.RUN_ENDED and event.call is not None
     }
-    found: dict[Pair, tuple[int, float]] = {}
+    found: dict[Pair, deque[float]] = defaultdict(lambda: deque(maxlen=ENOUGH))
     for worker in group.workers:
-        for each in worker.histograms:
-            if each.measure == "call" and each.peer is not None and each.count:
-                pair = worker.name, each.peer
-                delay = max(_fastest(each) - runs.get((*pair, each.function), 0.0), 0.0)
-                count, least = found.get(pair, (0, delay))
-                found[pair] = count + each.count, min(least, delay)
-    return found
+        for event in worker.events:
+            if event.kind is EventKind.CALL_ENDED and event.peer is not None and event.call in runs:
+                found[worker.name, event.peer].append(max((event.seconds or 0.0) - runs[event.call], 0.0))
+    return {pair: min(last) for pair, last in found.items() if len(last) == ENOUGH}
 
 
-def _fastest(histogram: Histogram) -> float:
-    """Seconds that all of them took at least."""
-    return 2.0 ** min(histogram.buckets) / 1e9 if histogram.buckets else histogram.longest
-
-
-def slow_pairs(measured: dict[Pair, tuple[int, float]]) -> set[Pair]:
-    """Those that take much longer than the others."""
-    delay = {pair: seconds for pair, (count, seconds) in measured.items() if count >= ENOUGH}
+def slow_pairs(delay: dict[Pair, float]) -> set[Pair]:
+    """Those that take much longer than the fastest."""
     fastest = min(delay.values(), default=0.0)
     return {pair for pair, seconds in delay.items() if seconds >= SLOW and seconds >= SLOWER * fastest}
 
@@ -113,7 +105,7 @@ def _draw(options: argparse.Namespace, group: GroupSnapshot, output: Output) -> 
     return 0
 
 
-def _cells(name: str, link: LinkStatus, measured: tuple[int, float] | None) -> Iterable[str]:
+def _cells(name: str, link: LinkStatus, measured: float | None) -> Iterable[str]:
     return [
         name,
         link.peer,
@@ -125,8 +117,7 @@ def _cells(name: str, link: LinkStatus, measured: tuple[int, float] | None) -> I
         str(link.queued_messages or ""),
         size(link.queued_bytes) if link.queued_bytes else "",
         duration(link.round_trip),
-        f"{measured[0]:,}" if measured else "",
-        duration(measured[1]) if measured else "",
+        duration(measured),
         duration(link.silent_for) if link.silent_for is not None and link.silent_for > 1 else "",
         str(link.reconnects or ""),
         size(link.shared_lent + link.shared_borrowed) if link.shared_lent + link.shared_borrowed else "",
@@ -134,23 +125,19 @@ def _cells(name: str, link: LinkStatus, measured: tuple[int, float] | None) -> I
     ]
 
 
-def _rank(sort: str, row: tuple[str, LinkStatus], measured: dict[Pair, tuple[int, float]]) -> tuple[float, str, str]:
+def _rank(sort: str, row: tuple[str, LinkStatus], measured: dict[Pair, float]) -> tuple[float, str, str]:
     name, link = row
     value = {
         "name": 0.0,
-        "delay": max(measured.get((name, link.peer), (0, 0.0))[1], link.round_trip or 0.0),
+        "delay": max(measured.get((name, link.peer), 0.0), link.round_trip or 0.0),
         "bytes": float(link.bytes_sent + link.bytes_received),
         "queued": float(link.queued_bytes + link.queued_messages),
     }[sort]
     return -value, name, link.peer
 
 
-def _tell_slow(slow: set[Pair], measured: dict[Pair, tuple[int, float]], output: Output) -> None:
-    others = [seconds for pair, (count, seconds) in measured.items() if pair not in slow and count >= ENOUGH]
+def _tell_slow(slow: set[Pair], measured: dict[Pair, float], output: Output) -> None:
+    others = [seconds for pair, seconds in measured.items() if pair not in slow]
     for caller, callee in sorted(slow):
-        least, usual = measured[caller, callee][1], median(others)
-        output.line(
-            f"slow: every call from {caller} to {callee} is on the way for {duration(least)} or more; on other links, for "
-            f"{duration(usual)}",
-            "bad",
-        )
+        least, usual = duration(measured[caller, callee]), duration(median(others))
+        output.line(f"slow: a call from {caller} to {callee} is on the way for {least}; on other links, for {usual}", "bad")

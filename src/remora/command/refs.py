@@ -67,6 +67,7 @@ class Total:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_group(parser)
+    parser.set_defaults(timeout=10.0)  # they may be many
     add_filters(parser, ("count", "bytes", "age"))
     parser.add_argument(
         "--each", action="store_true", help="a row for each value, instead of one for all that are alike"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 from remora.observer.model import (
@@ -17,6 +18,10 @@ from remora.observer.model import (
 )
 from remora.observer.wait_graph import Node, NodeKind, call_node, thread_node
 
+_OF_LIBRARIES = re.compile(
+    r"/lib/python\d|/site-packages/|/remora/(agent|autograd|nn|optim|rpc|rref|testing|transport|wire)/|^<"
+)
+
 AT_CALLEE = (Stage.QUEUED, Stage.RUNNING, Stage.ANSWERING)
 
 Half = tuple[WorkerSnapshot, CallStatus]
@@ -25,6 +30,15 @@ Half = tuple[WorkerSnapshot, CallStatus]
 def short(function: str) -> str:
     """The name of a function for a sentence: without packages, and without `__main__`."""
     return ".".join(function.removeprefix("__main__.").split(".")[-2:])
+
+
+def where(thread: ThreadStatus) -> str:
+    """Where a thread is, in the program's own code if it has any: "at train.py:30 step, in Event.wait"."""
+    own = [frame for frame in thread.stack if not _OF_LIBRARIES.search(frame)]
+    innermost = thread.stack[-1]
+    frame = own[-1] if own else innermost
+    rest = "" if frame is innermost else f", in {innermost.rpartition(' ')[2]}"
+    return f"at {frame.rpartition('/')[2]}{rest}"
 
 
 class Index:
@@ -110,7 +124,7 @@ class Index:
         """The end of a sentence that begins with the noun; nothing if nothing is known."""
         if node.kind is NodeKind.THREAD:
             thread = self.threads.get(node)
-            return f"is at {thread.stack[-1]}" if thread and thread.stack else ""
+            return f"is {where(thread)}" if thread and thread.stack else ""
         if node.kind is NodeKind.CALL:
             return self._state_of_call(self.half(CallKey(caller=node.worker, id=int(node.id))))
         if node.kind is NodeKind.WORKER:
@@ -145,4 +159,4 @@ class Index:
             return "has not been heard of"
         threads = self.workers[name].threads
         main = next((each for each in threads if each.role == "main" and each.stack), None)
-        return f"is at {main.stack[-1]} with its main thread" if main else "goes on"
+        return f"is {where(main)} with its main thread" if main else "goes on"
