@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 import torch
 
 from remora import observe, rpc
-from remora.rpc import api
+from remora.errors import CallTimeout
 
 SKEW = 1.0
 
@@ -68,7 +67,7 @@ def call_and_lose(name: str) -> str:
 def let_a_call_time_out(name: str) -> None:
     try:
         rpc.rpc_sync(name, sleep, args=(2,), timeout=0.2)
-    except rpc.CallTimeout if hasattr(rpc, "CallTimeout") else RuntimeError:
+    except CallTimeout:
         pass
 
 
@@ -76,5 +75,12 @@ def send_signal_to_self() -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
 
 
-def threads_of_worker() -> Any:
-    return api._get_current_rpc_agent().agent.recorder
+def one_of_two(rank: int, folder: str, dumps: str) -> None:
+    """A program of two workers, in which worker1 fails, and worker0 waits for it."""
+    options = rpc.RemoraRpcBackendOptions(init_method=f"file://{folder}/meeting", dump_folder=dumps)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 1:
+        if rpc.rpc_sync("worker0", len, args=("abc",)) == 3:
+            raise ValueError("there is no batch 17")
+    else:
+        rpc.rpc_sync("worker1", sleep, args=(60,))

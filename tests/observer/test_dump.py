@@ -55,7 +55,8 @@ def test_a_dump_that_cannot_be_completed_leaves_the_old_one_and_no_draft(tmp_pat
 
 
 def test_a_folder_has_the_latest_of_each_worker_and_names_those_without(tmp_path: Path) -> None:
-    links = (LinkStatus(peer="worker1", state="alive"), LinkStatus(peer="worker2", state="dead", reason="reset"))
+    links = (LinkStatus(peer="worker1", state="alive"), LinkStatus(peer="worker2", state="dead", reason="reset"),
+             LinkStatus(peer="worker3", state="alive"))  # fmt: skip
     for snapshot in (worker("worker0", time=1.0), worker("worker0", time=2.0, links=links), worker("worker1", time=1.5)):
         write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.TIMEOUT, snapshot=snapshot))
     write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.SIGNAL, snapshot=worker("worker0", group="old", time=0.5)))

@@ -37,6 +37,7 @@ VERSION = 1
 PREFIX, SUFFIX = "remora-", ".json"  # of the files that workers write by themselves
 MAX_BYTES = 256 << 20  # of one part
 MAX_PARTS = 10_000
+_STATES = {"dead": "dead", "left": "left", "suspected": "silent"}  # of a peer: what it is as a missing worker
 
 
 class UnreadableDump(RemoraError):
@@ -186,16 +187,15 @@ def _joined(dumps: list[WorkerDump], group: str | None, unreadable: tuple[str, .
 
 
 def _those_without(snapshots: tuple[WorkerSnapshot, ...]) -> list[Missing]:
-    """The workers of which only others speak."""
+    """The workers of which only others speak, and not well. (One that lives and had no reason to write a dump is not
+    missing.)"""
     names = {each.name for each in snapshots}
     found: dict[str, Missing] = {}
     for snapshot in snapshots:
         for link in snapshot.links:
-            known = found.get(link.peer)
-            if link.peer not in names and (known is None or (known.state != "dead" and link.state != "alive")):
-                state = link.state if link.state in ("dead", "left") else "silent"
-                reason = link.reason or "it wrote no dump"
-                found[link.peer] = Missing(name=link.peer, rank=None, state=state, reason=reason)
+            state = _STATES.get(link.state)
+            if link.peer not in names and state is not None and (link.peer not in found or state == "dead"):
+                found[link.peer] = Missing(name=link.peer, rank=None, state=state, reason=link.reason)
     return list(found.values())
 
 
