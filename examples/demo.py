@@ -91,15 +91,16 @@ class Company:
                     calls[pipe] = report
         return [ledgers[pipe] for pipe in self._pipes]
 
-    def watch(self) -> subprocess.Popen[str]:
-        """Start the dashboard of this group, and wait for the line with its address."""
+    def watch(self) -> tuple[subprocess.Popen[str], str]:
+        """Start the dashboard of this group. Return its process and its address."""
         command = [sys.executable, "-m", "remora", "dashboard", "--at", f"file://{self._folder.name}/meeting"]
         dashboard = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         assert dashboard.stdout is not None
-        self.address = dashboard.stdout.readline().strip()
-        if not self.address:
+        address = dashboard.stdout.readline().strip()
+        if not address:
+            dashboard.wait()
             raise Stop("the dashboard did not start; is it installed? pip install 'remora[dashboard]'")
-        return dashboard
+        return dashboard, address
 
     def leave(self) -> None:
         """All workers shut down together."""
@@ -198,9 +199,10 @@ def show_in_dashboard(screen: Screen, module: str) -> bool:
     with Company(module) as company:
         with screen.moving_line("starting") as line:
             company.wait_until_joined(line)
-        with company.watch() as dashboard:
+        dashboard, address = company.watch()
+        with dashboard:
             try:
-                screen.done("see them in a browser", company.address)
+                screen.done("see them in a browser", address)
                 while True:
                     for name, act in ACTS.items():
                         with screen.moving_line(act.title) as line:

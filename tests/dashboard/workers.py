@@ -52,5 +52,5 @@ def _ask_on(names: list[str], seconds: float) -> None:
     if names:
         ask_around(names, seconds)
     else:
-        LOCK.acquire()
-        LOCK.release()
+        with LOCK:
+            pass

@@ -27,10 +27,11 @@ SHARE = 0.12
 MOST = 10.0  # seconds between two questions
 TIMEOUT = 1.0  # for a worker's answer: a silent one shall not hide for long what the others say
 LIMIT = 2000  # entries of a part from each worker, in small groups
-ENTRIES = 20_000  # of all workers together
+ENTRIES = 10_000  # of all workers together
 ALWAYS = ("calls", "waits")  # to find cycles
-AT_TIMES = ("histograms", "events")  # for the history
-SELDOM = 2.0  # seconds between two times in a large group, where these are most of what there is to read
+# For the history, and in a large group only so often (seconds), because they are most of what there is to read. The first has
+# to be less than `history.GAP`.
+SELDOM = {"histograms": 4.0, "events": 10.0}
 LARGE = 32  # workers: links of no more than these are always asked for (their number grows with the square)
 
 _log = logging.getLogger("remora.dashboard")
@@ -59,7 +60,7 @@ class Sampler:
         self._hurry = asyncio.Event()  # a page came for which the newest moment is too old, or lacks parts
         self._asking = asyncio.Lock()
         self._processor = time.process_time()
-        self._remembered_at = float("-inf")  # when parts for the history were last asked for
+        self._asked_at = dict.fromkeys(SELDOM, float("-inf"))  # of the parts for the history
         self.closed = False
 
     @asynccontextmanager
@@ -150,9 +151,10 @@ class Sampler:
         wanted = {part for part, pages in self._wanted.items() if pages > 0} | set(ALWAYS)
         small = self.moment is not None and len(self.moment.snapshot.workers) <= LARGE
         now = time.monotonic()
-        if small or now - self._remembered_at >= SELDOM:
-            wanted.update(AT_TIMES)
-            self._remembered_at = now
+        for part, seconds in SELDOM.items():
+            if small or now - self._asked_at[part] >= seconds:
+                wanted.add(part)
+                self._asked_at[part] = now
         return frozenset(wanted | {"links"} if small else wanted)
 
     def _publish(self) -> None:
