@@ -35,6 +35,7 @@ LAYERS = [
     {"compat"},
     {"supervision"},  # starts processes, and needs nothing of what they do
     {"launch"},
+    {"dashboard"},
     {""},  # remora/__init__.py, the public names
     {"testing"},  # may import anything; nothing may import it
 ]
