@@ -128,13 +128,17 @@ def ask_and_do_not_read(to: str, n: int, go_on: str, function: Any = torch.zeros
     if function is fetched:
         rref = rpc.remote(to, torch.zeros, args=(shape,))
         rref.to_here()
-    with channel.reading:  # nobody here reads
+
+    def ask() -> Any:
+        channel.reading.renew()
         if function is fetched:
-            futures = [rref.to_here_async(timeout=60) for _ in range(n)]
-        else:
-            futures = [rpc.rpc_async(to, function, args=(shape,), timeout=60) for _ in range(n)]
+            return rref.to_here_async(timeout=60)
+        return rpc.rpc_async(to, function, args=(shape,), timeout=60)
+
+    with channel.reading:  # nobody here reads, nor in our stead, which happens to a reader that has not moved for two ticks
+        futures = [ask() for _ in range(n)]
         print("asked")
-        eventually(lambda: os.path.exists(go_on))
+        eventually(lambda: channel.reading.renew() or os.path.exists(go_on), timeout=60.0)
     channel.watch()
     return sum(value.shape == shape for value in torch.futures.wait_all(futures))
 
@@ -219,7 +223,7 @@ def pull_without_reading(to: str, changed: str) -> list[float]:
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
     with channel.reading:
         future = rpc.rpc_async(to, pull, timeout=20)
-        eventually(lambda: os.path.exists(changed))
+        eventually(lambda: channel.reading.renew() or os.path.exists(changed))
     channel.watch()
     return list(future.wait().unique().tolist())
 

@@ -314,11 +314,12 @@ def call_again_before_reading(to: str, pid: int) -> tuple[Any, str]:
     """The answer to a call is there, unread, when the callee dies; and then another call cannot be written."""
     rpc.rpc_sync(to, targets.double, args=(1,))
     channel = rpc._get_current_rpc_agent().agent.peers.find(to).outgoing
+    renew = channel.reading.renew  # (a reader that has not moved for two ticks is replaced)
     with channel.reading:  # nobody reads
         first = rpc.rpc_async(to, targets.count, args=(7,), timeout=10)
-        eventually(lambda: os.path.exists(f"/proc/{pid}") and has_unread_bytes(channel.link))
+        eventually(lambda: renew() or (os.path.exists(f"/proc/{pid}") and has_unread_bytes(channel.link)))
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: is_dead(pid))
+        eventually(lambda: renew() or is_dead(pid))
         second = rpc.rpc_async(to, targets.count, args=(8,), timeout=10)
         time.sleep(0.05)
     channel.watch()
