@@ -46,7 +46,7 @@ class Ended(NamedTuple):
     came: float  # SERVED: when the request was read
     began: float  # MADE: when the call was made; SERVED: when the function was called
     ended: float
-    thread: int
+    thread: int  # that waited for it, or ran it; 0: none waited
     flags: int  # of the reply
     bytes: int  # SERVED: of the request
     parent: tuple[float, str, int] | None  # MADE: the request that was served meanwhile: its deadline, caller and number

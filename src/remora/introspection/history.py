@@ -40,7 +40,7 @@ def _of_call(call: Ended, me: str, wall: float) -> Event:
         seconds=max(call.ended - call.began, 0.0),
         queued=None if made else max(call.began - call.came, 0.0),
         bytes=None if made else call.bytes,
-        thread=call.thread,
+        thread=call.thread or None,
         parent=None if call.parent is None else CallKey(caller=call.parent[1], id=call.parent[2]),
     )
 
