@@ -29,6 +29,7 @@ CONNECTED, DISCONNECTED, REFUSED, FAULT = "connected", "disconnected", "refused"
 BACKLOG = 4  # times as many fresh tuples as remembered ones are kept until they are folded
 MOST_NOTES = 1024
 MOST_TALLIES = 2048
+SET = 0.01  # seconds by which two clocks differ that were not set, but read one after the other
 BUCKETS = 64  # the last begins at 2**63 nanoseconds
 OTHERS = "", "(others)"  # the module and name under which functions are counted that are one too many
 _TO_NANOSECONDS = 1e9
@@ -108,6 +109,7 @@ class Recorder:
         self._folding = {0: True}  # the thread that takes the entry out folds, and puts it back (`dict.pop` is atomic)
         self.size = size
         self.remember: Remember | None = self._fresh.append if size else None
+        self._wall = float("-inf")
         self.made = self.served = self.failures = 0  # calls that are over; written by the thread that folds
         # Who is told; a tuple that is replaced, so that a thread that walks it sees no change.
         self._on_fold: tuple[OnFold, ...] = ()
@@ -175,6 +177,14 @@ class Recorder:
         return self._known.setdefault((end, module, name, peer), (Tally(), Tally() if end == SERVED else None))
 
     # Views, for any thread.
+
+    def wall(self, now: float) -> float:
+        """Return the time of the wall clock when the worker's clock was at zero; `now` is what it says. The same each time,
+        as long as neither clock is set: an event then has the same time whenever it is looked at."""
+        found = time.time() - now
+        if abs(found - self._wall) > SET:
+            self._wall = found
+        return self._wall
 
     def calls(self) -> list[Ended]:
         """Return the ends of calls that are remembered, oldest first."""

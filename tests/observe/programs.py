@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from typing import Any
 
 import torch
 
 from remora import observe, rpc
-from remora.rpc import api
+from remora.errors import CallTimeout
 
 SKEW = 1.0
 
@@ -30,6 +30,26 @@ def outer(seconds: float) -> torch.Tensor:
 def call_nested(times: int, seconds: float) -> None:
     for _ in range(times):
         rpc.rpc_sync("worker1", outer, args=(seconds,))
+
+
+_stop = threading.Event()
+_calling: list[threading.Thread] = []
+
+
+def keep_calling() -> None:
+    """Call from now on, on a thread of its own, until `stop_calling`."""
+
+    def run() -> None:
+        while not _stop.is_set():
+            call_nested(1, 0.001)
+
+    _calling.append(threading.Thread(target=run))
+    _calling[0].start()
+
+
+def stop_calling() -> None:
+    _stop.set()
+    _calling.pop().join()
 
 
 _wall_clock = time.time
@@ -68,7 +88,7 @@ def call_and_lose(name: str) -> str:
 def let_a_call_time_out(name: str) -> None:
     try:
         rpc.rpc_sync(name, sleep, args=(2,), timeout=0.2)
-    except rpc.CallTimeout if hasattr(rpc, "CallTimeout") else RuntimeError:
+    except CallTimeout:
         pass
 
 
@@ -76,5 +96,12 @@ def send_signal_to_self() -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
 
 
-def threads_of_worker() -> Any:
-    return api._get_current_rpc_agent().agent.recorder
+def one_of_two(rank: int, folder: str, dumps: str) -> None:
+    """A program of two workers, in which worker1 fails, and worker0 waits for it."""
+    options = rpc.RemoraRpcBackendOptions(init_method=f"file://{folder}/meeting", dump_folder=dumps)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 1:
+        if rpc.rpc_sync("worker0", len, args=("abc",)) == 3:
+            raise ValueError("there is no batch 17")
+    else:
+        rpc.rpc_sync("worker1", sleep, args=(60,))

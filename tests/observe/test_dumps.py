@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +11,8 @@ import pytest
 from remora.command.main import main
 from remora.observer.dump import Cause, read_dump
 from remora.observer.explain import Kind, explain
-from remora.observer.group import groups
+from remora.observer.group import GroupObserver, groups
+from remora.observer.model import Query, Stage
 from remora.testing.processes import Processes
 from tests.eventually import eventually
 from tests.observe import programs
@@ -41,9 +39,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def workers(folder: Path) -> Iterator[Processes]:
+def workers(folder: Path, fork_server: None) -> Iterator[Processes]:
     with Processes(3, dump_folder=str(folder)) as found:
         yield found
+
+
+def serving(workers: Processes, rank: int) -> int:
+    """How many functions a worker runs."""
+    with GroupObserver.find(group=group_of(workers)) as group:
+        worker = group.snapshot(Query(parts=("calls",))).worker(f"worker{rank}")
+        return 0 if worker is None else sum(call.stage is Stage.RUNNING for call in worker.calls)
+
+
+def group_of(workers: Processes) -> str:
+    """The group of these workers, whatever others run on this host."""
+    (mine,) = [each for each in groups() if workers.pid(0) in [entry.pid for entry in each.workers]]
+    return mine.group
 
 
 def dumps(folder: Path) -> list[tuple[str, Cause]]:
@@ -54,6 +65,7 @@ def dumps(folder: Path) -> list[tuple[str, Cause]]:
 
 def test_the_peers_of_a_killed_worker_explain_it(workers: Processes, folder: Path, explained: Explained) -> None:
     waiting = [workers.start(rank, programs.call_and_lose, "worker2") for rank in (0, 1)]
+    eventually(lambda: serving(workers, 2) == 2)
     workers.kill(2)
     assert [each.result() for each in waiting] == ["WorkerLost", "WorkerLost"]
     eventually(lambda: {("worker0", Cause.PEER_LOST), ("worker1", Cause.PEER_LOST)} <= set(dumps(folder)))
@@ -73,18 +85,19 @@ def test_a_call_that_times_out_is_worth_one_dump(workers: Processes, folder: Pat
     assert dumps(folder) == [("worker0", Cause.TIMEOUT), ("worker1", Cause.SIGNAL)]
     code, text = explained(folder)
     assert code == 1
-    assert "on worker0 a call timed out: call of tests.observe.programs.sleep on worker1" in text.replace("\n", " ")
+    assert "1. on worker0 a call timed out: " in text
+    assert "programs.sleep on worker1" in text
     (first,) = [each for each in read_dump(str(folder)).workers if each.cause is Cause.TIMEOUT]
     assert any(call.function.endswith("sleep") for call in read_dump(str(folder)).group.workers[1].calls)
     assert first.snapshot.threads, "the stacks are in it"
 
 
 def test_a_dump_that_is_asked_for_has_everybody(workers: Processes, tmp_path: Path, explained: Explained) -> None:
-    (mine,) = [each for each in groups() if workers.pid(0) in [entry.pid for entry in each.workers]]
     pending = workers.start(0, programs.call_and_lose, "worker1")
+    eventually(lambda: serving(workers, 1) == 1)
     workers.freeze(2)
     path = tmp_path / "d.zip"
-    assert main(["dump", "--group", mine.group, "-o", str(path), "--timeout", "2s"]) == 1
+    assert main(["dump", "--group", group_of(workers), "-o", str(path), "--timeout", "2s"]) == 1
     dump = read_dump(str(path))
     assert [each.name for each in dump.group.workers] == ["worker0", "worker1"]
     assert [(each.name, each.state) for each in dump.group.missing] == [("worker2", "silent")]
@@ -98,36 +111,22 @@ def test_a_dump_that_is_asked_for_has_everybody(workers: Processes, tmp_path: Pa
     pending.result()
 
 
-def test_the_last_words_of_a_worker_explain_the_end_of_all(folder: Path, tmp_path: Path, explained: Explained) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent("""
-        import sys
-        from remora import rpc
-        rank = int(sys.argv[1])
-
-        def answer():
-            return rank
-
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=rpc.RemoraRpcBackendOptions(
-            init_method="file://" + sys.argv[2]))
-        if rank == 1:
-            if rpc.rpc_sync("worker0", len, args=("abc",)) == 3:
-                raise ValueError("there is no batch 17")
-        rpc.shutdown()
-    """))
-    environment = {**os.environ, "REMORA_DUMP_DIR": str(folder)}
-    command = [sys.executable, str(program)]
-    both = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "meeting")], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    said = [each.communicate(timeout=90)[1] for each in both]
-    assert "ValueError: there is no batch 17" in said[1], "the program's own report is gone"
-    assert ("worker1", Cause.ERROR) in dumps(folder)
+def test_the_last_words_of_a_worker_explain_the_end_of_all(
+    folder: Path, tmp_path: Path, explained: Explained, fork_server: None
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    both = [context.Process(target=programs.one_of_two, args=(rank, str(tmp_path), str(folder))) for rank in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [1, 1]
+    assert {("worker0", Cause.ERROR), ("worker1", Cause.ERROR)} <= set(dumps(folder))
     code, text = explained(folder)
     assert code == 1
     assert "1. worker1 ended with an error: ValueError: there is no batch 17" in text
-    assert "program.py" in text
+    assert "programs.py" in text
+    assert [each.workers for each in explain(read_dump(str(folder))) if each.kind is Kind.CONSEQUENCE] == [("worker0",)]
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04nonsense", b"{}", b'{"format": "remora dump", "version": 99}'])

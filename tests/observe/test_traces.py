@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 
 from remora.command.main import main
 from remora.errors import ObserverError
-from remora.observer.group import GroupObserver
+from remora.observer.group import GroupObserver, groups
 from remora.observer.group_trace import GroupTrace
-from remora.observer.model import CallKey
 from remora.testing.processes import Processes
 from tests.eventually import eventually
 from tests.observe import programs
@@ -22,7 +20,7 @@ from tests.observer.chrome_checker import faults_of, outside_of_their_calls, sli
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Processes]:
+def workers(fork_server: None) -> Iterator[Processes]:
     with Processes(3) as found:
         found.run(1, programs.set_clock_ahead, programs.SKEW)
         yield found
@@ -36,8 +34,6 @@ def group(workers: Processes) -> Iterator[GroupObserver]:
 
 def observer_of(workers: Processes) -> GroupObserver:
     """An observer of these workers, whatever others run on this host."""
-    from remora.observer.group import groups
-
     (mine,) = [each for each in groups() if workers.pid(0) in [entry.pid for entry in each.workers]]
     return GroupObserver.find(group=mine.group)
 
@@ -99,9 +95,9 @@ def test_the_verb_writes_the_file(workers: Processes, tmp_path: Path, capsys: py
     with observer_of(workers) as found:
         group = found.group
     path = tmp_path / "t.json"
-    pending = workers.start(0, programs.call_nested, 100, 0.001)
+    workers.run(0, programs.keep_calling)
     code = main(["trace", "--group", group, "--seconds", "300ms", "-o", str(path)])
-    pending.result()
+    workers.run(0, programs.stop_calling)
     assert code == 0
     assert "ui.perfetto.dev" in capsys.readouterr().out
     timeline = json.loads(path.read_text())

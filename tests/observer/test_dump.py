@@ -14,13 +14,20 @@ import pytest
 
 from remora.errors import RemoraError
 from remora.observer.dump import (
-    Cause, UnreadableDump, WorkerDump, read_dump, write_group_dump, write_worker_dump,
+    Cause,
+    UnreadableDump,
+    WorkerDump,
+    read_dump,
+    write_group_dump,
+    write_worker_dump,
 )  # fmt: skip
 from remora.observer.model import GroupSnapshot, LinkStatus, Missing, ThreadStatus, UnknownVersion, WorkerSnapshot
 
 
 def worker(name: str, **parts: Any) -> WorkerSnapshot:
-    base: dict[str, Any] = dict(rank=int(name[-1]), group="g", incarnation="i", pid=7, host="h", time=1e9, up=2.5)
+    base: dict[str, Any] = {
+        "rank": int(name[-1]), "group": "g", "incarnation": "i", "pid": 7, "host": "h", "time": 1e9, "up": 2.5,
+    }  # fmt: skip
     return WorkerSnapshot(**{**base, **parts}, name=name)
 
 
@@ -55,7 +62,8 @@ def test_a_dump_that_cannot_be_completed_leaves_the_old_one_and_no_draft(tmp_pat
 
 
 def test_a_folder_has_the_latest_of_each_worker_and_names_those_without(tmp_path: Path) -> None:
-    links = (LinkStatus(peer="worker1", state="alive"), LinkStatus(peer="worker2", state="dead", reason="reset"))
+    links = (LinkStatus(peer="worker1", state="alive"), LinkStatus(peer="worker2", state="dead", reason="reset"),
+             LinkStatus(peer="worker3", state="alive"))  # fmt: skip
     for snapshot in (worker("worker0", time=1.0), worker("worker0", time=2.0, links=links), worker("worker1", time=1.5)):
         write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.TIMEOUT, snapshot=snapshot))
     write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.SIGNAL, snapshot=worker("worker0", group="old", time=0.5)))
@@ -131,9 +139,8 @@ def test_a_damaged_zip_is_refused_and_nothing_else_is_raised(tmp_path: Path) -> 
         path.write_bytes(damaged)
         try:
             read_dump(str(path))
-        except RemoraError as error:
+        except RemoraError:  # nothing else
             refused += 1
-            assert str(path) in str(error)
     assert refused > 100
 
 

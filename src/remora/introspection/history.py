@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from remora.names import joined
@@ -16,7 +15,7 @@ def events(recorder: Recorder, me: str, now: float, since: float = 0.0) -> Itera
 
     A call that is over is one event at each of its ends: `time` is when it ended, `seconds` how long it took.
     """
-    wall = time.time() - now  # of the wall clock, when the worker's is zero
+    wall = recorder.wall(now)
     for each in recorder.calls():
         if wall + each.ended > since:
             yield _of_call(each, me, wall)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import _thread
 import ast
 import builtins
+import dis
 import inspect
 import linecache
 import re
@@ -26,6 +27,7 @@ from remora.introspection.threads import Thread
 LARGEST = 1 << 20  # characters of a source file that is looked into
 _MISSING = object()
 _OWNER = re.compile(r"owner=(\d+) ")
+_ENTER = threading.Condition.__enter__.__code__
 _LOCKS = (_thread.LockType, _thread.RLock)
 
 
@@ -41,7 +43,9 @@ class Blocked:
 def blocked_at(thread: Thread, others: list[Thread]) -> Blocked | None:
     """Return the lock that a thread waits for; None if it waits for none, or that cannot be told."""
     frame = thread.frames[0]
-    if frame.f_code.co_filename == threading.__file__:
+    if frame.f_code is _ENTER and len(thread.frames) > 1:
+        frame = thread.frames[1]  # it enters a condition, which is its lock
+    elif frame.f_code.co_filename == threading.__file__:
         return None  # it waits for an event or a condition, which no thread holds
     found = _waited_for(frame)
     if found is None:
@@ -63,17 +67,18 @@ def _waited_for(frame: FrameType) -> tuple[str, Any] | None:
 
 
 def _expression_at(frame: FrameType) -> ast.expr | None:
-    """The expression whose instruction a frame is at: a call, or what a `with` is entered with. (To enter one has the place of
-    the whole statement in Python 3.11, and of the expression from 3.12 on.)"""
+    """The expression whose instruction a frame is at: a call, or what a `with` is entered with."""
     positions = list(frame.f_code.co_positions())
     at = frame.f_lasti // 2
-    line, last_line, start, end = positions[at] if at < len(positions) else (None,) * 4
-    if line is None or start is None or end is None:
+    place = positions[at] if at < len(positions) else (None,) * 4
+    line, last_line, start, end = place
+    if line is None or last_line is None or start is None or end is None:
         return None
-    for function in _functions(frame.f_code.co_filename)[:1]:
-        for node in ast.walk(function):
-            if isinstance(node, (ast.With, ast.AsyncWith)) and (node.lineno, node.col_offset) == (line, start):
-                return node.items[0].context_expr if len(node.items) == 1 else None
+    for each in _withs(frame.f_code):
+        if (each.lineno, each.end_lineno, each.col_offset, each.end_col_offset) == place:
+            # Entering any of its items has the place of the whole statement.
+            before = [n for n in _entries(frame.f_code) if positions[n // 2] == place and n < frame.f_lasti]
+            return each.items[len(before)].context_expr if len(before) < len(each.items) else None
     if line != last_line:
         return None
     text = linecache.getline(frame.f_code.co_filename, line).encode()[start:end].decode(errors="replace")
@@ -81,6 +86,12 @@ def _expression_at(frame: FrameType) -> ast.expr | None:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
         return None
+
+
+@lru_cache(maxsize=512)
+def _entries(code: CodeType) -> list[int]:
+    """Where the instructions of a function are that enter something by `with`."""
+    return [each.offset for each in dis.get_instructions(code) if each.opname == "BEFORE_WITH"]
 
 
 def _look_up(node: ast.expr, frame: FrameType) -> Any:
@@ -138,26 +149,22 @@ def _holder(lock: Any, others: list[Thread]) -> int | None:
 
 def _held_at(frame: FrameType) -> Iterator[ast.expr]:
     """What the `with` statements are entered with inside which a frame is."""
-    code = frame.f_code
-    for items, first, last in _withs(code):
-        if first <= frame.f_lineno <= last:
-            yield from items
+    for each in _withs(frame.f_code):
+        last = each.body[-1].end_lineno or each.body[-1].lineno
+        if each.body[0].lineno <= frame.f_lineno <= last:
+            yield from (item.context_expr for item in each.items)
 
 
 @lru_cache(maxsize=512)
-def _withs(code: CodeType) -> list[tuple[list[ast.expr], int, int]]:
-    """The `with` statements of a function, each with the lines of its body: from the source, which is parsed once."""
-    found: list[tuple[list[ast.expr], int, int]] = []
-    for function in _functions(code.co_filename):
-        if _first_line(function) == code.co_firstlineno and getattr(function, "name", "<module>") == code.co_name:
-            for node in _own_nodes(function):
-                if isinstance(node, (ast.With, ast.AsyncWith)):
-                    items = [each.context_expr for each in node.items]
-                    plain: list[ast.expr] = [each for each in items if isinstance(each, (ast.Name, ast.Attribute))]
-                    last = node.body[-1].end_lineno or node.body[-1].lineno
-                    if plain:
-                        found.append((plain, node.body[0].lineno, last))
-    return found
+def _withs(code: CodeType) -> list[ast.With]:
+    """The `with` statements of a function: from its source, which is parsed once."""
+    return [
+        node
+        for function in _functions(code.co_filename)
+        if _first_line(function) == code.co_firstlineno and getattr(function, "name", "<module>") == code.co_name
+        for node in _own_nodes(function)
+        if isinstance(node, ast.With)
+    ]
 
 
 @lru_cache(maxsize=32)

@@ -50,6 +50,7 @@ class Cut:
 def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
     """Return what a worker says of itself now."""
     agent, cut = subject.agent, Cut(query)
+    agent.recorder.fold()
     everybody = threads.look(subject.name) if {"threads", "waits", "calls"} & set(query.parts) else []
     seen = waits.look(subject, everybody, locks="waits" in query.parts)
     kept = subject.references.table.snapshot()
@@ -114,7 +115,7 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
 def versions() -> dict[str, str]:
     """Return the versions of what runs here."""
     mine = str(sys.modules["remora"].__version__)  # (of the package itself, which is above this file)
-    return {"remora": mine, "torch": torch.__version__, "python": platform.python_version()}
+    return {"remora": mine, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def program() -> str:

@@ -29,13 +29,14 @@ from remora.introspection.subject import Subject
 from remora.introspection.threads import Thread, key_of
 from remora.names import function_name
 from remora.observer.model import CallKey, Stage, WaitKind, WaitStatus
+from remora.rref.handle import Handle
 from remora.rref.ref_table import Table
-from remora.rref.value import Value
 
 MOST_OF_ONE = 16  # waits of one thread: it may wait for a collection of a thousand calls
 
 Variables = dict[str, Any]  # of a frame
-Explanation = Callable[[Variables, Subject], list[WaitStatus] | None]  # None: it does not wait there
+# None: it does not wait there, and frames further out may say more. Nothing: it is a thread of another worker.
+Explanation = Callable[[Variables, Subject], list[WaitStatus] | None]
 
 _EXPLANATIONS: dict[CodeType, Explanation] = {}
 
@@ -103,11 +104,13 @@ def of_future(future: Future[Any]) -> list[WaitStatus] | None:
     return None
 
 
-@explains(Value.get)
+@explains(Handle.wait_for_own)
 def _value(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
-    value = variables.get("self")
-    if not isinstance(value, Value) or value.ready:
+    handle, value = variables.get("self"), variables.get("value")
+    if handle is None or value is None or value.ready:
         return None
+    if handle.references is not subject.references:
+        return []
     rref = id_text(value.id)
     return [WaitStatus(kind=WaitKind.REFERENCE, text=f"the value {rref}", reference=rref, workers=(subject.name,))]
 
@@ -115,8 +118,8 @@ def _value(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
 @explains(Engine._outcome)
 def _pass(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
     this = variables.get("this")
-    if this is None:
-        return None
+    if this is None or variables.get("self") is not subject.autograd:
+        return None if this is None else []
     workers = tuple(sorted({*this.owes(), *this.awaits()} - {subject.name}) or sorted(peer.name for peer in list(this.told)))
     text = f"backward pass {this.number} in context {this.context.id}"
     return [WaitStatus(kind=WaitKind.BACKWARD, text=text, context=this.context.id, workers=workers)]
@@ -124,6 +127,8 @@ def _pass(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
 
 @explains(Agent.idle)
 def _idle(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    if variables.get("self") is not subject.agent:
+        return []
     busy = tuple(peer.name for peer in subject.agent.peers.all() if peer.outgoing.pending)
     callers = tuple(request.caller.name for request in copied(subject.agent.dispatch.serving).values())
     text = "until no call is under way"
@@ -132,14 +137,15 @@ def _idle(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
 
 @explains(Table.delete_all)
 def _references(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
-    return [WaitStatus(kind=WaitKind.SHUTDOWN, text="until all references are settled")]
+    mine = variables.get("self") is subject.references.table
+    return [WaitStatus(kind=WaitKind.SHUTDOWN, text="until all references are settled")] if mine else []
 
 
 @explains(greeting._await_call_of)
 def _greeting(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
     peer = variables.get("peer")
-    if peer is None:
-        return None
+    if peer is None or variables.get("agent") is not subject.agent:
+        return None if peer is None else []
     return [WaitStatus(kind=WaitKind.JOIN, text=f"{peer.name} to greet this worker", workers=(peer.name,))]
 
 
@@ -182,10 +188,9 @@ def _waits_of(thread: Thread, subject: Subject, threads: list[Thread], locks: bo
         explanation = _EXPLANATIONS.get(frame.f_code)
         if explanation is not None:
             found = explanation(frame.f_locals, subject)
-            if found:
-                if found[0].call is not None and found[0].call.caller != subject.name:
-                    return []  # a call of another worker of this process
-                return found
+            if found is not None:
+                calls_of_others = [each for each in found if each.call is not None and each.call.caller != subject.name]
+                return [] if calls_of_others else found
     if not locks or (thread.role not in ("main", "program") and thread.request is None):
         return []
     blocked = blocked_at(thread, threads)

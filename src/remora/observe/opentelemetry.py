@@ -3,7 +3,8 @@
     from remora.observe import opentelemetry
     opentelemetry.propagate()                   # in every worker: spans travel with calls from now on
     …
-    opentelemetry.export(tracer_provider)       # in one worker, now and then: what the group remembers, as spans
+    known = opentelemetry.export(tracer_provider)           # in one worker: what the group remembers, as spans
+    known = opentelemetry.export(tracer_provider, known)    # later: what is new
 
 `propagate` has a call that is made inside a span carry the span's `traceparent`. What the callee's program does inside its
 function belongs to the same trace. `export` makes the spans of the calls themselves, two for each: one at the caller and one
@@ -93,28 +94,30 @@ def _hash(text: str, size: int) -> int:
 # From events to spans.
 
 
-def export(provider: TracerProvider, group: GroupSnapshot | None = None, since: float = 0.0) -> float:
-    """Give the calls that the workers of the group remember to the processors of `provider`, as spans; those that ended
-    after `since`. Return the time of the last one, for the next `since`. `group`: a snapshot with events; None: take one."""
-    if group is None:
-        group = group_snapshot(QUERY)
-    latest = since
+def export(
+    provider: TracerProvider, known: frozenset[str] = frozenset(), group: GroupSnapshot | None = None
+) -> frozenset[str]:
+    """Give the calls that the workers of the group remember to the processors of `provider`, as spans, but those that are
+    `known`. Return the names of all, which are known the next time. `group`: a snapshot with events; None: take one."""
     processor: object = provider._active_span_processor  # (no public name leads to spans that ended in the past)
-    for span, ended in spans_of(group, since):
-        latest = max(latest, ended)
-        processor.on_end(span(provider))  # type: ignore[attr-defined]
-    return latest
+    names = []
+    for name, span in spans_of(group_snapshot(QUERY) if group is None else group):
+        names.append(name)
+        if name not in known:
+            processor.on_end(span(provider))  # type: ignore[attr-defined]
+    return frozenset(names)
 
 
-def spans_of(group: GroupSnapshot, since: float = 0.0) -> Iterator[tuple[Callable[[TracerProvider], ReadableSpan], float]]:
-    """Each span, once its resource is known, and when it ended."""
+def spans_of(group: GroupSnapshot) -> Iterator[tuple[str, Callable[[TracerProvider], ReadableSpan]]]:
+    """The name of each end of a call, and its span, once the provider is known."""
     ends = list(_ends(group))
     parents = {event.call: event.parent for _, _, event, _ in ends if KINDS[event.kind] == CALL and event.call}
     traces = {event.call: span for _, _, event, span in ends if event.call and span is not None}
     made = set(parents)
     for worker, offset, event, _ in ends:
-        if event.time - offset > since and event.call is not None:
-            yield _span(worker, offset, event, event.call, parents, traces, made), event.time - offset
+        if event.call is not None:
+            name = f"{worker} {KINDS[event.kind]} {event.call}"
+            yield name, _span(worker, offset, event, event.call, parents, traces, made)
 
 
 def _ends(group: GroupSnapshot) -> Iterator[tuple[str, float, Event, SpanContext | None]]:

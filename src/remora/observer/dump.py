@@ -37,6 +37,7 @@ VERSION = 1
 PREFIX, SUFFIX = "remora-", ".json"  # of the files that workers write by themselves
 MAX_BYTES = 256 << 20  # of one part
 MAX_PARTS = 10_000
+_STATES = {"dead": "dead", "left": "left", "suspected": "silent"}  # of a peer: what it is as a missing worker
 
 
 class UnreadableDump(RemoraError):
@@ -108,7 +109,10 @@ def write_worker_dump(folder: str, dump: WorkerDump) -> str:
 
 def stacks_text(threads: Iterable[ThreadStatus]) -> str:
     """The stacks of threads, for people: the innermost frame last."""
-    return "\n".join("\n".join([f"{each.name} ({each.role})", *(f"  {line}" for line in each.stack), ""]) for each in threads)
+    lines: list[str] = []
+    for each in threads:
+        lines += [f"{each.name} ({each.role})", *(f"  {line}" for line in each.stack), ""]
+    return "\n".join(lines)
 
 
 def _write_whole(path: str, write: Callable[[IO[bytes]], object]) -> None:
@@ -186,16 +190,15 @@ def _joined(dumps: list[WorkerDump], group: str | None, unreadable: tuple[str, .
 
 
 def _those_without(snapshots: tuple[WorkerSnapshot, ...]) -> list[Missing]:
-    """The workers of which only others speak."""
+    """The workers of which only others speak, and not well. (One that lives and had no reason to write a dump is not
+    missing.)"""
     names = {each.name for each in snapshots}
     found: dict[str, Missing] = {}
     for snapshot in snapshots:
         for link in snapshot.links:
-            known = found.get(link.peer)
-            if link.peer not in names and (known is None or (known.state != "dead" and link.state != "alive")):
-                state = link.state if link.state in ("dead", "left") else "silent"
-                reason = link.reason or "it wrote no dump"
-                found[link.peer] = Missing(name=link.peer, rank=None, state=state, reason=reason)
+            state = _STATES.get(link.state)
+            if link.peer not in names and state is not None and (link.peer not in found or state == "dead"):
+                found[link.peer] = Missing(name=link.peer, rank=None, state=state, reason=link.reason)
     return list(found.values())
 
 
@@ -252,8 +255,8 @@ def _check_format(data: Any, place: str) -> None:
         raise UnreadableDump(f"{place} is no dump of Remora")
     if data.get("version") != VERSION:
         raise UnknownVersion(
-            f"{place} has version {str(data.get('version'))[:20]!r} of the format of dumps, and this Remora reads {VERSION}: "
-            "use the version of Remora that wrote it"
+            f"{place} has version {str(data.get('version'))[:20]!r} of the format of dumps, and this Remora reads "
+            f"{VERSION}: use the version of Remora that wrote it"
         )
 
 

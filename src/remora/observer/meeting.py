@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -66,6 +67,8 @@ def _left_in(at: str, secret: bytes, timeout: float) -> list[list[str]]:
     from remora.rendezvous.store_table import StoreTable
 
     if at.startswith("file://"):
+        if not os.path.exists(at.removeprefix("file://")):  # (torch would make one)
+            raise NothingFound("", f"there is no file {at.removeprefix('file://')}, so no group meets there")
         store: Any = FileStore(at.removeprefix("file://"), -1)
     else:
         host, port = split_host_and_port(at.removeprefix("tcp://"))

@@ -224,6 +224,8 @@ def _explain_wait(variables: dict[str, Any], subject: Subject) -> list[WaitStatu
     names, state, purpose = variables.get("names"), variables.get("state"), variables.get("purpose", "")
     if names is None or state is None:
         return None
+    if variables["worker"].subject is not subject:
+        return []
     missing = tuple(sorted(set(names) - set(copied(state.gathered_objects))))
     kind = WaitKind.SHUTDOWN if purpose == "shutdown" else WaitKind.GATHERING
     what = f"{purpose}: {listed(list(missing))} {'has' if len(missing) == 1 else 'have'} not come"
