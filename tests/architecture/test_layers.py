@@ -36,7 +36,8 @@ LAYERS = [
     {"supervision"},  # starts processes, and needs nothing of what they do
     {"launch"},
     {"dashboard"},
-    {""},  # remora/__init__.py, the public names
+    {"command"},
+    {"", "__main__"},  # remora/__init__.py, the public names
     {"testing"},  # may import anything; nothing may import it
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}

@@ -252,8 +252,8 @@ def test_a_shutdown_leads_to_the_calls_that_are_under_way() -> None:
         waits=(waits(WaitKind.SHUTDOWN, text="until no call is under way", workers=("worker1",)),),
     )
     assert explain(ending, worker("worker1")) == [
-        "worker0 waits in shutdown until no call is under way (10.0 s), where f on worker0 is under way for worker1 (9.0 s), "
-        "which is at train.py:40 serve"
+        "worker0 waits in shutdown until no call is under way (10.0 s), where f on worker0 is under way for worker1 (9.0 s)"
+        ", which is at train.py:40 serve"
     ]
 
 
@@ -398,7 +398,7 @@ def test_nothing_waits() -> None:
 
 
 def test_gatherings_of_different_workers_at_the_same_time_are_not_one() -> None:
-    """worker0 gathers with worker1, worker2 with worker3, whose main thread waits for worker0. worker0 does not wait for that."""
+    """worker0 gathers with worker1, worker2 with worker3, whose main thread waits for worker0; worker0 waits for neither."""
     first = worker(
         "worker0",
         calls=(call("worker3#1", "worker0", "f", RUNNING, 9, POOL),),

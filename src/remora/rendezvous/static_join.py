@@ -173,7 +173,7 @@ class StaticJoin:
     def _look_around(self) -> None:
         if self._table.has([self._key("roster")]):
             return  # it was formed meanwhile: what is at the store now may be of another group
-        last = self._last()
+        last = _last_to_come(self._table)
         if last.fingerprint != self._table.seal.fingerprint:
             self._fail_for_secrets(last)
         elif last.size != self._size:
@@ -333,22 +333,8 @@ class StaticJoin:
     def _there(self, names: Iterable[str | int]) -> list[str]:
         return self._table.take([key for name in names if self._table.has([key := self._key(name)])])
 
-    def _last(self) -> _Comer:
-        """Return the worker that signed in last. It may have another secret, and any process may have written the hint."""
-        hint = self._table.hint(_LAST)
-        try:
-            worker, size, fingerprint, kind = json.loads(hint)
-            if type(size) is int and 0 < size <= MAX_WORKER_ID + 1:
-                return _Comer(printable(str(worker)), size, str(fingerprint), printable(str(kind)))
-        except (ValueError, TypeError, RecursionError):
-            pass
-        raise RendezvousError(
-            f"The value of {_LAST!r} in the store at {self._table.where} was not written by a worker of this version of "
-            f"remora: {hint[:80]!r}. Use a store that other programs cannot write to."
-        )
-
     def _other_size(self) -> str:
-        last = self._last()
+        last = _last_to_come(self._table)
         return "" if last.size == self._size else f"(Worker {last.worker} came with world_size={last.size}.)"
 
     def _places(self) -> list[str]:
@@ -357,6 +343,21 @@ class StaticJoin:
 
     def _key(self, last: str | int) -> str:
         return f"{self._base}/{self.generation}/{last}"
+
+
+def _last_to_come(table: StoreTable) -> _Comer:
+    """Return the worker that signed in last. It may have another secret, and any process may have written the hint."""
+    hint = table.hint(_LAST)
+    try:
+        worker, size, fingerprint, kind = json.loads(hint)
+        if type(size) is int and 0 < size <= MAX_WORKER_ID + 1:
+            return _Comer(printable(str(worker)), size, str(fingerprint), printable(str(kind)))
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise RendezvousError(
+        f"The value of {_LAST!r} in the store at {table.where} was not written by a worker of this version of remora: "
+        f"{hint[:80]!r}. Use a store that other programs cannot write to."
+    )
 
 
 def _failed(reason: str) -> Roster:

@@ -19,13 +19,14 @@ from remora.agent.channel.function_table import BARE_SIZE
 from remora.agent.peers.peer import Peer
 from remora.agent.runtime.clean_state import is_clean, make_clean
 from remora.agent.runtime.pool import WorkerPool
+from remora.agent.serving import argument_errors
 from remora.errors import ProtocolError, SerializationError
 from remora.names import name_parts
 from remora.recorder import SERVED, Remember
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
-from remora.wire.enclosed import NOTHING_ENCLOSED, Missing, Reason
+from remora.wire.enclosed import NOTHING_ENCLOSED, Missing
 from remora.wire.frames import ASYNC, FAILED, RECORDED, TRACED, Frame
 from remora.wire.message_codec import BEGUN, decode, from_value
 from remora.wire.pack_scope import UnpackScope
@@ -142,12 +143,12 @@ class Request:
             try:
                 return unpack(frame.body)
             except MemoryError:
-                raise self._too_large() from None
+                raise argument_errors.too_large(frame, self._dispatch.me) from None
             except SerializationError as error:
-                raise self._makes_no_sense(error) from error
+                raise argument_errors.unreadable(self.caller.name, self._dispatch.me, error) from error
         buffers, _, landing, arrival, late = frame.enclosed
         if isinstance(buffers, Missing):
-            raise self._missing(buffers)
+            raise argument_errors.missing(buffers, frame, self.caller.name, self._dispatch.me)
         problem = "" if late is None else late.wait(self.deadline)
         if problem:
             raise SerializationError(f"the arguments did not come: {problem}. It did not run: retry the call")
@@ -155,9 +156,9 @@ class Request:
         try:
             value = unpack(frame.body, buffers, scope)
         except MemoryError:
-            raise self._too_large() from None
+            raise argument_errors.too_large(frame, self._dispatch.me) from None
         except SerializationError as error:
-            raise self._makes_no_sense(error) from error
+            raise argument_errors.unreadable(self.caller.name, self._dispatch.me, error) from error
         self.frame = frame.opened(frame.body, frame.size, NOTHING_ENCLOSED)  # the value keeps its memory
         value = self._joined(value, scope) if frame.flags & RECORDED else value
         return _without_trace(value, self) if frame.flags & TRACED else value
@@ -167,26 +168,6 @@ class Request:
         if kind.of_program or self.frame.flags:
             return from_value(kind, self.unpack(), self.caller.name)
         return decode(kind, self.frame.body, self.caller.name)
-
-    def _missing(self, missing: Missing) -> SerializationError:
-        if missing.reason is Reason.NO_MEMORY:
-            return self._too_large()
-        if missing.reason is Reason.DAMAGED:
-            return SerializationError(missing.details)
-        return SerializationError(
-            f"the arguments are in shared memory of {self.caller.name} that {self._dispatch.me.name} could not map. It is "
-            f"not used any more: retry the call"
-        )
-
-    def _makes_no_sense(self, error: SerializationError) -> SerializationError:
-        return SerializationError(
-            f"the arguments of a call from {self.caller.name} make no sense on {self._dispatch.me.name}: {error}. The "
-            f"function did not run"
-        )
-
-    def _too_large(self) -> SerializationError:
-        name, size = self._dispatch.me.name, self.frame.size
-        return SerializationError(f"the arguments ({size} bytes) do not fit into the memory of {name}, the callee")
 
     def target(self) -> Any:
         """Return what is to be run: the body as a value, with the function that it means in the place of a number."""
