@@ -39,7 +39,11 @@ STATE = {
         autograd.graph.looking devices.streams.watched optim.local._claiming optim.local._claims rendezvous.store._hosted
         rendezvous.store_table._probes transport.cuda_ipc.deferred_free._left transport.cuda_ipc.deferred_free._lock""",
     "filled once, while modules are imported": """
-        wire.fast_pickle._writers wire.pickler._registered""",
+        introspection.waits._EXPLANATIONS wire.fast_pickle._writers wire.pickler._registered""",
+    "a process has one of it: handlers of signals, ways to end, torch's profiler": """
+        introspection.endings.process introspection.operators._one_at_a_time introspection.stack_signal.process""",
+    "a constant; its class has names that it sets nowhere": """
+        rref.handle.TO_HERE""",
     "a cache or a pool: nothing but speed depends on it": """
         wire.buffer_pool.warm wire.fast_pickle._stencils wire.pickler._idle wire.tensors.rebuild.prototypes""",
     "of classes and of the main file, which are the process's": """
