@@ -22,6 +22,7 @@ from tests.processes import targets
 from tests.workers import Workers
 
 MIB = 1 << 20
+ANSWERS = 600  # of a megabyte: twice as much as fits
 BOUND = 300 * MIB  # what the buffers of one worker may take, with copies, pickles and the allocator's slack
 KINDS = ["function", "coroutine", "promise"]
 
@@ -132,8 +133,8 @@ def ask_and_do_not_read(to: str, n: int, go_on: str, function: Any = torch.zeros
     def ask() -> Any:
         channel.reading.renew()
         if function is fetched:
-            return rref.to_here_async(timeout=60)
-        return rpc.rpc_async(to, function, args=(shape,), timeout=60)
+            return rref.to_here_async(timeout=0)
+        return rpc.rpc_async(to, function, args=(shape,), timeout=0)
 
     with channel.reading:  # nobody here reads, nor in our stead, which happens to a reader that has not moved for two ticks
         futures = [ask() for _ in range(n)]
@@ -180,11 +181,11 @@ def fetched() -> None:
 def test_a_caller_that_does_not_read_its_answers_does_not_fill_the_callee(function: Any, tmp_path: Path) -> None:
     with Workers(2) as workers:
         before = workers.run(1, targets.resident_bytes)
-        asking = workers.start(0, ask_and_do_not_read, "worker1", 1000, str(tmp_path / "go on"), function)
+        asking = workers.start(0, ask_and_do_not_read, "worker1", ANSWERS, str(tmp_path / "go on"), function)
         eventually(lambda: "asked" in workers.output(0))
         assert until_it_stands_still(lambda: workers.run(1, targets.resident_bytes)) - before < BOUND
         (tmp_path / "go on").touch()
-        assert asking.result(timeout=30.0) == 1000
+        assert asking.result(timeout=90.0) == ANSWERS
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import torch
 from remora import rpc
 from remora.agent.calls.call import Call
 from remora.agent.channel import bulk
+from remora.agent.channel.pool_reads import PoolReads
 from tests.agent.alone import worker_alone
 from tests.eventually import eventually
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
@@ -179,7 +180,15 @@ def test_a_strike_leaves_nothing_behind(
     eventually(lambda: not rpc.references().owned and not rpc.references().held, SOON)
 
 
+def double_for_a_sleeper(x: int) -> int:
+    """Answer when the thread that asks sleeps: a reader wakes no other."""
+    pending = rpc._get_current_rpc_agent().agent.peers.find(rpc.get_worker_info().name).outgoing.pending
+    eventually(lambda: any(each.signal is not None for each in list(pending.values())))
+    return 2 * x
+
+
 def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolReads, "tick", lambda reads: None)  # however long it takes, no thread of the pool reads instead
     wakes: list[int] = []
     wake = Call.wake
 
@@ -197,7 +206,7 @@ def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatc
 
         def call_meanwhile() -> int:
             eventually(lambda: channel.reading.locked())
-            return rpc.rpc_sync(me, double, args=(4,), timeout=SOON)
+            return rpc.rpc_sync(me, double_for_a_sleeper, args=(4,), timeout=SOON)
 
         other = pool.submit(call_meanwhile)
         with pytest.raises(Struck):
