@@ -37,7 +37,7 @@ LAYERS = [
     {"supervision"},  # starts processes, and needs nothing of what they do
     {"launch"},
     {"dashboard"},
-    {"command"},
+    {"command"},  # imports in each verb what that needs
     {"__main__"},
     {"testing"},  # may import anything; nothing may import it
 ]

@@ -198,6 +198,7 @@ def test_rates_begin_anew_with_a_new_start_of_a_worker() -> None:
     assert sparkline([1, 4, 8]) == "▂▅█"
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux")
 def test_in_a_real_terminal(tmp_path: Path) -> None:
     """tmux has a server and a terminal of its own, on a socket in this test's folder."""
