@@ -1,10 +1,12 @@
 # Needs Python 3.11 or newer with venv, pip, and make; the rest is installed into .venv on first use.
 #
 #   make demo     four workers calling each other, with a table at the end; then three that learn something
+#                 (ARGS=--watch shows the four in the dashboard, and goes on until Ctrl-C)
 #   make test     lint, types, tests                       (ARGS="tests/wire -k tensor" narrows the tests; JOBS=1: one by one)
 #   make test-long the tests in full (REMORA_THOROUGH=1): more repetitions, more examples; before a release
 #   make coverage the tests, and which branches of the package they take; takes half as long again
 #   make docs     the lists in docs/ that are made from the source (layers, locks, errors, settings); a test says when they are stale
+#   make screenshots the pictures in docs/dashboard, by the tests of the dashboard in a real browser
 #   make lint     ruff and mypy --strict
 #   make paths    the tests of calls once more for each fast path, with that one turned off
 #   make chaos    five workers, killed, frozen and cut off (ARGS="--seconds 300 --seed 7"); thousands of fault plans; test-long
@@ -29,14 +31,14 @@ LINTED := src tests benchmarks examples
 PATH_TESTS := tests/agent tests/rref tests/transport tests/wire tests/processes tests/autograd tests/optim
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long coverage docs lint paths chaos fuzz gpu-test bench clean distclean
+.PHONY: help demo test test-long coverage docs screenshots lint paths chaos fuzz gpu-test bench clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(ARGS)
-	@$(BIN)/python examples/pipeline.py --steps 40
+	@$(if $(findstring --watch,$(ARGS)),:,$(BIN)/python examples/pipeline.py --steps 40)
 
 test: lint
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -54,6 +56,9 @@ coverage: $(INSTALLED)
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m tests.docs_lists
+
+screenshots: $(INSTALLED)
+	@SCREENSHOTS=docs/dashboard $(BIN)/python -m pytest -q tests/dashboard/test_browser.py -k "drawn or dark or phone or 200"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)

@@ -2,6 +2,7 @@
 
     python examples/demo.py                                # or: make demo
     python examples/demo.py --rpc torch.distributed.rpc    # the same program on PyTorch's RPC
+    python examples/demo.py --watch                        # again and again, with the dashboard to look at them
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -88,6 +90,17 @@ class Company:
                 else:
                     calls[pipe] = report
         return [ledgers[pipe] for pipe in self._pipes]
+
+    def watch(self) -> tuple[subprocess.Popen[str], str]:
+        """Start the dashboard of this group. Return its process and its address."""
+        command = [sys.executable, "-m", "remora", "dashboard", "--at", f"file://{self._folder.name}/meeting"]
+        dashboard = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert dashboard.stdout is not None
+        address = dashboard.stdout.readline().strip()
+        if not address:
+            dashboard.wait()
+            raise Stop("the dashboard did not start; is it installed? pip install 'remora[dashboard]'")
+        return dashboard, address
 
     def leave(self) -> None:
         """All workers shut down together."""
@@ -179,6 +192,27 @@ def show(screen: Screen, module: str) -> bool:
     return not any(tally.wrong for tally in tallies)
 
 
+def show_in_dashboard(screen: Screen, module: str) -> bool:
+    """Play all acts again and again until Ctrl-C; True if every answer was right."""
+    screen.title("Remora", f"four workers on this machine, calling by {module}")
+    wrong = 0
+    with Company(module) as company:
+        with screen.moving_line("starting") as line:
+            company.wait_until_joined(line)
+        dashboard, address = company.watch()
+        with dashboard:
+            try:
+                screen.done("see them in a browser", address)
+                while True:
+                    for name, act in ACTS.items():
+                        with screen.moving_line(act.title) as line:
+                            wrong += len(company.perform(name, line).wrong)
+            except KeyboardInterrupt:
+                return not wrong
+            finally:
+                dashboard.terminate()
+
+
 def tell(screen: Screen, tally: Tally) -> None:
     calls = len(tally.latencies)
     if tally.wrong:
@@ -194,9 +228,10 @@ def tell(screen: Screen, tally: Tally) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rpc", default="remora.rpc", metavar="MODULE", help="the module that makes the calls")
-    module, screen = parser.parse_args().rpc, Screen()
+    parser.add_argument("--watch", action="store_true", help="show them in the dashboard, and go on until Ctrl-C")
+    options, screen = parser.parse_args(), Screen()
     try:
-        well = show(screen, module)
+        well = (show_in_dashboard if options.watch else show)(screen, options.rpc)
     except KeyboardInterrupt:
         screen.verdict("Interrupted; the workers have been ended.", well=False)
         return 130

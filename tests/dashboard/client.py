@@ -26,7 +26,9 @@ class Answer:
         return json.loads(self.body)
 
 
-def get(dashboard: Dashboard, target: str, *, method: str = "GET", host: str = "127.0.0.1:8080", **headers: str) -> Answer:
+def get(
+    dashboard: Dashboard, target: str, *, method: str = "GET", host: str = "127.0.0.1:8080", **headers: str
+) -> Answer:
     """Ask once. A header's name may have underscores."""
     path, _, query = target.partition("?")
     sent = {"host": host, **{name.replace("_", "-"): value for name, value in headers.items()}}

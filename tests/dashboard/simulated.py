@@ -38,15 +38,30 @@ FUNCTIONS = ("model.forward", "model.embed", "optim.step", "data.next_batch", "m
 LOAD = (40.0, 90.0, 12.0, 60.0, 4.0, 150.0)  # calls of each a second, of each worker
 TAKES = (0.004, 0.0008, 0.03, 0.01, 0.002, 0.00005)  # seconds, the median
 MAIN, POOL, LOCKED, SERVING = 1000, 1001, 1002, 1003
-STACK_OF_CALL = ("train.py:88 main", "train.py:41 step", "remora/rpc/api.py:120 rpc_sync", "remora/agent/calls/future.py:80 wait")
-STACK_OF_POOL = ("threading.py:1002 _bootstrap", "remora/agent/runtime/pool.py:201 run", "remora/agent/runtime/leader_followers.py:90 wait")
-STACK_OF_WORK = ("threading.py:1002 _bootstrap", "remora/agent/runtime/pool.py:201 run", "remora/agent/serving/execution.py:77 run")
+STACK_OF_CALL = (
+    "train.py:88 main",
+    "train.py:41 step",
+    "remora/rpc/api.py:120 rpc_sync",
+    "remora/agent/calls/future.py:80 wait",
+)
+STACK_OF_POOL = (
+    "threading.py:1002 _bootstrap",
+    "remora/agent/runtime/pool.py:201 run",
+    "remora/agent/runtime/leader_followers.py:90 wait",
+)
+STACK_OF_WORK = (
+    "threading.py:1002 _bootstrap",
+    "remora/agent/runtime/pool.py:201 run",
+    "remora/agent/serving/execution.py:77 run",
+)
 
 
 class SimulatedGroup:
     """`n` workers. Change `cycle`, `dead`, `silent`, `error` or `names` at any time."""
 
-    def __init__(self, n: int = 8, *, seed: int = 1, clock: Callable[[], float] = time.time, cycle: bool = True) -> None:
+    def __init__(
+        self, n: int = 8, *, seed: int = 1, clock: Callable[[], float] = time.time, cycle: bool = True
+    ) -> None:
         self.names = [f"worker{rank}" for rank in range(n)]
         self.cycle = cycle
         self.dead: set[str] = set()
@@ -58,7 +73,7 @@ class SimulatedGroup:
         self._clock = clock
         self.begun = clock() - 400.0
 
-    def snapshot(self, query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:  # noqa: B008 (it is frozen)
+    def snapshot(self, query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:
         self.asked += 1
         self.queries.append(query)
         if self.error is not None:
@@ -80,10 +95,14 @@ class SimulatedGroup:
     def _missing(self) -> Iterator[Missing]:
         for rank, name in enumerate(self.names):
             if name in self.dead:
-                yield Missing(name=name, rank=rank, state="dead", reason="its process was ended by SIGKILL", pid=4000 + rank)
+                yield Missing(
+                    name=name, rank=rank, state="dead", reason="its process was ended by SIGKILL", pid=4000 + rank
+                )
             elif name in self.silent:
-                stacks = "Thread 0x1 (most recent call first):\n  File \"kernel.py\", line 12 in spin\n"
-                yield Missing(name=name, rank=rank, state="silent", reason="it did not answer within 1 s", stacks=stacks)
+                stacks = 'Thread 0x1 (most recent call first):\n  File "kernel.py", line 12 in spin\n'
+                yield Missing(
+                    name=name, rank=rank, state="silent", reason="it did not answer within 1 s", stacks=stacks
+                )
 
     def _worker(self, rank: int, now: float, query: Query) -> WorkerSnapshot:
         up = now - self.begun
@@ -111,9 +130,13 @@ class SimulatedGroup:
             calls_made=served,
             calls_served=served,
             calls_failed=int(up / 20),
-            memory=Memory(resident=int((420 + 60 * chance.random() + up * 0.05 * (rank == 3)) * 2**20), shared_own=64 << 20),
+            memory=Memory(
+                resident=int((420 + 60 * chance.random() + up * 0.05 * (rank == 3)) * 2**20), shared_own=64 << 20
+            ),
             pool=Pool(limit=16, threads=8, running=running, queued=max(int(6 * speed) - 6, 0)),
-            left_out={name: len(entries) - query.limit for name, entries in found.items() if len(entries) > query.limit},
+            left_out={
+                name: len(entries) - query.limit for name, entries in found.items() if len(entries) > query.limit
+            },
             **{name: entries[-query.limit :] for name, entries in found.items()},  # type: ignore[arg-type]
         )
 
@@ -170,11 +193,19 @@ class SimulatedGroup:
             call = self._stuck(rank, now, Stage.BEGUN, SERVING)
             text = f"{call.function} on {call.callee}"
             yield WaitStatus(
-                kind=WaitKind.CALL, text=text, age=call.age, thread=SERVING, serving=call.parent, call=call.key, workers=(call.callee,)
+                kind=WaitKind.CALL,
+                text=text,
+                age=call.age,
+                thread=SERVING,
+                serving=call.parent,
+                call=call.key,
+                workers=(call.callee,),
             )
         elif rank == 5:
             absent = tuple(self.names[n] for n in (6, 7) if n < len(self.names))
-            yield WaitStatus(kind=WaitKind.GATHERING, text="barrier 3: some have not come", age=4.2, thread=MAIN, workers=absent)
+            yield WaitStatus(
+                kind=WaitKind.GATHERING, text="barrier 3: some have not come", age=4.2, thread=MAIN, workers=absent
+            )
         elif rank == 4:
             yield WaitStatus(kind=WaitKind.LOCK, text="a lock", age=2.1, thread=LOCKED, holder=MAIN)
 
@@ -182,7 +213,9 @@ class SimulatedGroup:
         yield ThreadStatus(id=MAIN, name="MainThread", role="main", stack=STACK_OF_CALL)
         for number in range(3):
             yield ThreadStatus(id=2000 + number, name=f"pool-{number}", role="pool", stack=STACK_OF_POOL)
-        yield ThreadStatus(id=LOCKED, name="pool-3", role="pool", stack=(*STACK_OF_WORK, "cache.py:31 get", "threading.py:327 wait"))
+        yield ThreadStatus(
+            id=LOCKED, name="pool-3", role="pool", stack=(*STACK_OF_WORK, "cache.py:31 get", "threading.py:327 wait")
+        )
         if self._ring(rank) is not None:
             parent = self._stuck(rank, now, Stage.BEGUN, SERVING).parent
             stack = (*STACK_OF_WORK, "locks.py:14 acquire_all", *STACK_OF_CALL[2:])
@@ -254,7 +287,9 @@ class SimulatedGroup:
             yield from _since(Event(time=begun, kind=EventKind.JOINED, peer=self.names[other]), query)
         if me not in self.dead:
             for name in sorted(self.dead):
-                yield from _since(Event(time=now - 5.0, kind=EventKind.DIED, peer=name, text="its process ended"), query)
+                yield from _since(
+                    Event(time=now - 5.0, kind=EventKind.DIED, peer=name, text="its process ended"), query
+                )
         first = max(query.since, now - 30.0)
         for place, function in enumerate(FUNCTIONS[: 3 if len(self.names) > 50 else 6]):
             period = 1.0 / min(LOAD[place], 12.0)
@@ -298,15 +333,19 @@ def _since(event: Event, query: Query) -> Iterator[Event]:
 class Recorded:
     """Snapshots that were made before, told again and again with the time of now: what a group costs is left out."""
 
-    def __init__(self, group: SimulatedGroup, count: int = 4) -> None:
-        parts = Query(parts=("calls", "waits", "histograms", "events", "threads"), limit=200)
+    def __init__(self, group: SimulatedGroup, count: int = 2) -> None:
+        parts = Query(parts=("calls", "waits", "histograms", "events", "threads"), limit=60, since=time.time() - 5)
         self._frames = [group.snapshot(parts) for _ in range(count)]
         self.asked = 0
 
-    def snapshot(self, query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:  # noqa: B008 (it is frozen)
+    def snapshot(self, query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:
         frame = self._frames[self.asked % len(self._frames)]
         self.asked += 1
         now = time.time()
-        return replace(frame, time=now, workers=tuple(replace(each, time=now, up=each.up + now - frame.time) for each in frame.workers))
+        return replace(
+            frame,
+            time=now,
+            workers=tuple(replace(each, time=now, up=each.up + now - frame.time) for each in frame.workers),
+        )
 
     def close(self) -> None: ...

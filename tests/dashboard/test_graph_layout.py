@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from remora.dashboard.graph_layout import HEIGHT, WIDTH, lay_out, strong_components
 
 graphs = st.integers(1, 14).flatmap(
-    lambda n: st.tuples(st.just(list(range(n))), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=30))
+    lambda n: st.tuples(
+        st.just(list(range(n))), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=30)
+    )
 )
 
 

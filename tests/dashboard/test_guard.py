@@ -21,7 +21,12 @@ def dashboard() -> Dashboard:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_without_a_cookie_nothing_is_told(dashboard: Dashboard, path: str) -> None:
-    for headers in ({}, {"cookie": f"{dashboard.access.cookie}=wrong"}, {"cookie": "\x01;;="}, {"authorization": "Bearer wrong"}):
+    for headers in (
+        {},
+        {"cookie": f"{dashboard.access.cookie}=wrong"},
+        {"cookie": "\x01;;="},
+        {"authorization": "Bearer wrong"},
+    ):
         answer = get(dashboard, path, **headers)
         assert answer.status == 403
         assert "worker" not in answer.text
@@ -58,7 +63,9 @@ def test_a_token_does_not_work_on_other_paths(dashboard: Dashboard) -> None:
     assert get(dashboard, f"/api/overview?token={dashboard.access.make_token()}").status == 403
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "localhost.evil.example", "[::2]:1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "", "127.0.0.1.evil.example", "localhost.evil.example", "[::2]:1"]
+)
 def test_a_name_that_is_not_ours_is_refused_even_with_the_cookie(dashboard: Dashboard, host: str) -> None:
     """DNS rebinding: the page of another site reads from its own name, which now leads here."""
     cookie = let_in(dashboard)
@@ -78,7 +85,10 @@ def test_names_of_this_host_are_ours_on_any_port(dashboard: Dashboard, host: str
 
 def test_a_name_that_was_allowed_is_ours() -> None:
     dashboard = Dashboard(SimulatedGroup(1), hosts={"Login.Cluster"})
-    assert get(dashboard, "/api/overview", host="login.cluster:80", cookie=get_cookie(dashboard, "login.cluster")).status == 200
+    assert (
+        get(dashboard, "/api/overview", host="login.cluster:80", cookie=get_cookie(dashboard, "login.cluster")).status
+        == 200
+    )
     assert get(dashboard, "/", host="localhost").status == 421
 
 
@@ -104,10 +114,19 @@ def test_a_program_shows_the_bearer_token(dashboard: Dashboard) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py", "/static/..%5c..%5cguard.py", "/static//etc/passwd",
-        "/static/....//server.py", "/static/%00", "/static/vendor/uPlot.js", "/static/README.md", "/../../../etc/passwd", "/static/.",
+        "/static/../server.py",
+        "/static/..%2fserver.py",
+        "/static/%2e%2e/server.py",
+        "/static/..%5c..%5cguard.py",
+        "/static//etc/passwd",
+        "/static/....//server.py",
+        "/static/%00",
+        "/static/vendor/uPlot.js",
+        "/static/README.md",
+        "/../../../etc/passwd",
+        "/static/.",
     ],
-)  # fmt: skip
+)
 def test_no_path_leads_to_another_file(dashboard: Dashboard, path: str) -> None:
     answer = get(dashboard, path, cookie=let_in(dashboard))
     assert answer.status == 404
@@ -129,7 +148,8 @@ def test_two_dashboards_of_one_host_have_cookies_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "name"), [("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a")]
+    ("header", "name"),
+    [("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a")],
 )
 def test_the_name_in_a_host_header(header: str, name: str) -> None:
     assert host_name(header) == name

@@ -52,8 +52,20 @@ def test_bytes_of_a_link_become_a_rate() -> None:
 def test_an_event_is_kept_once_and_on_the_clock_of_the_observer() -> None:
     history = History()
     events = tuple(Event(time=90.0 + n, kind=EventKind.JOINED, peer="b") for n in range(5))
-    history.add(snapshot(100.0, worker(1100.0, events=tuple(replace(each, time=each.time + 1000) for each in events[:3])), offset=1000.0), PARTS)
-    history.add(snapshot(101.0, worker(1101.0, events=tuple(replace(each, time=each.time + 1000) for each in events)), offset=1000.0), PARTS)
+    history.add(
+        snapshot(
+            100.0,
+            worker(1100.0, events=tuple(replace(each, time=each.time + 1000) for each in events[:3])),
+            offset=1000.0,
+        ),
+        PARTS,
+    )
+    history.add(
+        snapshot(
+            101.0, worker(1101.0, events=tuple(replace(each, time=each.time + 1000) for each in events)), offset=1000.0
+        ),
+        PARTS,
+    )
     assert [each.time for each in history.events["a"]] == pytest.approx([each.time for each in events])
 
 
@@ -61,6 +73,8 @@ def test_events_are_asked_for_from_the_last_time_on() -> None:
     history = History()
     assert history.since == 0.0
     history.add(snapshot(100.0, worker(55.0)), PARTS)
+    assert history.since == 55.0
+    history.add(snapshot(101.0, worker(56.0)), ("calls",))  # without events: those after 55 are still to come
     assert history.since == 55.0
 
 
@@ -75,7 +89,9 @@ def test_everything_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         history.add(group.snapshot(Query(since=history.since)), PARTS)
     assert len(history.links) <= 4
     assert sum(map(len, history.events.values())) <= 40
-    assert {len(each.times) for each in (history.group, *history.workers.values(), *history.functions.values())} == {module.LENGTH}
+    assert {len(each.times) for each in (history.group, *history.workers.values(), *history.functions.values())} == {
+        module.LENGTH
+    }
 
 
 def test_a_worker_that_is_gone_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

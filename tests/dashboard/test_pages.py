@@ -29,10 +29,29 @@ from tests.dashboard.client import get, let_in
 from tests.dashboard.simulated import SimulatedGroup
 
 ADDRESSES = [
-    "overview", "workers", "workers/worker1", "workers/worker6", "calls", "calls/worker0%2377", "waiting", "timeline", "timeline?worker=worker1",
-    "references", "references/3.1", "links", "links/worker1/worker2", "gradients", "gradients/4711.1", "events", "events?show=all",
-    "stacks", "stacks/worker1", "stacks/worker1/1003", "functions", "functions/model.forward",
-]  # fmt: skip
+    "overview",
+    "workers",
+    "workers/worker1",
+    "workers/worker6",
+    "calls",
+    "calls/worker0%2377",
+    "waiting",
+    "timeline",
+    "timeline?worker=worker1",
+    "references",
+    "references/3.1",
+    "links",
+    "links/worker1/worker2",
+    "gradients",
+    "gradients/4711.1",
+    "events",
+    "events?show=all",
+    "stacks",
+    "stacks/worker1",
+    "stacks/worker1/1003",
+    "functions",
+    "functions/model.forward",
+]
 MOST = 300_000  # bytes of one moment of one page
 
 
@@ -51,7 +70,7 @@ class Still:
     def __init__(self, *workers: WorkerSnapshot, time: float = 1000.0) -> None:
         self._snapshot = GroupSnapshot(group="still", time=time, workers=workers)
 
-    def snapshot(self, query: Query = Query(), timeout: float = 1.0) -> GroupSnapshot:  # noqa: B008 (it is frozen)
+    def snapshot(self, query: Query = Query(), timeout: float = 1.0) -> GroupSnapshot:
         return self._snapshot
 
 
@@ -125,10 +144,17 @@ def test_the_oldest_call_comes_first_with_its_furthest_stage() -> None:
     key = CallKey(caller="a", id=5)
     fixed: dict[str, Any] = {"key": key, "callee": "b", "function": "f", "kind": "PYTHON_CALL"}
     sent = CallStatus(stage=Stage.SENT, age=3.0, left=9.0, **fixed)
-    young = CallStatus(key=CallKey(caller="a", id=6), callee="b", function="g", kind="PYTHON_CALL", stage=Stage.SENT, age=1.0)
-    group = Still(worker("a", calls=(young, sent)), worker("b", calls=(CallStatus(stage=Stage.RUNNING, age=2.9, **fixed),)))
+    young = CallStatus(
+        key=CallKey(caller="a", id=6), callee="b", function="g", kind="PYTHON_CALL", stage=Stage.SENT, age=1.0
+    )
+    group = Still(
+        worker("a", calls=(young, sent)), worker("b", calls=(CallStatus(stage=Stage.RUNNING, age=2.9, **fixed),))
+    )
     rows = shown(group, "calls")["view"]["calls"]["rows"]
-    assert [(row["function"], row["stage"], row["age"], row["left"]) for row in rows] == [("f", "running", 3.0, 9.0), ("g", "sent", 1.0, None)]
+    assert [(row["function"], row["stage"], row["age"], row["left"]) for row in rows] == [
+        ("f", "running", 3.0, 9.0),
+        ("g", "sent", 1.0, None),
+    ]
 
 
 def test_from_a_call_to_the_stack_behind_a_lock() -> None:
@@ -140,7 +166,12 @@ def test_from_a_call_to_the_stack_behind_a_lock() -> None:
     waits = WaitStatus(kind=WaitKind.LOCK, text="a lock", age=4.0, thread=2, serving=key, holder=1)
     group = Still(
         worker("a", calls=(CallStatus(stage=Stage.BEGUN, age=5.0, **fixed),)),
-        worker("b", calls=(CallStatus(stage=Stage.RUNNING, age=5.0, thread=2, **fixed),), threads=(asleep, serving), waits=(waits,)),
+        worker(
+            "b",
+            calls=(CallStatus(stage=Stage.RUNNING, age=5.0, thread=2, **fixed),),
+            threads=(asleep, serving),
+            waits=(waits,),
+        ),
     )
     view = shown(group, "calls/a%235")["view"]
     steps = view["chain"]["steps"]
@@ -185,7 +216,13 @@ def test_a_large_matrix_has_blocks_that_show_their_worst_pair() -> None:
 
 def test_short_runs_are_put_together_and_none_is_lost() -> None:
     events = tuple(
-        Event(time=990 + n * 0.001, kind=EventKind.RUN_FAILED if n == 7 else EventKind.RUN_ENDED, function="f", seconds=0.0005, thread=1)
+        Event(
+            time=990 + n * 0.001,
+            kind=EventKind.RUN_FAILED if n == 7 else EventKind.RUN_ENDED,
+            function="f",
+            seconds=0.0005,
+            thread=1,
+        )
         for n in range(9000)
     )
     row = shown(Still(worker("a", events=events)), "timeline")["view"]["rows"][0]

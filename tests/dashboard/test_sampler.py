@@ -57,8 +57,8 @@ def test_the_group_is_asked_for_what_open_pages_need() -> None:
     run(test())
 
 
-def test_links_are_asked_for_by_their_page_alone_in_a_large_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LINKED", 1)
+def test_a_large_group_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 1)
 
     async def test() -> None:
         group = SimulatedGroup(3)
@@ -67,6 +67,7 @@ def test_links_are_asked_for_by_their_page_alone_in_a_large_group(monkeypatch: p
             while group.asked < 4:
                 await sampler.changed()
         assert not any("links" in query.parts for query in group.queries)
+        assert ["events" in query.parts for query in group.queries] == [True] + [False] * (group.asked - 1)
 
     run(test())
 

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from remora.dashboard.table import Column, View, table
 
 COLUMNS = (Column("name", "Name"), Column("size", "Size", "bytes"))
-rows = st.lists(st.fixed_dictionaries({"name": st.text(max_size=5), "size": st.one_of(st.none(), st.integers(), st.floats(allow_nan=False))}))
+rows = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.text(max_size=5), "size": st.one_of(st.none(), st.integers(), st.floats(allow_nan=False))}
+    )
+)
 
 
 @given(rows, st.booleans(), st.integers(0, 5))

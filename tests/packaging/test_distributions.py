@@ -29,3 +29,13 @@ def test_the_wheel_has_the_version_that_the_package_tells(distributions: dict[st
 
 def test_the_wheel_still_has_what_python_reads_when_it_starts(distributions: dict[str, Path]) -> None:
     assert "remora-compat.pth" in members(distributions["wheel"])
+
+
+def test_the_dashboard_has_its_page_and_the_licences_of_what_is_in_it(distributions: dict[str, Path]) -> None:
+    for distribution in distributions.values():
+        names = members(distribution)
+        for name in ("index.html", "app.js", "style.css", "vendor/uPlot.js", "vendor/LICENSE-preact"):
+            assert any(each.endswith(f"remora/dashboard/static/{name}") for each in names), (distribution, name)
+    wheel = members(distributions["wheel"])
+    for library in ("htm", "preact", "uPlot"):
+        assert any(f".dist-info/licenses/src/remora/dashboard/static/vendor/LICENSE-{library}" in each for each in wheel)

@@ -34,8 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--port", type=_port, default=0, metavar="N", help="where the pages are (any port that is free)")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (127.0.0.1: only this host)")
-    add("--allow-host", action="append", default=[], metavar="NAME", help="a name by which browsers reach this host, too")
-    add("--bearer-file", metavar="FILE", help="programs, such as Prometheus, may show the content of this file as bearer token")
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which browsers reach this host, too",
+    )
+    add("--bearer-file", metavar="FILE", help="programs (Prometheus) may show its content as bearer token")
     add("--open", action="store_true", help="open the pages in the browser of this host")
 
 
@@ -59,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             listening, address = listen_tcp(options.host, [options.port])
         except RendezvousError as error:
-            raise UsageError(f"cannot listen on {options.host} port {options.port}: {error.__cause__}; choose with --port") from None
+            text = f"cannot listen on {options.host} port {options.port}: {error.__cause__}; choose another with --port"
+            raise UsageError(text) from None
         shown = "127.0.0.1" if options.host in ANY else options.host
         pages = _Pages(dashboard, f"http://{host_and_port(shown, address.port)}/", options.open)
         try:

@@ -107,7 +107,7 @@ def strong_components(nodes: Sequence[T], after: Mapping[T, Sequence[T]]) -> lis
             if work:
                 low[work[-1][0]] = min(low[work[-1][0]], low[node])
             if low[node] == number[node]:
-                part = []
+                part: list[T] = []
                 while not part or part[-1] != node:
                     part.append(stack.pop())
                     inside.discard(part[-1])
@@ -155,7 +155,7 @@ def _ring(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> _Block[T]:
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return abs(one[0] - other[0]) < WIDTH + DOWN and abs(one[1] - other[1]) < HEIGHT + DOWN
+    return abs(one[0] - other[0]) < WIDTH + ACROSS and abs(one[1] - other[1]) < HEIGHT + DOWN
 
 
 def _along(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> list[T]:
@@ -180,8 +180,9 @@ def _untangle(columns: list[list[int]], targets: Sequence[Sequence[int]]) -> lis
         near = sources if forwards else targets
         for column in columns if forwards else reversed(columns):
             rank = {place: at / len(each) for each in columns for at, place in enumerate(each)}
-            mean = {place: sum(rank[o] for o in near[place]) / len(near[place]) if near[place] else rank[place] for place in column}
-            column.sort(key=lambda place, mean=mean: mean[place])  # type: ignore[misc]
+            around = {place: [rank[other] for other in near[place]] or [rank[place]] for place in column}
+            mean = {place: sum(ranks) / len(ranks) for place, ranks in around.items()}
+            column.sort(key=mean.__getitem__)
     return columns
 
 

@@ -1,4 +1,4 @@
-"""Decides which requests the dashboard answers: those of a browser that showed the token, to a host that is ours, that only read.
+"""Decides which requests the dashboard answers: of browsers that showed a token, under a name of ours, and that only read.
 
 The address that the command prints has a token. It is good for one browser, once: the browser gets a cookie for it, which
 scripts cannot read and other sites cannot send. A program (Prometheus, curl) shows a secret of a file as a bearer token
@@ -35,11 +35,13 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-# A redirect would lose the cookie where the address was clicked on a page of another site (a terminal in a browser, say): the
+# A redirect would lose the cookie where the address was clicked on a page of another site (a terminal in a browser): the
 # browser keeps a Strict cookie from the whole chain. A page that leads on starts a chain of its own.
-_WELCOME = '<!doctype html><meta charset="utf-8"><title>Remora</title><meta http-equiv="refresh" content="0;url=/">'
+_WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Remora</title>
+<link rel="icon" href="/static/icon.svg"><meta http-equiv="refresh" content="0;url=/"></html>"""
 _REFUSED = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Remora: not let in</title><link rel="stylesheet" href="/static/style.css"><main class="alone">
+<title>Remora: not let in</title><link rel="icon" href="/static/icon.svg">
+<link rel="stylesheet" href="/static/style.css"><main class="alone">
 <h1>This browser is not let in</h1>
 <p>{reason}</p>
 <p>Press Enter in the terminal where <code>remora dashboard</code> runs: it prints a new address, good for one browser.</p>

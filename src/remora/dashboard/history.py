@@ -1,7 +1,7 @@
 """The last minutes of a group, as the dashboard saw them: rates and sizes over time, and the events that came.
 
 Workers keep counters and a short ring of events; what a counter was a minute ago is known only here. All is bounded: each
-series keeps `LENGTH` points, a worker's events `EVENTS`, and what belongs to a worker is dropped when it has been gone for long.
+series keeps `LENGTH` points, a worker has `EVENTS` events, and what belongs to a worker is dropped when it is gone for long.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Series:
 
     def tell(self, *names: str, points: int = LENGTH) -> dict[str, list[float | None]]:
         """As the browser draws it: the times, and the values of each name."""
-        found: dict[str, list[float | None]] = {"time": [round(each, 2) for each in self.times][-points:]}
+        times: list[float | None] = [round(each, 2) for each in self.times]
+        found = {"time": times[-points:]}
         for name in names:
             values = self.values.get(name, [None] * len(self.times))
             found[name] = [None if each is None else float(f"{each:.4g}") for each in values][-points:]
@@ -106,32 +107,37 @@ class History:
         self._links_before: dict[tuple[str, str], tuple[float, LinkStatus]] = {}
         self._counts_before: dict[str, Counter[int]] = {}
         self._totals_before: dict[str, tuple[int, int]] = {}
-        self._time_before = 0.0
+        self._measured_at = 0.0  # when histograms were last asked for
+        self._events_until: dict[str, float] = {}  # by worker, on its own clock
+        self._latency_before: dict[str, float | None] = {"p50": None, "p99": None}
 
     @property
     def since(self) -> float:
         """Events before this time of the workers' clocks are all here."""
-        return min((each.time for each in self._before.values()), default=0.0)
+        return min(self._events_until.values(), default=0.0)
 
     def add(self, snapshot: GroupSnapshot, parts: Iterable[str]) -> None:
         """Take in one more snapshot, in which `parts` were asked for."""
         parts = set(parts)
         for worker in snapshot.workers:
             self._add_worker(snapshot, worker)
+            if "events" in parts:
+                self._add_events(worker, snapshot.clock_offsets.get(worker.name, 0.0))
             if "links" in parts:
                 self._add_links(snapshot.time, worker)
             if "owned" in parts:
-                kept = sum(each.bytes or 0 for each in worker.owned)
+                size = sum(each.bytes or 0 for each in worker.owned)
                 count = len(worker.owned) + worker.left_out.get("owned", 0)
-                self.owners.setdefault(worker.name, Series()).add(snapshot.time, count=count, bytes=kept)
+                self.owners.setdefault(worker.name, Series()).add(snapshot.time, count=count, bytes=size)
         self._add_group(snapshot, "histograms" in parts)
         if "histograms" in parts:
             self._add_functions(snapshot)
+            self._measured_at = snapshot.time
         self._forget(snapshot)
         silent = {each.name for each in snapshot.missing if each.state in ("silent", "unreachable")}
         kept = {name: each for name, each in self._before.items() if name in silent}  # their events may still come
         self._before = {**kept, **{each.name: each for each in snapshot.workers}}
-        self._time_before = snapshot.time
+        self._events_until = {name: until for name, until in self._events_until.items() if name in self._before}
 
     def _elapsed(self, worker: WorkerSnapshot) -> float | None:
         """Seconds since the snapshot before of the same process, if there is one and it is not long ago."""
@@ -160,13 +166,13 @@ class History:
             queued=worker.pool.queued,
             running=worker.pool.running,
         )
-        self._add_events(worker, snapshot.clock_offsets.get(worker.name, 0.0))
 
     def _add_events(self, worker: WorkerSnapshot, offset: float) -> None:
         kept = self.events.setdefault(worker.name, deque(maxlen=EVENTS))
         last = kept[-1].time + 1e-7 if kept else 0.0
         new = [each for each in sorted(worker.events, key=lambda each: each.time) if each.time - offset > last]
         kept.extend(_at(each, each.time - offset) for each in new)
+        self._events_until[worker.name] = worker.time
 
     def _add_links(self, time: float, worker: WorkerSnapshot) -> None:
         for link in worker.links:
@@ -194,7 +200,7 @@ class History:
             resident=sum(each.memory.resident for each in snapshot.workers),
             queued=sum(each.pool.queued for each in snapshot.workers),
             running=sum(each.pool.running for each in snapshot.workers),
-            **(self._latency(snapshot) if measured else {}),
+            **(self._latency(snapshot) if measured else self._latency_before),
         )
 
     def _sum(self, name: str, snapshot: GroupSnapshot) -> float | None:
@@ -210,13 +216,14 @@ class History:
                     counts.update(each.buckets)
         before, self._counts_before[""] = self._counts_before.get("", counts), counts
         new = Counter({bucket: count - before[bucket] for bucket, count in counts.items() if count > before[bucket]})
-        if snapshot.time - self._time_before >= GAP:
+        if snapshot.time - self._measured_at >= GAP:
             new.clear()
-        return {"p50": quantile(new, 0.5), "p99": quantile(new, 0.99)}
+        self._latency_before = {"p50": quantile(new, 0.5), "p99": quantile(new, 0.99)}
+        return self._latency_before
 
     def _add_functions(self, snapshot: GroupSnapshot) -> None:
         histograms = (each for worker in snapshot.workers for each in worker.histograms if each.measure == "call")
-        elapsed = snapshot.time - self._time_before
+        elapsed = snapshot.time - self._measured_at
         for name, found in combine(histograms, lambda each: each.function).items():
             counts, failed = self._totals_before.get(name, (found.count, found.failed))
             before = self._counts_before.get(name, found.counts)

@@ -93,6 +93,7 @@ class Moment:
         """What every page shows at its head: who answered, and what is wrong."""
         return {
             "group": self.snapshot.group,
+            "program": next((each.program for each in self.snapshot.workers if each.program), ""),
             "time": self.snapshot.time,
             "answered": len(self.snapshot.workers),
             "all": len(self.snapshot.workers) + len(self.stopped),

@@ -3,8 +3,8 @@
 One task does it, on the event loop of the server; only the question itself waits on another thread. So nothing here needs a
 lock. When the last page goes away the task ends, and workers are left alone.
 
-A snapshot of a large group takes a while to ask for and to read. The pause after it is at least so long that this process takes
-`SHARE` of a core: a dashboard may be late, but never in the way.
+A snapshot of a large group takes a while to ask for and to read. The pause after it is so long that this process takes no
+more than `SHARE` of a core: a dashboard may be late, but never in the way.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ SHARE = 0.12
 MOST = 10.0  # seconds between two questions
 TIMEOUT = 1.0  # for a worker's answer: a silent one shall not hide for long what the others say
 LIMIT = 2000  # entries of a part from each worker, in small groups
-ENTRIES = 20_000  # of all workers together
-ALWAYS = ("calls", "waits", "histograms", "events")  # for the history, and to find cycles
-LINKED = 32  # workers: links of no more than these are always asked for (their number grows with the square)
+ENTRIES = 10_000  # of all workers together
+ALWAYS = ("calls", "waits")  # to find cycles
+# For the history, and in a large group only so often (seconds), because they are most of what there is to read. The first has
+# to be less than `history.GAP`.
+SELDOM = {"histograms": 4.0, "events": 10.0}
+LARGE = 32  # workers: links of no more than these are always asked for (their number grows with the square)
 
 _log = logging.getLogger("remora.dashboard")
 
@@ -54,9 +57,10 @@ class Sampler:
         self._pages = 0
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        self._hurry = asyncio.Event()  # a page came that needs parts which the newest moment lacks
+        self._hurry = asyncio.Event()  # a page came for which the newest moment is too old, or lacks parts
         self._asking = asyncio.Lock()
         self._processor = time.process_time()
+        self._asked_at = dict.fromkeys(SELDOM, float("-inf"))  # of the parts for the history
         self.closed = False
 
     @asynccontextmanager
@@ -65,9 +69,10 @@ class Sampler:
         parts = set(parts)
         self._wanted.update(parts)
         self._pages += 1
-        if self.moment is None or not parts <= self.moment.parts:
+        if not self.fresh(parts):
             self._hurry.set()
         if self._task is None or self._task.done():
+            self._processor = time.process_time()
             self._task = asyncio.create_task(self._ask_again_and_again())
         try:
             yield
@@ -81,7 +86,11 @@ class Sampler:
     def fresh(self, parts: Iterable[str]) -> bool:
         """Whether the newest moment has these parts and is one of now."""
         newest = self.moment
-        return newest is not None and newest.parts.issuperset(parts) and time.time() - newest.snapshot.time < 2 * self._interval
+        return (
+            newest is not None
+            and newest.parts.issuperset(parts)
+            and time.time() - newest.snapshot.time < 2 * self._interval
+        )
 
     async def changed(self) -> None:
         """Return after the next moment, problem, or the end."""
@@ -130,16 +139,23 @@ class Sampler:
             parts = self._parts() | more
             count = len(self.moment.snapshot.workers) + 1 if self.moment is not None else 1
             # Other pages may have been closed for long: what happened meanwhile is old, but tells how it came to this.
-            query = Query(parts=tuple(sorted(parts)), limit=max(min(LIMIT, ENTRIES // count), 50), since=self.history.since)
+            query = Query(
+                parts=tuple(sorted(parts)), limit=max(min(LIMIT, ENTRIES // count), 50), since=self.history.since
+            )
             self.asked += 1
             snapshot = await asyncio.to_thread(self._group.snapshot, query, TIMEOUT)
             self.history.add(snapshot, parts)
             self.moment = Moment(snapshot, self.history, parts)
 
     def _parts(self) -> frozenset[str]:
-        wanted = {part for part, pages in self._wanted.items() if pages > 0}
-        small = self.moment is not None and len(self.moment.snapshot.workers) <= LINKED
-        return frozenset(wanted | set(ALWAYS) | ({"links"} if small else set()))
+        wanted = {part for part, pages in self._wanted.items() if pages > 0} | set(ALWAYS)
+        small = self.moment is not None and len(self.moment.snapshot.workers) <= LARGE
+        now = time.monotonic()
+        for part, seconds in SELDOM.items():
+            if small or now - self._asked_at[part] >= seconds:
+                wanted.add(part)
+                self._asked_at[part] = now
+        return frozenset(wanted | {"links"} if small else wanted)
 
     def _publish(self) -> None:
         self._news.set()

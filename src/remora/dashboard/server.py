@@ -71,7 +71,12 @@ class Dashboard:
     async def serve(self, listening: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
         """Answer requests until `stop` or a signal. Closes the socket."""
         config = uvicorn.Config(
-            self.app, log_level="warning", access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=1
+            self.app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
         )
         self._server = _Server(config, ready, self.sampler.close)
         await self._server.serve([listening])
@@ -142,7 +147,9 @@ class Dashboard:
     async def _snapshot(self, request: Request) -> Response:
         parts = set(request.query_params.get("parts", ",".join(PARTS)).split(","))
         if unknown := sorted(parts - set(PARTS)):
-            return JSONResponse({"error": f"There are no parts {', '.join(unknown)}: choose from {', '.join(PARTS)}."}, 400)
+            return JSONResponse(
+                {"error": f"There are no parts {', '.join(unknown)}: choose from {', '.join(PARTS)}."}, 400
+            )
         try:
             moment = await self.sampler.ask_once(parts)
         except RemoraError as error:

@@ -14,8 +14,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`kind` says how its values are drawn, and where they lead: "text", "name", "worker", "workers", "call", "function",
-    "reference", "pass", "thread", "link", "state", "seconds", "bytes", "count", "rate", "percent", "time", "spark", "bar"."""
+    """`kind` says how its values are drawn, and where they lead: "text", "worker", "workers", "call", "function",
+    "reference", "pass", "thread", "link", "state", "seconds", "bytes", "count", "rate", "percent", "time", "spark" or
+    "bar" (`CELLS` in static/ui.js)."""
 
     key: str
     label: str

@@ -1,4 +1,4 @@
-"""From a call to what finally holds it up: the steps of the wait-for graph, each with its address, and the stack at each thread."""
+"""From a call to what finally holds it up: steps of the wait-for graph, each with its address, threads with their stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: who joined, was suspected, left or died, connections, refusals, injected faults; calls too if they are asked for."""
+"""Events: who joined, was suspected, left or died, connections, refusals, injected faults; calls too if asked for."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def _all(moment: Moment, arguments: Mapping[str, str]) -> dict[str, Any]:
     }
     names = {each.function for each in histograms}
     total = sum(found.total for found in by_measure["call"].values())
-    rows = [_row(moment, name, {measure: found.get(name) for measure, found in by_measure.items()}, total) for name in names]
+    rows = [
+        _row(moment, name, {measure: found.get(name) for measure, found in by_measure.items()}, total) for name in names
+    ]
     rows.sort(key=lambda row: (-(row["total"] or 0), row["function"]))
     left_out = moment.left_out("histograms")
     return {"functions": table(FUNCTIONS, rows, View.of(arguments), name="functions"), "left_out": left_out}

@@ -11,6 +11,7 @@ from remora.dashboard.table import Column, Row, View, table
 
 PARTS: tuple[str, ...] = ()
 MANY = 100  # workers: beyond, cells and bars instead of a line for each
+LINES = 40  # then: those with trouble, and some others
 SPARK = 60  # points of a small curve
 TROUBLE = {"dead": 0, "unreachable": 1, "silent": 2, "refused": 3, "suspected": 4, "busy": 5, "alive": 6, "left": 7}
 
@@ -38,7 +39,7 @@ def view(moment: Moment, path: Sequence[str], arguments: Mapping[str, str]) -> d
         "curves": history.group.tell("served", "made", "failed", "p50", "p99", "resident", "queued", "running"),
         "cells": [[row["worker"], row["state"], row["load"]] for row in by_rank(moment, rows)] if many else None,
         "bars": {"queued": _bars(rows, "queued"), "served": _bars(rows, "served")} if many else None,
-        "workers": table(WORKERS, rows, View.of(arguments, MANY), name="workers"),
+        "workers": table(WORKERS, rows, View.of(arguments, LINES if many else MANY), name="workers"),
         "events": table(EVENTS, event_rows(moment, RARE)[:8], View(), name="events"),
     }
 
@@ -103,7 +104,7 @@ def _oldest_calls(moment: Moment) -> dict[str, float]:
 
 
 def _suspected(moment: Moment) -> dict[str, str]:
-    """Who is suspected, by whom and why. Only groups whose links are asked for know it from there, all others from events."""
+    """Who is suspected, by whom and why. Not known in a large group, whose links are not asked for: events tell it."""
     found: dict[str, str] = {}
     for worker in moment.snapshot.workers:
         for link in worker.links:

@@ -1,4 +1,4 @@
-"""Remote references: who owns how much, who holds it, what made it, and how it grows; and one reference with all its holders."""
+"""Remote references: who owns how much, who holds it, what made it, how it grows; and one reference with its holders."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Timeline: a row for each thread, a bar for each function that ran and each call that was waited for.
 
-A bar that would be narrower than a dot is put together with its neighbours, so the answer is bounded however many calls there
-were. Bars are `[start, length, function, kind, count, call, busy, failed]`: times count from the start of the window, functions
-and calls are places in lists (a call only where the bar is one), `busy` is the share of its length in which anything ran.
+A bar that would be narrower than a dot is put together with its neighbours, so the answer is bounded however many calls
+there were. Bars are `[start, length, function, kind, count, call, busy, failed]`: times count from the start of the window,
+functions and calls are places in lists (a call only where the bar is one), `busy` is the share of its length in which
+anything ran.
 """
 
 from __future__ import annotations
@@ -151,7 +152,16 @@ def _tell(bar: Bar, begin: float, functions: dict[str, int], calls: dict[str, in
     place = functions.setdefault(name, len(functions))
     call = None if bar.call is None else calls.setdefault(bar.call, len(calls))
     busy = round(min(bar.busy / max(bar.end - bar.start, 1e-9), 1.0), 2)
-    return [round(bar.start - begin, 6), round(bar.end - bar.start, 6), place, bar.kind, bar.count, call, busy, bar.failed]
+    return [
+        round(bar.start - begin, 6),
+        round(bar.end - bar.start, 6),
+        place,
+        bar.kind,
+        bar.count,
+        call,
+        busy,
+        bar.failed,
+    ]
 
 
 def _thread_name(moment: Moment, key: tuple[str, int | None]) -> str:

@@ -31,7 +31,7 @@ function useStream(place, paused) {
     return () => document.removeEventListener("visibilitychange", look);
   }, []);
   useEffect(() => {
-    setShown((before) => (before.thing === thing ? before : { state: "loading", head: before.data || before.head }));
+    setShown((before) => (before.thing === thing ? before : { thing, state: "loading", head: before.data || before.head }));
   }, [thing]);
   useEffect(() => {
     if (hidden || paused) return;
@@ -123,7 +123,7 @@ function App() {
   useEffect(() => {
     const label = NAV.find(([page]) => page === place.page)?.[1] || "Worker";
     const trouble = head && (head.cycles || head.answered < head.all) ? "⚠ " : "";
-    document.title = `${trouble}${place.path.join(" ") || label} · Remora${head ? ` ${head.group}` : ""}`;
+    document.title = `${trouble}${place.path.join(" ") || label} · Remora`;
   }, [place.href, head?.cycles, head?.answered, head?.all]);
   const Page = PAGES[place.page];
   return html`<${Place.Provider} value=${place}>
@@ -133,7 +133,7 @@ function App() {
     </nav>
     <div class="body">
       <${Head} head=${head} shown=${shown} paused=${paused} setPaused=${setPaused} setHelp=${setHelp} />
-      <main id="main" tabindex="-1" class=${shown.state === "live" ? "" : "stale"} data-state=${shown.state}>
+      <main id="main" tabindex="-1" class=${shown.state === "live" ? "" : "stale"} data-state=${shown.state} data-thing=${shown.data ? shown.thing : ""}>
         ${shown.data && shown.data.page === place.page ? html`<${Page} ...${shown.data} />` : html`<${Waiting} shown=${shown} />`}
       </main>
     </div>
@@ -150,7 +150,7 @@ function Head({ head, shown, paused, setPaused, setHelp }) {
   const state = paused ? "paused" : shown.state;
   const words = { live: "live", loading: "asking", paused: "paused", problem: "no answer", away: "no connection", refused: "not let in" }[state];
   return html`<header class="top">
-      <span class="group">${head ? head.group : "…"}</span>
+      <span class="group" title=${head ? `${head.program} (group ${head.group})` : ""}>${head ? head.program || "group" : "…"}<span class="note">${head ? head.group.slice(0, 8) : ""}</span></span>
       ${head && html`<span class="answered ${head.answered < head.all ? "bad" : ""}">${head.answered} of ${plural(head.all, "worker")} answered</span>`}
       <span class="spacer"></span>
       <span class="pulse ${state}" title=${head ? `as of ${time(head.time)}` : ""}><i></i>${words}<span class="clock">${head ? time(head.time) : ""}</span></span>
