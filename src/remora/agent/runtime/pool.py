@@ -58,7 +58,8 @@ class WorkerPool:
         self.limit = limit
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
-        self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing else to do
+        # The current thread is about to answer, and has nothing else to do. It returns the time of the worker's clock.
+        self.nearly_done = self.leader.nearly_done if clock is SYSTEM else self._nearly_done
         # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
         # user task that needs a slot.
         self._lock = threading.RLock()  # guards: _active
@@ -130,6 +131,10 @@ class WorkerPool:
             self._run_user_tasks()
         while self._idle_tasks:
             self._do_one(self._idle_tasks)
+
+    def _nearly_done(self) -> float:
+        self.leader.nearly_done()
+        return self.clock.now()
 
     def _queued(self) -> int:
         runnable = len(self.backlog) if self._active < self.limit else 0
