@@ -88,16 +88,21 @@ class Traces:
 
     def end(self, id: str) -> Any:
         """End a trace. Answered with what was recorded; None if there is no such trace (any more)."""
-        trace = self._traces.pop(id, None)
+        trace = self._traces.get(id)
         if trace is None:
             return None
-        self._close(trace)
-        return self._ended(trace)
+        if trace.profile is not None:
+            trace.profile.end()
+        return Later(GLANCE, lambda: self._ended(id))  # another thread may be about to fold what has ended until now
 
-    def _ended(self, trace: _Trace) -> Any:
+    def _ended(self, id: str) -> Any:
+        trace = self._traces.get(id)
+        if trace is None:
+            return None
         profile = trace.profile
         if profile is not None and not profile.ended:
-            return Later(GLANCE, lambda: self._ended(trace))
+            return Later(GLANCE, lambda: self._ended(id))
+        self._close(self._traces.pop(id))
         rows = Rows.of(trace.ends, self._failed, time.time() - self._now())
         rows.lost += trace.lost
         return {
