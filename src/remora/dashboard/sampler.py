@@ -29,8 +29,8 @@ TIMEOUT = 1.0  # for a worker's answer: a silent one shall not hide for long wha
 LIMIT = 2000  # entries of a part from each worker, in small groups
 ENTRIES = 10_000  # of all workers together
 ALWAYS = ("calls", "waits")  # to find cycles
-# For the history, and in a large group only so often (seconds), because they are most of what there is to read. The first has
-# to be less than `history.GAP`.
+# For the history, and in a large group only so often (seconds), because they are most of what there is to read. The first
+# has to be less than `history.GAP`.
 SELDOM = {"histograms": 4.0, "events": 10.0}
 LARGE = 32  # workers: links of no more than these are always asked for (their number grows with the square)
 
