@@ -331,21 +331,21 @@ def _since(event: Event, query: Query) -> Iterator[Event]:
 
 
 class Recorded:
-    """Snapshots that were made before, told again and again with the time of now: what a group costs is left out."""
+    """Snapshots that were made before, told again and again as if time went on: what a group costs is left out."""
 
-    def __init__(self, group: SimulatedGroup, count: int = 2) -> None:
+    def __init__(self, group: SimulatedGroup) -> None:
         parts = Query(parts=("calls", "waits", "histograms", "events", "threads"), limit=60, since=time.time() - 5)
-        self._frames = [group.snapshot(parts) for _ in range(count)]
+        self._frame = group.snapshot(parts)
         self.asked = 0
 
     def snapshot(self, query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:
-        frame = self._frames[self.asked % len(self._frames)]
         self.asked += 1
         now = time.time()
-        return replace(
-            frame,
-            time=now,
-            workers=tuple(replace(each, time=now, up=each.up + now - frame.time) for each in frame.workers),
-        )
+        return replace(self._frame, time=now, workers=tuple(self._later(each, now) for each in self._frame.workers))
+
+    def _later(self, worker: WorkerSnapshot, now: float) -> WorkerSnapshot:
+        passed = now - self._frame.time
+        served = worker.calls_served + int(passed * (200 + worker.rank * 37 % 150))
+        return replace(worker, time=now, up=worker.up + passed, calls_served=served, cpu=worker.cpu + passed * 0.4)
 
     def close(self) -> None: ...

@@ -261,4 +261,6 @@ def test_a_group_of_200_is_cells_and_bars_in_a_small_page(visit: Visit) -> None:
         nodes = visitor.page.evaluate("document.querySelectorAll('*').length")
         assert nodes < 6000
         assert sum(weights) < 1_000_000
+        if PICTURES:
+            eventually(lambda: len(served.dashboard.sampler.history.group.times) > 40)
         visitor.picture("overview-200")

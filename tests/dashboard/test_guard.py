@@ -103,6 +103,12 @@ def test_there_is_nothing_to_change(dashboard: Dashboard, method: str) -> None:
         assert get(dashboard, path, method=method, cookie=cookie).status == 405
 
 
+def test_only_a_get_uses_a_token_up(dashboard: Dashboard) -> None:
+    token = dashboard.access.make_token()
+    assert get(dashboard, f"/?token={token}", method="POST").status == 405
+    assert get(dashboard, f"/?token={token}").status == 200
+
+
 def test_a_program_shows_the_bearer_token(dashboard: Dashboard) -> None:
     assert get(dashboard, "/metrics", authorization="Bearer 0123456789abcdef").status == 200
     assert get(dashboard, "/metrics", authorization="Basic 0123456789abcdef").status == 403
