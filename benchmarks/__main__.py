@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     words = f"count what calls cost, in place of time; of {', '.join(each.name for each in instructions.SUITE)}"
     parser.add_argument("--instructions", action="store_true", help=words)
     words = "what each fast path alone is worth, turn by turn, instead of the contestants; or what these are worth"
-    parser.add_argument("--paths", nargs="*", choices=paths.names(), metavar="PATH", help=words)
+    parser.add_argument("--paths", nargs="*", choices=[*paths.names(), *paths.RECORDER], metavar="PATH", help=words)
     arguments = parser.parse_args()
     arguments.suite = SUITE if arguments.paths is None else paths.SUITE
     if arguments.instructions:

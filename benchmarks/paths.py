@@ -1,5 +1,7 @@
 """What each fast path alone is worth: `make bench ARGS=--paths`, and without the noise of times, `"--paths --instructions"`.
 
+`"--paths recorder"` tells in the same way what the recorder costs.
+
 The working tree takes turns with itself, one side without the fast path (`benchmarks.against` has the statistics). The ratio
 of a pair is the number with it by the number without it.
 """
@@ -18,11 +20,15 @@ from benchmarks.trees import ROOT, compile_all
 SUITE = [
     Benchmark("noop", "rpc_sync no-op", noop.measure, contestants=(REMORA,)),
     Benchmark("add", "rpc_sync torch.add", add.measure, contestants=(REMORA,)),
+    Benchmark("burst", "5,000 rpc_async at once", flight.measure, contestants=(REMORA,)),
     Benchmark("in-flight", "16 calls kept in flight", flight.sixteen, contestants=(REMORA,)),
     Benchmark("reference", "remote() + to_here()", reference.measure, contestants=(REMORA,)),
     Benchmark("echo-1-mb", "echo of 1 MB", echo.one_megabyte, contestants=(REMORA,)),
     Benchmark("training", "one training step", training.measure, contestants=(REMORA,)),
 ]
+
+
+RECORDER = {"recorder": ("REMORA_RECORDER", "0")}  # no fast path: it is measured only if it is named
 
 
 def names() -> list[str]:
@@ -40,6 +46,6 @@ def run(
 
     packages = ROOT / "src"
     compile_all(packages)
-    with Side(packages) as on, Side(packages, dict([FastPaths.turned_off()[path]])) as off:
+    with Side(packages) as on, Side(packages, dict([(FastPaths.turned_off() | RECORDER)[path]])) as off:
         sides = {NOW: on, BEFORE: off}
         alternate(benchmarks, sides, found, rounds=rounds, quick=quick, say=lambda text: say(f"{path} · {text}"))

@@ -20,7 +20,9 @@ from tests.eventually import eventually
 FAILED = 4
 
 
-def entry(end: int = MADE, name: Any = "f", peer: str = "w1", seconds: float = 1.0, queued: float = 0.0, flags: int = 0) -> Any:
+def entry(
+    end: int = MADE, name: Any = "f", peer: str = "w1", seconds: float = 1.0, queued: float = 0.0, flags: int = 0
+) -> Any:
     return (end, peer, 7, "m", name, 10.0, 10.0 + queued, 10.0 + queued + seconds, 1, flags, 0, None)
 
 
@@ -171,9 +173,10 @@ def test_each_end_of_each_kind_of_call_is_recorded_once() -> None:
         mine, theirs = (worker.agent.recorder for worker in world.workers)
         eventually(lambda: len(mine.calls()) == 7 and len(theirs.calls()) == 6)
         made = Counter((each.name, bool(each.flags & mine._failed)) for each in mine.calls())
-        assert made == {("work", False): 3, ("later", False): 1, ("to_here()", False): 1, ("pow", False): 1, ("fail", True): 1}
+        fine = {("work", False): 3, ("later", False): 1, ("pow", False): 1, ("fail", True): 1}
+        assert made == {**fine, ("to_here()", False): 1}
         run = Counter((each.name, bool(each.flags & mine._failed)) for each in theirs.calls())
-        assert run == {("work", False): 3, ("later", False): 1, ("pow", False): 1, ("fail", True): 1}
+        assert run == fine
         ends = {each.id: each for each in mine.calls()}
         for each in theirs.calls():
             caller = ends[each.id]
@@ -207,7 +210,7 @@ def test_nothing_of_the_program_lives_longer() -> None:
             return 1
 
         target = Callable_()
-        gone = [weakref.ref(local), weakref.ref(target)]
+        gone: list[Callable[[], object]] = [weakref.ref(local), weakref.ref(target)]
         rpc.rpc_sync("worker1", local)
         rpc.rpc_async("worker1", target).wait()
         del local, target

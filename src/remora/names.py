@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -15,10 +16,28 @@ _QUALNAME = type.__dict__["__qualname__"].__get__
 _MODULE = type.__dict__["__module__"].__get__
 
 
+class Word:
+    """Stands in the place of a function where a call is Remora's own, and has a name as a function has."""
+
+    __slots__ = ("__qualname__",)
+    __module__: Any = None
+
+    def __init__(self, name: str) -> None:
+        self.__qualname__ = name
+
+
+@lru_cache(maxsize=1024)
+def word(name: str) -> Word:
+    """Return the word of that name."""
+    return Word(name)
+
+
 def function_name(target: object) -> str:
     """Return how people call a function, or what is called in its place."""
     if isinstance(target, str):
         return target[:LONGEST]
+    if type(target) is Word:
+        return str(target.__qualname__)
     if type(target) is MethodType:
         target = target.__func__
     if type(target) in (FunctionType, BuiltinFunctionType):

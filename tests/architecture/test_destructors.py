@@ -14,7 +14,7 @@ from remora.testing.world import World
 from tests.architecture.source import Module, read_source
 from tests.systematic.tracing import moments_of
 
-MAY_IMPORT_LATE = ("compat", "observer", "testing")  # which run before the program, or beside it
+MAY_IMPORT_LATE = ("command", "compat", "launch", "observer", "testing")  # which run before the program, or beside it
 OF_CONTAINERS = {name for kind in (list, dict, set, bytes, str) for name in dir(kind)}
 WAITING = {"acquire", "wait", "join", "sleep", "block", "wait_for", "select", "poll"}
 

@@ -37,6 +37,8 @@ LAYERS = [
     {"launch"},
     {"dashboard"},
     {""},  # remora/__init__.py, the public names
+    {"command"},  # imports in each verb what that needs
+    {"__main__"},
     {"testing"},  # may import anything; nothing may import it
 ]
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}

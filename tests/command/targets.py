@@ -78,7 +78,3 @@ def many_calls(worker: str, count: int) -> None:
 
 def nap(seconds: float) -> None:
     time.sleep(seconds)
-
-
-def release_on(worker: str) -> None:
-    rpc.rpc_sync(worker, release)

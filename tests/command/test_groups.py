@@ -13,11 +13,13 @@ from tests.command import targets
 from tests.command.running import Done, group_of, remora
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 LONG = "30s"  # for workers of a busy machine; no test waits for that long, unless one of them is silent
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Processes]:
+def workers(fork_server: None) -> Iterator[Processes]:
     with Processes(3) as started:
         yield started
 

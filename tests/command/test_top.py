@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from remora import rpc
 from remora.command.history import History, sparkline
 from remora.errors import NothingFound
 from remora.observer.model import GroupSnapshot, LinkStatus, Pool, Stage
@@ -31,6 +32,7 @@ from textual.widgets import Input, Static
 from remora.command.top_app import StackScreen, TopApp
 
 SIZE = (140, 40)
+INTERVAL = 0.2  # a press of the pilot waits until nothing is left to draw
 
 
 def snapshot(n: int) -> GroupSnapshot:
@@ -49,7 +51,7 @@ def drive(
     steps: Callable[[TopApp, Any], Awaitable[None]], source: Callable[[bool], GroupSnapshot] | None = None
 ) -> None:
     numbers = count()
-    app = TopApp(source or (lambda stacks: snapshot(next(numbers))), interval=0.02)
+    app = TopApp(source or (lambda stacks: snapshot(next(numbers))), interval=INTERVAL)
 
     async def run() -> None:
         async with app.run_test(size=SIZE) as pilot:
@@ -119,8 +121,6 @@ def test_a_filter_leaves_rows_with_its_text() -> None:
 
 def test_enter_opens_the_stacks_of_a_worker() -> None:
     async def steps(app: TopApp, pilot: Any) -> None:
-        while app.rows()[0].key != "worker0":
-            await pilot.press("s")
         await pilot.press("slash", "w", "o", "r", "k", "e", "r", "0", "enter", "enter")
         await until(pilot, lambda: isinstance(app.screen, StackScreen))
         assert any("train.py:30 step" in line for line in app.screen._lines)  # type: ignore[attr-defined]
@@ -198,6 +198,7 @@ def test_rates_begin_anew_with_a_new_start_of_a_worker() -> None:
     assert sparkline([1, 4, 8]) == "▂▅█"
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="no tmux")
 def test_in_a_real_terminal(tmp_path: Path) -> None:
     """tmux has a server and a terminal of its own, on a socket in this test's folder."""
@@ -212,7 +213,7 @@ def test_in_a_real_terminal(tmp_path: Path) -> None:
     def shows(*wanted: str) -> None:
         eventually(lambda: all(text in screen() for text in wanted), 40, screen)
 
-    with Processes(2) as workers:
+    with Processes(3) as workers:
         run = f"{sys.executable} -m remora top --group {group_of(workers)} --interval 0.2 --timeout 20s; echo ended with $?"
         tmux("-f", "/dev/null", "new-session", "-d", "-s", "top", "-x", "160", "-y", "40", f"sh -c '{run}; sleep 60'")
         try:
@@ -224,10 +225,11 @@ def test_in_a_real_terminal(tmp_path: Path) -> None:
             tmux("send-keys", "-t", "top", "Enter")
             shows("stacks of worker1", "hold_lock")
             tmux("send-keys", "-t", "top", "Escape")
+            eventually(lambda: "stacks of worker1" not in screen(), 40, screen)  # Escape and q at once would be Alt-q
             tmux("send-keys", "-t", "top", "q")
             shows("ended with 0")
         finally:
             tmux("kill-server")
-        workers.run(0, targets.release_on, "worker1")
+        workers.run(2, rpc.rpc_sync, "worker1", targets.release)
         holding.result()
         calling.result()

@@ -46,7 +46,9 @@ def test_an_error_is_heard_once_and_reported_as_before() -> None:
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "os._exit(0)", "raise KeyboardInterrupt", "endings.remove(witness); 1 / 0"])
+@pytest.mark.parametrize(
+    "end", ["pass", "sys.exit(3)", "os._exit(0)", "raise KeyboardInterrupt", "endings.remove(witness); 1 / 0"]
+)
 def test_an_end_without_an_error_is_none_of_our_business(end: str) -> None:
     done = run(f"""
         witness = Witness()

@@ -11,8 +11,8 @@ import pytest
 
 from remora.introspection.locks import Blocked, blocked_at
 from remora.introspection.threads import look
-from remora.introspection.waits import WaitKind
 from remora.observe import snapshot
+from remora.observer.model import WaitKind
 from remora.testing.world import World
 from tests.eventually import eventually
 

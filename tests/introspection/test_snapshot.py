@@ -174,7 +174,7 @@ def test_requests_that_wait_for_a_slot() -> None:
 def test_a_reference_that_is_being_made() -> None:
     with World(2) as world, world.acting(0):
         reference = rpc.remote("worker1", block)
-        thread = threading.Thread(target=lambda: world.run(0, reference.to_here))
+        thread = threading.Thread(target=world.run, args=(0, reference.to_here))
         thread.start()
         eventually(lambda: look(world, 1).owned and look(world, 0).waits)
         (owned,), (held,) = look(world, 1).owned, look(world, 0).held
@@ -191,7 +191,7 @@ def test_a_reference_that_is_being_made() -> None:
 def test_a_thread_of_the_owner_that_waits_for_a_value() -> None:
     with World(2) as world:
         reference = world.run(0, rpc.remote, "worker0", block)
-        thread = threading.Thread(target=lambda: world.run(0, reference.local_value))
+        thread = threading.Thread(target=world.run, args=(0, reference.local_value))
         thread.start()
         eventually(lambda: [each for each in look(world, 0).waits if each.kind is WaitKind.REFERENCE])
         (wait,) = [each for each in look(world, 0).waits if each.kind is WaitKind.REFERENCE]
@@ -329,7 +329,7 @@ def test_events_and_histograms_match_the_calls_that_were_made() -> None:
         for n in range(5):
             rpc.rpc_sync("worker1", work, args=(n,))
         with pytest.raises(TypeError):
-            rpc.rpc_sync("worker1", work)
+            rpc.rpc_sync("worker1", work)  # type: ignore[arg-type]
         mine, theirs = look(world, 0), look(world, 1)
         made = [each for each in mine.events if each.function == f"{__name__}.work"]
         ran = [each for each in theirs.events if each.function == f"{__name__}.work"]
@@ -409,7 +409,8 @@ def test_shutdown_says_who_has_not_come() -> None:
     with World(2) as world:
         thread = threading.Thread(target=lambda: world.run(0, rpc.shutdown))
         thread.start()
-        eventually(lambda: [(each.kind, each.workers) for each in look(world, 0).waits] == [(WaitKind.SHUTDOWN, ("worker1",))])
+        awaited = [(WaitKind.SHUTDOWN, ("worker1",))]
+        eventually(lambda: [(each.kind, each.workers) for each in look(world, 0).waits] == awaited)
         world.run(1, rpc.shutdown)
         thread.join()
 
@@ -429,7 +430,7 @@ class Held(torch.autograd.Function):
 
 
 def held_up(x: torch.Tensor) -> torch.Tensor:
-    return Held.apply(x * 2)  # type: ignore[no-any-return]
+    return Held.apply(x * 2)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def test_a_backward_pass_says_what_is_owed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -29,6 +30,26 @@ def outer(seconds: float) -> torch.Tensor:
 def call_nested(times: int, seconds: float) -> None:
     for _ in range(times):
         rpc.rpc_sync("worker1", outer, args=(seconds,))
+
+
+_stop = threading.Event()
+_calling: list[threading.Thread] = []
+
+
+def keep_calling() -> None:
+    """Call from now on, on a thread of its own, until `stop_calling`."""
+
+    def run() -> None:
+        while not _stop.is_set():
+            call_nested(1, 0.001)
+
+    _calling.append(threading.Thread(target=run))
+    _calling[0].start()
+
+
+def stop_calling() -> None:
+    _stop.set()
+    _calling.pop().join()
 
 
 _wall_clock = time.time

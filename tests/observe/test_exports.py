@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import itertools
 import json
 import sys
 import urllib.request
@@ -73,7 +74,7 @@ def test_the_spans_of_a_call_lead_from_the_caller_to_what_the_callee_does(spans:
         named(spans, "innermost", "INTERNAL"),
     ]  # fmt: skip
     assert line[0]["parent"] is None
-    for above, below in zip(line, line[1:], strict=False):
+    for above, below in itertools.pairwise(line):
         assert below["parent"] == above["id"], f"the parent of {below['name']} {below['kind']} is not {above['name']}"
         assert below["trace"] == above["trace"]
         assert above["start"] - 5e6 <= below["start"] <= below["end"] <= above["end"] + 5e6

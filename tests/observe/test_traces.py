@@ -95,9 +95,9 @@ def test_the_verb_writes_the_file(workers: Processes, tmp_path: Path, capsys: py
     with observer_of(workers) as found:
         group = found.group
     path = tmp_path / "t.json"
-    pending = workers.start(0, programs.call_nested, 100, 0.001)
+    workers.run(0, programs.keep_calling)
     code = main(["trace", "--group", group, "--seconds", "300ms", "-o", str(path)])
-    pending.result()
+    workers.run(0, programs.stop_calling)
     assert code == 0
     assert "ui.perfetto.dev" in capsys.readouterr().out
     timeline = json.loads(path.read_text())

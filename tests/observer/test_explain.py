@@ -9,8 +9,20 @@ import pytest
 from remora.observer.dump import Cause, Dump, WorkerDump
 from remora.observer.explain import Finding, Kind, explain, summary
 from remora.observer.model import (
-    CallKey, CallStatus, Event, EventKind, GroupSnapshot, LinkStatus, Missing, OwnedReference, Pool, Stage, ThreadStatus,
-    WaitKind, WaitStatus, WorkerSnapshot,
+    CallKey,
+    CallStatus,
+    Event,
+    EventKind,
+    GroupSnapshot,
+    LinkStatus,
+    Missing,
+    OwnedReference,
+    Pool,
+    Stage,
+    ThreadStatus,
+    WaitKind,
+    WaitStatus,
+    WorkerSnapshot,
 )  # fmt: skip
 
 TRACEBACK = """Traceback (most recent call last):
@@ -21,7 +33,9 @@ TRACEBACK = """Traceback (most recent call last):
 
 
 def worker(name: str, **parts: Any) -> WorkerSnapshot:
-    base: dict[str, Any] = dict(rank=int(name[-1]), group="g", incarnation="i", pid=7, host="h", time=1e9, up=2.5)
+    base: dict[str, Any] = {
+        "rank": int(name[-1]), "group": "g", "incarnation": "i", "pid": 7, "host": "h", "time": 1e9, "up": 2.5,
+    }  # fmt: skip
     return WorkerSnapshot(**{**base, **parts}, name=name)
 
 
@@ -35,9 +49,10 @@ def kinds(found: list[Finding]) -> list[Kind]:
 
 
 def running(caller: str, number: int, callee: str, age: float, **parts: Any) -> CallStatus:
-    base: dict[str, Any] = dict(
-        key=CallKey(caller=caller, id=number), callee=callee, function="m.f", kind="PYTHON_CALL", stage=Stage.RUNNING, age=age
-    )
+    base: dict[str, Any] = {
+        "key": CallKey(caller=caller, id=number), "callee": callee, "function": "m.f", "kind": "PYTHON_CALL",
+        "stage": Stage.RUNNING, "age": age,
+    }  # fmt: skip
     return CallStatus(**{**base, **parts})
 
 
@@ -76,7 +91,7 @@ def test_a_silent_worker_is_told_with_its_stacks_and_those_who_wait_for_it() -> 
     silent = Missing(name="worker1", rank=1, state="silent", reason="stopped by SIGSTOP", stacks="Thread 0x7f\n  File x")
     found = explain(dump_of(worker("worker0", calls=waits), missing=(silent,)))
     assert kinds(found) == [Kind.SILENT]
-    assert "stopped by SIGSTOP; 2 calls of others wait for it" in found[0].text
+    assert "stopped by SIGSTOP; 2 calls wait for it" in found[0].text
     assert "  File x" in found[0].details
 
 
@@ -109,7 +124,9 @@ def test_a_cycle_is_the_culprit_and_its_calls_are_not_told_twice() -> None:
                 running(me, 1, other, 20.0, stage=Stage.BEGUN, thread=5, parent=theirs),
                 running(other, 1, me, 20.0, thread=5),
             ),
-            waits=(WaitStatus(kind=WaitKind.CALL, text="f", age=20.0, thread=5, serving=theirs, call=mine, workers=(other,)),),
+            waits=(WaitStatus(
+                kind=WaitKind.CALL, text="f", age=20.0, thread=5, serving=theirs, call=mine, workers=(other,)
+            ),),
             threads=(ThreadStatus(id=5, name="pool-0", role="pool", stack=("a.py:1 f",), serving=theirs),),
         )  # fmt: skip
 
@@ -130,7 +147,7 @@ def test_a_pool_without_a_free_thread_is_told() -> None:
     calls = (running("worker1", 1, "worker0", 1.0), running("worker1", 2, "worker0", 1.0))
     found = explain(dump_of(worker("worker0", pool=Pool(limit=2, threads=3, running=2, queued=40), calls=calls)))
     assert kinds(found) == [Kind.POOL_FULL]
-    assert found[0].details == ("2 × m.f",)
+    assert found[0].details == ("2 x m.f",)
 
 
 @pytest.mark.parametrize("cut", [0, 9000])

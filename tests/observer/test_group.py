@@ -56,7 +56,7 @@ def names(snapshot: GroupSnapshot) -> tuple[list[str], list[tuple[str, str]]]:
 
 def hold_interpreter(path: str) -> None:
     pipe = os.open(path, os.O_RDONLY)  # which waits until the test opens it, too
-    ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)  # and this, with the interpreter in hand, until it writes
+    ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)  # … and this until it writes: no other thread runs
     os.close(pipe)
 
 
@@ -132,8 +132,9 @@ def test_questions_that_no_worker_knows_are_errors_of_each(observer: GroupObserv
     assert sorted(found) == ["worker0", "worker1", "worker2"]
     assert all(isinstance(each, ObserverError) and "no question" in str(each) for each in found.values())
     stacks = observer.ask_all("stacks", 10.0)
-    assert all("remora-worker0-observer" not in str(each) for each in stacks["worker0"])
-    assert any(each["role"] == "timers" for each in stacks["worker0"])
+    told: Any = stacks["worker0"]
+    assert all("remora-worker0-observer" not in str(each) for each in told)
+    assert any(each["role"] == "timers" for each in told)
 
 
 # Trouble.

@@ -49,7 +49,9 @@ FULL = dataclasses.replace(
     passes=(PassStatus(context=1, number=0, started_by="w0", phase="x", age=0.5, owes={"w2": 1}, awaits={"w0": 2}),),
     links=(LinkStatus(peer="w0", state="alive", transport="tcp", round_trip=0.5),),
     events=(Event(time=1.0, kind=EventKind.RUN_ENDED, call=KEY, seconds=0.1, queued=0.2),),
-    histograms=(Histogram(measure="run", function="f", peer=None, count=3, failed=1, total=1, longest=0.5, buckets={30: 3}),),
+    histograms=(
+        Histogram(measure="run", function="f", peer=None, count=3, failed=1, total=1, longest=0.5, buckets={30: 3}),
+    ),
     threads=(ThreadStatus(id=1, name="main", role="main", stack=("a.py:1 f",), serving=KEY),),
     left_out={"calls": 3},
 )

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from remora.observer.model import (
-    CallKey, CallStatus, GroupSnapshot, Histogram, LinkStatus, Missing, OwnedReference, Stage, WorkerSnapshot,
+    CallKey,
+    CallStatus,
+    GroupSnapshot,
+    Histogram,
+    LinkStatus,
+    Missing,
+    OwnedReference,
+    Stage,
+    WorkerSnapshot,
 )  # fmt: skip
 from remora.observer.openmetrics import render
 
@@ -19,7 +27,9 @@ AWKWARD = 'f"\\\n\x1b<λ>'
 
 
 def worker(name: str, **parts: Any) -> WorkerSnapshot:
-    base: dict[str, Any] = dict(rank=0, group="g", incarnation="i", pid=7, host="h", time=1e9, up=2.5)
+    base: dict[str, Any] = {
+        "rank": 0, "group": "g", "incarnation": "i", "pid": 7, "host": "h", "time": 1e9, "up": 2.5,
+    }  # fmt: skip
     return WorkerSnapshot(**{**base, **parts}, name=name)
 
 

@@ -60,9 +60,8 @@ def test_what_leads_into_a_cycle_is_told_after_it_and_is_none() -> None:
     assert chain.cyclic
     assert chain.text.startswith(
         "worker3 waits for k on worker1 (3.0 s), which waits for a lock that thread pool-0 of worker1 holds (3.0 s), which "
-        "serves f on worker1 and waits for g on worker2 (8.0 s), which"
+        "serves f on worker1 and is in a cycle"
     )
-    assert chain.text.endswith(": a cycle")
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])

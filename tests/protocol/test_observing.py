@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_an_observer_need_not_know_whom_it_meets() -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"), [({"group": "another"}, Why.GROUP), ({"incarnation": "an earlier one"}, Why.RESTARTED)]
 )
-def test_another_worker_is_told_apart(wanted: dict[str, str], why: Why) -> None:
+def test_another_worker_is_told_apart(wanted: dict[str, Any], why: Why) -> None:
     observer, observed = Observer(KEY, **wanted), Observed(WORKER, KEY)
     with pytest.raises(ProtocolError):
         converse(observer, observed)
@@ -49,18 +50,19 @@ def test_another_worker_is_told_apart(wanted: dict[str, str], why: Why) -> None:
     assert not observed.welcomed
 
 
-def test_an_observer_finds_out_that_the_worker_lies_about_its_group() -> None:
-    """The worker does not look, so the observer must."""
-    observer = Observer(KEY, group="another")
-    liar = Observed(WORKER, KEY)
-    liar._me = Identity("worker1", 1, "incarnation", "another")
-    answer = liar.receive(observer.start())
-    assert observer.receive(answer)  # so far all is well
-    observer, liar = Observer(KEY, group="another"), Observed(WORKER, KEY)
-    hello = Observer(KEY, nonce=b"1" * 16)
-    with pytest.raises((ProtocolError, AuthenticationError)):
-        observer.start()
-        observer.receive(liar.receive(hello.start()))
+class Confused(Observed):
+    """A worker that does not look whom an observer means."""
+
+    def _on_message(self, body: dict[str, object]) -> bytes:
+        return super()._on_message({**body, "group": "", "incarnation": ""})
+
+
+@pytest.mark.parametrize(("group", "incarnation"), [("another", ""), ("", "an earlier one")])
+def test_an_observer_looks_itself_whether_it_meets_whom_it_means(group: str, incarnation: str) -> None:
+    observer, observed = Observer(KEY, group=group, incarnation=incarnation), Confused(WORKER, KEY)
+    with pytest.raises(ProtocolError):
+        converse(observer, observed)
+    assert observer.result is None
 
 
 def test_without_the_key_no_end_accepts() -> None:
@@ -110,17 +112,25 @@ def test_a_replayed_conversation_fails() -> None:
     assert not second.welcomed
 
 
-def test_no_changed_byte_is_accepted_by_both() -> None:
-    length = len(Observer(KEY, nonce=b"n" * 16).start())
-    for at in range(0, length, 7):
+@pytest.mark.parametrize("which", range(4))
+def test_no_changed_byte_is_accepted_by_both(which: int) -> None:
+    """In any of the four messages, at any place."""
+    at = 0
+    while True:
         observer, observed = Observer(KEY), Observed(WORKER, KEY)
-        said = bytearray(observer.start())
-        said[at % len(said)] ^= 1
-        with pytest.raises((ProtocolError, AuthenticationError)):
-            answer = observed.receive(bytes(said))
-            observer.receive(answer or b"")
-            raise ProtocolError("it waits for more")
-        assert not observed.welcomed
+        said, turn = observer.start(), 0
+        try:
+            while said:
+                if turn == which:
+                    if at >= len(said):
+                        return
+                    said = said[:at] + bytes([said[at] ^ 1]) + said[at + 1 :]
+                said = (observed if turn % 2 == 0 else observer).receive(said)
+                turn += 1
+        except (ProtocolError, AuthenticationError):
+            pass
+        assert not (observed.welcomed and observer.result)
+        at += 5
 
 
 # Texts.

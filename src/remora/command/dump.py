@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
         print_json({"file": path, "workers": len(snapshot.workers), "missing": {each.name: each.reason for each in bad}})
         return int(bool(bad))
     output = make_output()
-    output.line(f"{path}: {counted(len(snapshot.workers), 'worker')}. It has names of functions, hosts and files, and no values.")
+    who = counted(len(snapshot.workers), "worker")
+    output.line(f"{path}: {who}. It has names of functions, hosts and files, and no values of arguments.")
     if bad:
         output.line(partial_answer(snapshot), "bad")
     return int(bool(bad))

@@ -18,7 +18,7 @@ EXAMPLE = "remora explain d.zip\n  remora explain /tmp/dumps"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
     parser.add_argument("dump", metavar="FILE|FOLDER", help="what `remora dump` wrote, or the workers themselves")
-    parser.add_argument("--group", metavar="NAME", help="the group, where a folder has several (the first letters are enough)")
+    parser.add_argument("--group", metavar="NAME", help="the group, where a folder has several (its first letters)")
     parser.add_argument(
         "--older", type=seconds, default=STUCK, metavar="TIME", help="calls at least so old are worth a word (5s)"
     )

@@ -69,7 +69,9 @@ class TopApp(App[None]):
     #rates { height: 3; }
     #filter { display: none; }
     #filter.shown { display: block; }
-    DataTable { height: 1fr; }
+    Screen { overflow: hidden; }
+    TabbedContent, TabPane, DataTable { height: 1fr; }
+    TabPane { padding: 0; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("1", "view('workers')", "Workers"),
@@ -131,7 +133,8 @@ class TopApp(App[None]):
 
     def _failed(self, text: str) -> None:
         self._asking, self._wanted = False, None
-        self.query_one("#trouble", Static).update(Text(clean(text)))
+        for trouble in self.screen_stack[0].query("#trouble").results(Static):
+            trouble.update(Text(clean(text)))
 
     def _take(self, snapshot: GroupSnapshot, worker: str | None) -> None:
         self._asking = False
@@ -147,7 +150,7 @@ class TopApp(App[None]):
 
     def _open(self, snapshot: GroupSnapshot, worker: str) -> None:
         lines = _Lines()
-        show_stacks(snapshot, lines, worker)
+        show_stacks(snapshot, lines, worker, everything=False)
         self.push_screen(StackScreen(worker, lines.lines or [f"{clean(worker)} gives no stacks"]))
 
     # Drawing.
@@ -170,7 +173,7 @@ class TopApp(App[None]):
         return self.view.sorted_rows(self._snapshot, self._history, column, reverse, self._filter)
 
     def _draw(self) -> None:
-        if self._snapshot is None or isinstance(self.screen, ModalScreen):
+        if self._snapshot is None or not self.query("#summary"):  # other things are on the screen, or nothing is any more
             return
         self._draw_summary(self._snapshot)
         table, rows = self._table(), self.rows()

@@ -44,12 +44,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) -> int:
     graph = WaitGraph.of(snapshot)
-    cycles = graph.cycles()
     chains = _chains(graph, snapshot, options.what)
+    reached = {node for chain in chains for node in chain.nodes}
+    cycles = [each for each in graph.cycles() if options.what is None or reached & set(each.nodes)]
     if options.json:
         print_json(_as_json(snapshot, cycles, chains), indent=options.watch is None)
         return int(bool(cycles or troubles(snapshot)))
-    if cycles and options.what is None:
+    if cycles:
         _show_cycles(cycles, output)
     if chains:
         output.line("What waits, and for what:", "head")
@@ -57,7 +58,7 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
             output.line(f"  {chain.text}", "bad" if chain.cyclic else "")
         if len(chains) > options.limit:
             output.line(f"  … and {len(chains) - options.limit:,} more (--limit)", "faint")
-    elif not cycles or options.what is not None:
+    elif not cycles:
         calls = len({call.key for worker in snapshot.workers for call in worker.calls})
         who = f"{options.what} waits for nothing" if options.what else "Nothing waits"
         output.line(f"{who}; {counted(calls, 'call')} under way in the group.")

@@ -45,10 +45,9 @@ class Endings:
             self._chained, sys.excepthook = sys.excepthook, self._raised
             # Before everything that multiprocessing finalizes: queues and managers of the program still work.
             self._finalizer = multiprocessing.util.Finalize(None, self._finalized, exitpriority=1_000_000)
-            if SIGNAL is not None and threading.current_thread() is threading.main_thread():
-                if signal.getsignal(SIGNAL) is signal.SIG_DFL:
-                    signal.signal(SIGNAL, self._signalled)
-                    self._has_signal = True
+            if self._may_take_signal() and signal.getsignal(SIGNAL) is signal.SIG_DFL:
+                signal.signal(SIGNAL, self._signalled)
+                self._has_signal = True
 
     def remove(self, witness: Witness) -> None:
         """Undo `add`. Harmless if done twice."""
@@ -69,11 +68,15 @@ class Endings:
         if self._finalizer is not None:
             self._finalizer.cancel()
         self._finalizer = None
-        # Handlers can be set on the main thread only. Ours, left behind, has no witness, and does nothing.
-        if self._has_signal and threading.current_thread() is threading.main_thread():
+        # On another thread ours is left behind: it has no witness, and does nothing.
+        if self._has_signal and self._may_take_signal():
             if signal.getsignal(SIGNAL) == self._signalled:
                 signal.signal(SIGNAL, signal.SIG_DFL)
             self._has_signal = False
+
+    def _may_take_signal(self) -> bool:
+        """Handlers can be set on the main thread only."""
+        return SIGNAL is not None and threading.current_thread() is threading.main_thread()
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._speak(error)

@@ -15,7 +15,7 @@ from remora.observer.model import PARTS, Query, to_json
 try:
     from torch._C._distributed_c10d import _register_handler
 except ImportError as error:
-    raise ImportError("remora.observe.debug_server needs a torch that has torch.distributed.debug (2.10 or newer)") from error
+    raise ImportError("remora.observe.debug_server needs a torch that has torch.distributed.debug: a newer one") from error
 
 NAME = "remora"
 

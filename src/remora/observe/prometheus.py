@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remora.observe.snapshots import snapshot
 from remora.errors import NotInitialized
+from remora.observe.snapshots import snapshot
 from remora.observer.model import GroupSnapshot
 from remora.observer.openmetrics import QUERY, Distribution, Family, families
 

@@ -12,12 +12,12 @@ from remora.rpc import api
 from remora.worker import Worker
 
 
-def snapshot(query: Query = Query()) -> WorkerSnapshot:  # noqa: B008 (it is frozen)
+def snapshot(query: Query = Query()) -> WorkerSnapshot:
     """Return what the current worker says of itself now. `query` leaves parts out, and filters."""
     return take(api._get_current_rpc_agent().subject, query)
 
 
-def group_snapshot(query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:  # noqa: B008 (it is frozen)
+def group_snapshot(query: Query = Query(), timeout: float = 2.0) -> GroupSnapshot:
     """Return the snapshots of all workers of the group that answer in time, and why others have none."""
     with observer() as found:
         return found.snapshot(query, timeout)

@@ -109,7 +109,10 @@ def write_worker_dump(folder: str, dump: WorkerDump) -> str:
 
 def stacks_text(threads: Iterable[ThreadStatus]) -> str:
     """The stacks of threads, for people: the innermost frame last."""
-    return "\n".join("\n".join([f"{each.name} ({each.role})", *(f"  {line}" for line in each.stack), ""]) for each in threads)
+    lines: list[str] = []
+    for each in threads:
+        lines += [f"{each.name} ({each.role})", *(f"  {line}" for line in each.stack), ""]
+    return "\n".join(lines)
 
 
 def _write_whole(path: str, write: Callable[[IO[bytes]], object]) -> None:
@@ -252,8 +255,8 @@ def _check_format(data: Any, place: str) -> None:
         raise UnreadableDump(f"{place} is no dump of Remora")
     if data.get("version") != VERSION:
         raise UnknownVersion(
-            f"{place} has version {str(data.get('version'))[:20]!r} of the format of dumps, and this Remora reads {VERSION}: "
-            "use the version of Remora that wrote it"
+            f"{place} has version {str(data.get('version'))[:20]!r} of the format of dumps, and this Remora reads "
+            f"{VERSION}: use the version of Remora that wrote it"
         )
 
 

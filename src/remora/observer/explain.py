@@ -155,7 +155,7 @@ def _silent(group: GroupSnapshot) -> Iterator[Finding]:
         if missing.state in ("silent", "unreachable", "refused"):
             waiting = _waiting_for(group, missing.name)
             text = f"{missing.name} is {missing.state}: {missing.reason or 'it did not answer'}"
-            text += f"; {_counted(waiting, 'call')} of others {'waits' if waiting == 1 else 'wait'} for it" if waiting else ""
+            text += f"; {_waiting(waiting, 'call')} for it" if waiting else ""
             details = tuple(_shortened(missing.stacks.splitlines(), LAST_WORDS))
             yield Finding(Kind.SILENT, text, details, (missing.name,), waiting)
 
@@ -194,7 +194,7 @@ def _stuck(group: GroupSnapshot, older_than: float, in_cycles: set[Node]) -> Ite
             told = waits.get((worker.name, call.key))
             text = f"{call.function} has run on {worker.name} for {call.age:.1f} s, called by {call.key.caller}"
             text += f", and waits for {told.text}" if told is not None else ""
-            text += f"; {_counted(waiting, 'more call')} {'waits' if waiting == 1 else 'wait'} for it" if waiting else ""
+            text += f"; {_waiting(waiting, 'more call')} for it" if waiting else ""
             yield Finding(Kind.STUCK, text, tuple(_stack_of(worker, call)), (worker.name,), 1e9 * waiting + call.age)
     yield from _unanswered(group, older_than)
 
@@ -207,9 +207,9 @@ def _unanswered(group: GroupSnapshot, older_than: float) -> Iterator[Finding]:
     for worker in group.workers:
         lost: dict[tuple[str, str, Stage], list[float]] = defaultdict(list)
         for call in worker.calls:
-            if call.key.caller == worker.name and call.age >= older_than and call.callee in present:
-                if call.key not in served and call.stage in (Stage.UNSENT, Stage.SENT):
-                    lost[call.callee, call.function, call.stage].append(call.age)
+            mine = call.key.caller == worker.name and call.stage in (Stage.UNSENT, Stage.SENT)
+            if mine and call.age >= older_than and call.callee in present and call.key not in served:
+                lost[call.callee, call.function, call.stage].append(call.age)
         for (callee, function, stage), ages in lost.items():
             where = "was not sent" if stage is Stage.UNSENT else "was sent, and the callee knows nothing of it"
             text = f"{_counted(len(ages), 'call')} of {function} from {worker.name} to {callee}: {where} ({max(ages):.1f} s)"
@@ -248,9 +248,9 @@ def _full_pools(group: GroupSnapshot) -> Iterator[Finding]:
         pool = worker.pool
         if pool.queued and 0 < pool.limit <= pool.running:
             running = Counter(call.function for call in worker.calls if call.stage is Stage.RUNNING)
-            text = f"{_counted(pool.queued, 'call')} {'waits' if pool.queued == 1 else 'wait'} for a thread of {worker.name}: "
+            text = f"{_waiting(pool.queued, 'call')} for a thread of {worker.name}: "
             text += f"all {pool.limit} are taken (num_worker_threads)"
-            details = tuple(f"{count} × {function}" for function, count in running.most_common(5))
+            details = tuple(f"{count} x {function}" for function, count in running.most_common(5))
             yield Finding(Kind.POOL_FULL, text, details, (worker.name,), pool.queued)
 
 
@@ -309,7 +309,7 @@ def _faults(group: GroupSnapshot) -> Iterator[Finding]:
     for worker in group.workers:
         told = Counter(event.text for event in worker.events if event.kind is EventKind.FAULT)
         if told:
-            details = tuple(f"{count} × {text}" for text, count in told.most_common(5))
+            details = tuple(f"{count} x {text}" for text, count in told.most_common(5))
             text = f"a fault plan injected {_counted(sum(told.values()), 'fault')} on {worker.name}"
             yield Finding(Kind.FAULTS, text, details, (worker.name,))
 
@@ -320,8 +320,9 @@ def _faults(group: GroupSnapshot) -> Iterator[Finding]:
 def summary(dump: Dump) -> list[str]:
     """What the dump is of."""
     group = dump.group
-    lines = [f"group {group.group}: {_counted(len(group.workers), 'worker')} in the dump"]
-    lines[0] += f", {len(group.missing)} not: {_some([_with_state(each) for each in group.missing])}" if group.missing else ""
+    head = f"group {group.group}: {_counted(len(group.workers), 'worker')} in the dump"
+    missing = f", {len(group.missing)} not: {_some([_with_state(each) for each in group.missing])}"
+    lines = [head + missing if group.missing else head]
     causes = Counter((each.snapshot.name, each.cause) for each in dump.workers if each.cause is not Cause.ASKED)
     lines += [f"{name} wrote {_counted(count, 'dump')}: {cause}" for (name, cause), count in sorted(causes.items())]
     lines += [f"not read: {each}" for each in dump.unreadable]
@@ -335,6 +336,10 @@ def _with_state(missing: Missing) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _waiting(number: int, noun: str) -> str:
+    return f"{_counted(number, noun)} {'waits' if number == 1 else 'wait'}"
 
 
 def _some(names: list[str], limit: int = 6) -> str:

@@ -174,7 +174,7 @@ def _histograms(histograms: Iterable[Histogram], labels: Mapping[str, str], add:
             add(name, "histogram", about, told, _distribution(each))
             if each.failed and each.measure != "queue":
                 failures = name.removesuffix("_duration_seconds") + "_failures"
-                add(failures, "counter", f"{about.partition(' ')[2].capitalize()[:-1]}: those that failed.", told, each.failed)
+                add(failures, "counter", "Those of them that failed.", told, each.failed)
 
 
 def _distribution(histogram: Histogram) -> Distribution:
@@ -222,4 +222,4 @@ def _number(value: float) -> str:
 
 def _label_names(labels: Mapping[str, str]) -> dict[str, str]:
     """Labels whose names came from a worker: what no name of a label may have is replaced."""
-    return {"".join(each if each.isascii() and each.isalnum() else "_" for each in name): text for name, text in labels.items()}
+    return {"".join(c if c.isascii() and c.isalnum() else "_" for c in name): text for name, text in labels.items()}

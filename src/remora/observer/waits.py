@@ -37,7 +37,7 @@ class Chain:
     edges: tuple[Edge, ...]
     start: Node
     text: str
-    cyclic: bool = False  # it ends at a node that it has passed
+    cyclic: bool = False  # it is a cycle, or ends at one
     expires: float | None = None  # seconds until the first deadline of a call in it
 
     @property
@@ -144,20 +144,22 @@ class WaitGraph:
 
     def chain(self, start: Node) -> Chain:
         """From a node to what it finally waits for. Of several things the worst is followed: what is on a cycle or leads to
-        one, a worker that is gone, what it waits for longest."""
+        one, a worker that is gone, what it waits for longest. A chain that comes to a cycle from outside ends there."""
+        on_cycle = {node for cycle in self.cycles() for node in cycle.nodes}
         edges: list[Edge] = []
         seen = {start}
         node = start
-        while self._ahead[node]:
+        while self._ahead[node] and (start in on_cycle or node not in on_cycle):
             edge = max(self._ahead[node], key=self._severity)
             edges.append(edge)
             node = edge.target
             if node in seen:
                 break
             seen.add(node)
-        cyclic = len(edges) == len(seen) and any(node in cycle.nodes for cycle in self.cycles())
+        cyclic = node in on_cycle
+        text = self._sentence(start, edges, cyclic, enters=cyclic and start not in on_cycle)
         left = [self._graph.deadlines[each] for each in seen if each in self._graph.deadlines]
-        return Chain(tuple(edges), start, self._sentence(start, edges, cyclic), cyclic, min(left, default=None))
+        return Chain(tuple(edges), start, text, cyclic, min(left, default=None))
 
     def _severity(self, edge: Edge) -> tuple[bool, bool, float]:
         return edge.target in self._hopeless(), edge.target in self._graph.gone, edge.age or 0.0
@@ -202,7 +204,7 @@ class WaitGraph:
 
     # Sentences.
 
-    def _sentence(self, start: Node, edges: Iterable[Edge], cyclic: bool) -> str:
+    def _sentence(self, start: Node, edges: Iterable[Edge], cyclic: bool, enters: bool = False) -> str:
         text, end, link = self._subject(start), start, " "
         by_name = False  # the noun said last is a thread, and not yet what it serves
         for edge in edges:
@@ -216,9 +218,9 @@ class WaitGraph:
             elif end.kind is NodeKind.WORKER:
                 link = self._link(end)
             # else a call and the thread that serves it: what is said of one is said of the other
-        if cyclic:
+        if cyclic and not enters:
             return f"{text}: a cycle"
-        remark = self.remark(end)
+        remark = "is in a cycle" if enters else self.remark(end)
         return text + (link + (self._service(end) if by_name else "") + remark if remark else "")
 
     def _link(self, noun: Node) -> str:

@@ -16,6 +16,7 @@ from remora.agent.calls.call_context import current_recording, pack_recorded
 from remora.agent.calls.future import Future, fresh, going_down
 from remora.agent.peers.manager import Peer
 from remora.errors import CallNotSent, CallOutcomeUnknown, OwnerDied, WorkerLost
+from remora.names import Word
 from remora.options import check_timeout
 from remora.rref.references import References
 from remora.rref.value import Value
@@ -26,6 +27,9 @@ from remora.wire.pack_scope import PackScope
 from remora.wire.packed import Packed
 
 FETCH_CALL, SCRIPT_FETCH_CALL = int(MessageType.PYTHON_RREF_FETCH_CALL), int(MessageType.SCRIPT_RREF_FETCH_CALL)
+
+
+TO_HERE = Word("to_here()")
 
 
 class Handle:
@@ -83,7 +87,7 @@ class Handle:
         """Ask the owner for a copy of the value, and wait for it."""
         try:
             packed, flags = self._fetch_request()
-            return self.references.agent.call(self.owner, self._fetch_kind(), packed, flags, timeout, "to_here()")
+            return self.references.agent.call(self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE)
         except (WorkerLost, CallNotSent) as error:
             raise self._translated(error) from None
 
@@ -96,7 +100,7 @@ class Handle:
         self.check_usable("to_here() on it")
         packed, flags = self._fetch_request()
         future: Future[Any] = self.references.agent.call_async(
-            self.owner, self._fetch_kind(), packed, flags, timeout, "to_here()", translate=self._translated
+            self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE, translate=self._translated
         )
         future._when_settled(partial(_keep, self))  # else its goodbye could free the value before it is fetched
         return future

@@ -336,15 +336,19 @@ def note_end(call: Call, thread: int) -> None:
     peer = call.peer
     remember = peer.remember
     if remember is not None:
-        target, reply = call.target, call.reply
-        try:  # (`name_parts`, inlined)
-            module, name = (None, target) if type(target) is str else (target.__module__, target.__qualname__)
-        except Exception:
+        target: Any = call.target
+        reply: Any = call.reply
+        try:
+            remember((
+                MADE, peer.name, call.id, target.__module__, target.__qualname__, 0.0, call.began, peer.now(), thread,
+                reply.flags, 0, call.parent,
+            ))  # fmt: skip
+        except Exception:  # there was no reply, or what was called is no function
+            flags = FAILED if reply is None else reply.flags
             module, name = name_parts(target)
-        remember((
-            MADE, peer.name, call.id, module, name, 0.0, call.began, peer.now(), thread,
-            FAILED if reply is None else reply.flags, 0, call.parent,
-        ))  # fmt: skip
+            remember((
+                MADE, peer.name, call.id, module, name, 0.0, call.began, peer.now(), thread, flags, 0, call.parent,
+            ))  # fmt: skip
 
 
 def _outcome(call: Call) -> tuple[BaseException | None, Any]:

@@ -176,7 +176,7 @@ class Request:
             raise self._makes_no_sense(error) from error
         frame.buffers = ()  # the value keeps its memory
         value = self._joined(value, scope) if frame.flags & RECORDED else value
-        return self._traced(value) if frame.flags & TRACED else value
+        return _without_trace(value, self) if frame.flags & TRACED else value
 
     def message(self, kind: type[M]) -> M:
         """The payload. ProtocolError if it is not what this type of message has."""
@@ -215,15 +215,6 @@ class Request:
         self.recording.received(self.caller, header, scope.links)
         self.grad_enabled = header[2]
         return value
-
-    def _traced(self, value: Any) -> object:
-        """The call without the trace that it carries, of which the tracer is told."""
-        if not (type(value) is tuple and value and type(value[0]) is str and len(value[0]) <= LONGEST):
-            raise SerializationError(f"a call from {self.caller.name} is said to carry a trace, and has none")
-        tracer = tracing.tracer
-        if tracer is not None:
-            tracer.arrived(self.caller.name, self.frame.call, value[0])
-        return value[1:]
 
     def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
         """Answer with what a function returned, which is taken out of the list; or with an error, if there is one."""
@@ -303,14 +294,14 @@ class Request:
         """Note that its function has run. (Times, numbers and texts: nothing of the program lives longer for it.)"""
         remember = self._dispatch.remember
         if remember is not None:
-            function, frame = self.function, self.frame
-            try:  # (`name_parts`, inlined)
-                module, name = (None, function) if type(function) is str else (function.__module__, function.__qualname__)
-            except Exception:
+            function, frame, now = self.function, self.frame, self._dispatch.now()
+            try:
+                module, name = function.__module__, function.__qualname__
+            except Exception:  # it is something else that can be called
                 module, name = name_parts(function)
             remember((
-                SERVED, self.caller.name, frame.call, module, name, self.came, self.began, self._dispatch.now(), get_ident(),
-                flags, frame.size, None,
+                SERVED, self.caller.name, frame.call, module, name, self.came, self.began, now, get_ident(), flags,
+                frame.size, None,
             ))  # fmt: skip
 
     def _is_followed(self) -> bool:
@@ -352,6 +343,16 @@ class Request:
         """Do not run it, and answer nothing: no caller waits."""
         self.answered = True
         self._done()
+
+
+def _without_trace(value: Any, request: Request) -> object:
+    """A call without the trace that it carries, of which the tracer is told."""
+    if not (type(value) is tuple and value and type(value[0]) is str and len(value[0]) <= LONGEST):
+        raise SerializationError(f"a call from {request.caller.name} is said to carry a trace, and has none")
+    tracer = tracing.tracer
+    if tracer is not None:
+        tracer.arrived(request.caller.name, request.frame.call, value[0])
+    return value[1:]
 
 
 Handler = Callable[[Request], None]

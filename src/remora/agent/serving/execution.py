@@ -18,6 +18,7 @@ from remora.agent.serving.dispatch import Dispatch, Request
 from remora.agent.serving.error_log import Raised
 from remora.devices import streams
 from remora.errors import SerializationError
+from remora.names import word
 from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
 from remora.wire.frames import ASYNC
@@ -126,7 +127,7 @@ class Execution:
     def run_script(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (kind, name, args, kwargs)`: a torch operator or a compiled function, found by its name."""
         kind, name, args, kwargs = target
-        request.function = name
+        request.function = word(name)
         del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
         # (in the context of this call, which ends with it)
