@@ -60,7 +60,7 @@ class WorkerPool:
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
         # The current thread is about to answer, and has nothing else to do. It returns the time of the worker's clock.
-        self.nearly_done = self.leader.nearly_done if clock is SYSTEM else partial(_by_clock, self.leader, clock)
+        self.nearly_done = self.leader.nearly_done if clock is SYSTEM else partial(_nearly_done, self.leader, clock)
         # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
         # user task that needs a slot.
         self._lock = threading.RLock()  # guards: _active
@@ -302,6 +302,12 @@ class WorkerPool:
             self._poller.close()
 
 
+def _nearly_done(leader: LeaderFollowers, clock: Clock) -> float:
+    """`LeaderFollowers.nearly_done` under another clock than the system's."""
+    leader.nearly_done()
+    return clock.now()
+
+
 def _shielded(work: Callable[..., None], *args: object) -> None:
     try:
         work(*args)
@@ -311,9 +317,3 @@ def _shielded(work: Callable[..., None], *args: object) -> None:
 
 def _report() -> None:
     log.exception("unexpected failure while serving")
-
-
-def _by_clock(leader: LeaderFollowers, clock: Clock) -> float:
-    """Say that the current thread is about to answer; return the time of a clock that is not the system's."""
-    leader.nearly_done()
-    return clock.now()
