@@ -14,11 +14,13 @@ from tests.dashboard import workers as programs
 from tests.dashboard.browser import Visitor
 from tests.dashboard.serving import Served
 from tests.eventually import eventually
+from tests.machine import Gaps
 
 pytestmark = pytest.mark.may_leak("a browser starts and ends processes of its own as it likes; it ends with the module")
 
 Visit = Callable[..., Visitor]
 SOON = 2.0  # seconds until the page shows what has happened
+STEPS = 20  # worker, peers, sampler, server, browser: on a busy machine each waits for its turn a few times
 ALL_ARE_BUSY = """() => {
     const rates = [...document.querySelectorAll('td.is-rate')].map((cell) => Number(cell.textContent));
     return rates.length === 4 && rates.every((rate) => rate > 1);
@@ -75,7 +77,9 @@ def test_every_page_has_their_data(workers: Processes, served: Served, visit: Vi
 def test_a_cycle_turns_red_and_leads_to_its_stacks(workers: Processes, served: Served, visit: Visit) -> None:
     visitor = visit(served)
     page = visitor.page
-    assert soonest(lambda: cycle(workers, visitor)) < SOON
+    with Gaps() as gaps:
+        seconds = soonest(lambda: cycle(workers, visitor))
+    assert seconds < SOON + STEPS * gaps.longest
     page.wait_for_selector(".box.bad")
     visitor.turn_to("/calls")
     page.click("td.is-call a:visible >> nth=0")
@@ -106,9 +110,11 @@ def test_a_killed_worker_turns_dead(workers: Processes, served: Served, visit: V
     page = visitor.page
     page.wait_for_selector("td.is-worker a:has-text('worker3')")
     workers.kill(3)
-    begun = time.monotonic()
-    page.wait_for_selector("tr:has-text('worker3') .state.bad:has-text('dead')")
-    assert time.monotonic() - begun < SOON
+    with Gaps() as gaps:
+        begun = time.monotonic()
+        page.wait_for_selector("tr:has-text('worker3') .state.bad:has-text('dead')")
+        seconds = time.monotonic() - begun
+    assert seconds < SOON + STEPS * gaps.longest
     page.wait_for_selector(".banner:has-text('worker3')")
     page.click("tr:has(.state.bad) td.is-worker a")
     page.wait_for_selector("h1:has-text('worker3') .state.bad:has-text('dead')")
