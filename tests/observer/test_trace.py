@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from remora.observer.clocks import Pair, corrections
 from remora.observer.model import CallKey, CallStatus, Event, EventKind, Stage
-from remora.observer.trace import Operator, Recording, chrome_trace, write_trace
+from remora.observer.timeline import Operator, Recording
+from remora.observer.trace import chrome_trace, write_trace
 from tests.observer.chrome_checker import faults_of, outside_of_their_calls, slices
 
 BEGIN = 1_700_000_000.0

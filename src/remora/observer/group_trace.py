@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from remora.errors import ObserverError
 from remora.observer.model import GroupSnapshot, Query
-from remora.observer.trace import Recording, chrome_trace
+from remora.observer.timeline import Recording
+from remora.observer.trace import chrome_trace
 from remora.observer.trace_rows import Rows, notes, operators
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any
 
 from remora.names import joined
 from remora.observer.model import CallKey, Event, EventKind
-from remora.observer.trace import Operator
+from remora.observer.timeline import Operator
 from remora.recorder import MADE, Raw
 
 FIELDS = 11  # of a row
