@@ -85,7 +85,11 @@ def test_on_a_phone_no_page_is_wider_than_the_screen(served: Served, visit: Visi
     visitor = visit(served, width=390, height=780)
     for name, path in PAGES.items():
         visitor.turn_to(path)
-        assert visitor.page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        try:
+            visitor.page.wait_for_function("document.documentElement.scrollWidth <= 390")  # once curves have their size
+        except Exception as error:
+            error.add_note(f"{name} is {visitor.page.evaluate('document.documentElement.scrollWidth')} wide")
+            raise
         if name in ("overview", "call"):
             visitor.picture(f"{name}-phone")
 
