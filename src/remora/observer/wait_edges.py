@@ -58,8 +58,8 @@ class _Arrival:
 
 
 def _meetings(arrivals: list[_Arrival]) -> list[list[_Arrival]]:
-    """Those that wait in gatherings of one title, by gathering: some workers may gather while others do. They are in the same
-    one if one names the other, or both name a third."""
+    """Those that wait in gatherings of one title, by gathering: some workers may gather while others do. They are in the
+    same one if one names the other, or both name a third."""
     found: list[tuple[set[str], list[_Arrival]]] = []
     for arrival in arrivals:
         names, together = {arrival.worker.name, *arrival.wait.workers}, [arrival]
