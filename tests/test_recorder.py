@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.recorder import BACKLOG, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, Recorder
+from remora.recorder import BACKLOG, DENSE, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, Recorder
 from remora.testing.world import World
 from tests.eventually import eventually
 
@@ -94,6 +94,8 @@ def test_histograms_are_what_counting_by_hand_gives() -> None:
             expected["run", name, peer].append((took, failed))
             expected["queue", name, peer].append((waited, False))
         remember(recorder, made)
+        if len(recorder._fresh) == DENSE:
+            recorder.fold()
     found = {(measure, name, peer): tally for (measure, _, name, peer), tally in recorder.tallies()}
     assert found.keys() == expected.keys()
     for key, tally in found.items():
@@ -104,6 +106,20 @@ def test_histograms_are_what_counting_by_hand_gives() -> None:
         assert tally.longest == max(times)
         by_hand = Counter(next(k for k in range(64) if took < 2.0 ** (k + 1) * 1e-9) for took in times)
         assert {k: n for k, n in enumerate(tally.buckets) if n} == dict(by_hand)
+
+
+def test_of_a_flood_a_sample_is_counted_and_totals_are_exact() -> None:
+    recorder = Recorder(20_000, FAILED)
+    many = DENSE * 40
+    came = [entry(name="fg"[n % 2], seconds=float(1 + n % 2), flags=FAILED if n % 100 == 7 else 0) for n in range(many)]
+    remember(recorder, *came)
+    tallies = {name: tally for (_, _, name, _), tally in recorder.tallies()}
+    assert sum(tally.count for tally in tallies.values()) == recorder.made == many
+    for tally in tallies.values():  # they take turns: to draw each fortieth would have found one of the two
+        assert 0.3 * many < tally.count < 0.7 * many
+    assert (tallies["f"].failed, tallies["g"].failed) == (0, sum(1 for each in came if each[9]))
+    assert tallies["f"].total == pytest.approx(tallies["f"].count)
+    assert tallies["g"].buckets[30] == tallies["g"].count
 
 
 def test_the_edges_of_buckets() -> None:
@@ -118,7 +134,9 @@ def test_the_edges_of_buckets() -> None:
 
 def test_functions_without_end_share_one_histogram() -> None:
     recorder = Recorder(MOST_TALLIES * 2, FAILED)
-    remember(recorder, *(entry(name=f"f{n}") for n in range(MOST_TALLIES + 50)))
+    for n in range(MOST_TALLIES + 50):
+        remember(recorder, entry(name=f"f{n}"))
+        recorder.fold()
     names = {key[2]: tally.count for key, tally in recorder.tallies()}
     assert len(names) == MOST_TALLIES + 1
     assert names[OTHERS[1]] == 50

@@ -86,7 +86,7 @@ FAST_PATHS = FastPaths.from_environment()  # of this process, read once: a worke
 BUFFER_POOL_BYTES = int(os.environ.get("REMORA_WARM_MEMORY") or 512 << 20)  # that `wire.buffer_pool` keeps in all
 
 
-RECORDER_EVENTS = int(os.environ.get("REMORA_RECORDER") or 4096)  # that a worker remembers; 0: it records nothing
+RECORDER_EVENTS = int(os.environ.get("REMORA_RECORDER") or 2048)  # that a worker remembers; 0: it records nothing
 
 
 def fault_plan_of_environment() -> str | None:

@@ -8,6 +8,7 @@ import pytest
 
 from remora.introspection import tracing
 from remora.introspection.tracing import Traces
+from remora.introspection.visitors import Later
 from remora.recorder import MADE, Recorder
 
 FAILED = 1
@@ -21,6 +22,14 @@ def recorder() -> Recorder:
 def ended(recorder: Recorder, number: int = 1) -> None:
     assert recorder.remember is not None
     recorder.remember((MADE, "worker1", number, "m", "f", 0.0, 1.0, 2.0, 7, 0, 0, None))
+
+
+def end(traces: Traces, id: str) -> Any:
+    """End a trace, and wait for the answer."""
+    answer = traces.end(id)
+    while isinstance(answer, Later):
+        answer = answer.then()
+    return answer
 
 
 def rows(answer: Any) -> list[list[int]]:
@@ -39,10 +48,10 @@ def test_a_trace_has_what_ends_from_its_beginning_to_its_end(recorder: Recorder)
     ended(recorder, 2)
     recorder.fold()
     ended(recorder, 3)
-    answer = traces.end("a")
+    answer = end(traces, "a")
     ended(recorder, 4)
     assert [row[2] for row in rows(answer)] == [2, 3]
-    assert traces.end("a") is None
+    assert end(traces, "a") is None
     assert "MainThread" in answer["threads"].values()
 
 
@@ -52,9 +61,9 @@ def test_traces_do_not_disturb_each_other(recorder: Recorder) -> None:
     ended(recorder, 1)
     traces.begin("b", 60.0)
     ended(recorder, 2)
-    assert [row[2] for row in rows(traces.end("a"))] == [1, 2]
+    assert [row[2] for row in rows(end(traces, "a"))] == [1, 2]
     ended(recorder, 3)
-    assert [row[2] for row in rows(traces.end("b"))] == [2, 3]
+    assert [row[2] for row in rows(end(traces, "b"))] == [2, 3]
 
 
 def test_a_trace_that_is_too_long_counts_what_it_lost(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +72,7 @@ def test_a_trace_that_is_too_long_counts_what_it_lost(recorder: Recorder, monkey
     traces.begin("a", 60.0)
     for number in range(10):
         ended(recorder, number)
-    answer = traces.end("a")
+    answer = end(traces, "a")
     assert [row[2] for row in rows(answer)] == [0, 1, 2]
     assert answer["rows"]["lost"] == 7
 
@@ -97,4 +106,4 @@ def test_nothing_is_recorded_for_a_worker_that_has_ended(recorder: Recorder) -> 
     ended(recorder)
     recorder.fold()
     assert recorder._on_fold == ()
-    assert traces.end("a") is None
+    assert end(traces, "a") is None

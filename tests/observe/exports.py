@@ -57,7 +57,8 @@ def asynchronous(number: int) -> int:
 
 
 def made_there(number: int) -> int:
-    return number
+    with tracer.start_as_current_span("in_made_there"):
+        return number
 
 
 async def coroutine() -> None:

@@ -88,7 +88,8 @@ def test_calls_of_all_kinds_carry_the_span(spans: list[Span]) -> None:
         call, run = named(spans, name, "CLIENT"), named(spans, name, "SERVER")
         assert call["parent"] == program["id"], name
         assert run["parent"] == call["id"]
-    assert named(spans, "in_coroutine", "INTERNAL")["parent"] == named(spans, "coroutine", "SERVER")["id"]
+    for name in ("coroutine", "made_there"):
+        assert named(spans, f"in_{name}", "INTERNAL")["parent"] == named(spans, name, "SERVER")["id"]
 
 
 def test_calls_of_several_threads_at_once_belong_to_the_span_of_their_thread(spans: list[Span]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,23 @@ def test_the_verb_writes_the_file(workers: Processes, tmp_path: Path, capsys: py
     assert faults_of(timeline) == []
     assert outside_of_their_calls(timeline) == []
     assert slices(timeline, "run")
+
+
+def test_a_short_trace_of_a_slow_group_is_not_empty(
+    workers: Processes, group: GroupObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers begin long before the last has answered; they must not have ended by then."""
+    ask_all = GroupObserver.ask_all
+
+    def slowly(self: GroupObserver, question: str, timeout: float, **arguments: Any) -> dict[str, Any]:
+        answers = ask_all(self, question, timeout, **arguments)
+        time.sleep(0.2)
+        return answers
+
+    monkeypatch.setattr(GroupObserver, "ask_all", slowly)
+    trace = GroupTrace(group, 0.1)
+    workers.run(0, programs.call_nested, 1, 0.001)
+    assert slices(trace.end(), "run")
 
 
 def test_a_program_traces_its_group(workers: Processes, tmp_path: Path) -> None:

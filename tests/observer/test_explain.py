@@ -102,7 +102,9 @@ def test_the_function_that_all_others_wait_for_is_found_with_its_stack() -> None
     ))  # fmt: skip
     second = worker(
         "worker2", calls=(running("worker1", 4, "worker2", 29.0, function="m.slow", thread=3),),
-        threads=(ThreadStatus(id=3, name="pool-0", role="pool", stack=("a.py:1 f", "b.py:9 sleep"), serving=inner),),
+        threads=(ThreadStatus(id=3, name="pool-0", role="pool", serving=inner, stack=(
+            "/x/remora/agent/serving/execution.py:7 run", "a.py:1 f", "b.py:9 sleep",
+        )),),
         waits=(WaitStatus(kind=WaitKind.LOCK, text="the lock that MainThread holds", serving=inner),),
     )  # fmt: skip
     found = explain(dump_of(first, second))
@@ -111,7 +113,7 @@ def test_the_function_that_all_others_wait_for_is_found_with_its_stack() -> None
         "m.slow has run on worker2 for 29.0 s, called by worker1, and waits for the lock that MainThread holds; "
         "1 more call waits for it"
     )
-    assert found[0].details[-1] == "  b.py:9 sleep"
+    assert found[0].details == ("thread pool-0:", "  a.py:1 f", "  b.py:9 sleep")
 
 
 def test_a_cycle_is_the_culprit_and_its_calls_are_not_told_twice() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from remora.observer.clocks import Pair, corrections
 from remora.observer.model import CallKey, CallStatus, Event, EventKind, Stage
-from remora.observer.trace import Operator, Recording, chrome_trace, write_trace
+from remora.observer.timeline import Operator, Recording
+from remora.observer.trace import chrome_trace, write_trace
 from tests.observer.chrome_checker import faults_of, outside_of_their_calls, slices
 
 BEGIN = 1_700_000_000.0
@@ -92,6 +93,18 @@ def test_calls_that_overlap_are_asynchronous_and_those_that_a_thread_waits_for_a
     assert kinds == {"worker0#1": "b", "worker0#2": "b", "worker0#3": "X", "worker0#4": "X"}
 
 
+def test_functions_of_one_thread_that_overlap_are_asynchronous() -> None:
+    """Coroutines do. The first is a slice of the track, with another one inside; the second reaches beyond it."""
+    runs = [ran("worker0", 1, 0.0, 0.5), ran("worker0", 2, 0.1, 0.2), ran("worker0", 3, 0.4, 0.9)]
+    calls = [called("worker0", n, "worker1", 0.0, 1.0) for n in (1, 2, 3)]
+    caller, callee = Recording(name="worker0", rank=0, events=calls), Recording(name="worker1", rank=1, events=runs)
+    trace = chrome_trace([caller, callee])
+    assert faults_of(trace) == []
+    assert {key: each["ph"] for key, each in slices(trace, "run").items()} == {
+        "worker0#1": "X", "worker0#2": "X", "worker0#3": "b",
+    }  # fmt: skip
+
+
 def test_what_is_open_at_the_end_is_closed_and_marked() -> None:
     key = CallKey(caller="worker0", id=1)
     caller = Recording(name="worker0", rank=0, time=BEGIN + 2, calls=[
@@ -145,6 +158,7 @@ def test_events_that_were_lost_are_counted(tmp_path: Path) -> None:
     assert trace["otherData"]["events lost"] == {"worker0": 7}
     path = tmp_path / "t.json"
     write_trace(str(path), trace)
+    assert [each.name for each in tmp_path.iterdir()] == ["t.json"]
     assert json.loads(path.read_text()) == trace
     with pytest.raises(TypeError):
         write_trace(str(path), {"traceEvents": object()})
@@ -167,7 +181,7 @@ def test_clocks_that_contradict_themselves_are_corrected_as_well_as_can_be() -> 
 NAMES = ("worker0", "worker1", "worker2")
 keys = st.builds(CallKey, caller=st.sampled_from(NAMES), id=st.integers(0, 4))
 times = st.one_of(
-    st.floats(BEGIN, BEGIN + 10), st.integers(0, 20).map(lambda n: BEGIN + n / 2), st.floats()
+    st.integers(0, 8).map(lambda n: BEGIN + n / 2), st.floats(BEGIN, BEGIN + 10), st.floats()
 )  # fmt: skip
 lengths = st.one_of(st.none(), st.floats(0, 5), st.integers(0, 8).map(lambda n: n / 2), st.floats())
 events = st.builds(

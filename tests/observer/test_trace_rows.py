@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.observer.model import CallKey, EventKind
-from remora.observer.trace_rows import Rows, operators
+from remora.observer.trace_rows import Rows, notes, operators
 from remora.recorder import MADE, SERVED
 
 FAILED = 1
@@ -39,6 +39,14 @@ def test_a_span_of_the_program_alone_is_no_parent() -> None:
     assert Rows.of(ends, FAILED, 0.0).events("worker0")[0].parent is None
 
 
+def test_notes_come_out_as_they_went_in() -> None:
+    (event,) = notes([[12.5, "died", "worker1", "its process ended"]])
+    assert (event.time, event.kind, event.peer) == (12.5, EventKind.DIED, "worker1")
+    for wrong in ([12, "died", None, ""], [1.0, "dined", None, ""], [1.0, "died", 3, ""], [1.0, "died", None, None], []):
+        with pytest.raises(ValueError):
+            notes([wrong])
+
+
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
     lambda inner: st.lists(inner, max_size=11) | st.dictionaries(st.sampled_from(["texts", "rows", "lost"]), inner),
@@ -48,7 +56,7 @@ values = st.recursive(
 
 @given(values)
 def test_what_is_no_answer_is_refused_or_read(data: Any) -> None:
-    for read in (lambda: Rows.from_json(data).events("w"), lambda: operators(data, {}, {})):
+    for read in (lambda: Rows.from_json(data).events("w"), lambda: operators(data, {}, {}), lambda: notes(data)):
         try:
             read()
         except ValueError:

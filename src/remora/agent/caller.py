@@ -62,9 +62,10 @@ class Caller:
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
-            note_end(call, get_ident())
+            note_end(call, peer.now(), get_ident())
             raise
-        note_end(call, get_ident())
+        link = peer.outgoing.outbox.link
+        note_end(call, peer.now() if link is None else link.last_heard, get_ident())  # (it was heard a moment ago)
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()

@@ -29,7 +29,7 @@ def add_group(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the group's secret; else REMORA_SECRET, REMORA_SECRET_FILE or this user's",
     )
-    add("--timeout", type=seconds, default=TIMEOUT, metavar="TIME", help="how long workers have to answer (2s)")
+    add("--timeout", type=seconds, default=TIMEOUT, metavar="TIME", help="how long workers have to answer (%(default)gs)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ EVERYTHING = Query(limit=100_000)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the verb."""
     add_group(parser)
+    parser.set_defaults(timeout=10.0)  # everything takes longer than what a table shows
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write it (remora-dump-<date>-<time>.zip)")
     add_json(parser)
 

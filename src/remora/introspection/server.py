@@ -131,7 +131,12 @@ class ObserverServer:
                 for key, _ in selector.select(self._sleep()):
                     if key.fd == bell:
                         return
-                    self._see(key)
+                    try:
+                        self._see(key)
+                    except Exception:  # of one visitor: the others are to be answered
+                        log.exception("%s failed to answer an observer", self._name)
+                        if key.data is not None:
+                            self._dismiss(key.data)
                 self._see_to_time()
         except BaseException:
             log.exception("%s cannot be observed any more", self._name)

@@ -20,7 +20,7 @@ from remora.recorder import Raw, Recorder
 
 MOST_TRACES = 4  # at a time
 MOST_ENDS = 100_000  # of calls, in one trace: more are counted, and lost
-LONGEST = 600.0  # seconds
+LONGEST = 3600.0  # seconds
 KEPT = 30.0  # seconds after its end for which a trace waits to be taken
 GLANCE = 0.05  # seconds between two looks at a profiler that starts or ends
 
@@ -34,6 +34,7 @@ class _Trace:
     profile: OperatorProfile | None = None
     ends: list[Raw] = field(default_factory=list)
     lost: int = 0
+    begun_at: float = 0.0  # by the wall clock
     over: bool = False
     threads: dict[int, str] = field(default_factory=dict)  # names by number, also of threads that have ended since
     native: dict[int, int] = field(default_factory=dict)  # numbers by the number that the system has
@@ -81,25 +82,32 @@ class Traces:
             return Later(GLANCE, lambda: self._begun(trace))
         self._recorder.fold()  # what is over already belongs to no trace
         trace.see_threads()
+        trace.begun_at = time.time()
         self._recorder.subscribe(trace.hear)
-        return {"time": time.time(), "note": "" if trace.profile is None else trace.profile.problem}
+        return {"time": trace.begun_at, "note": "" if trace.profile is None else trace.profile.problem}
 
     def end(self, id: str) -> Any:
         """End a trace. Answered with what was recorded; None if there is no such trace (any more)."""
-        trace = self._traces.pop(id, None)
+        trace = self._traces.get(id)
         if trace is None:
             return None
-        self._close(trace)
-        return self._ended(trace)
+        if trace.profile is not None:
+            trace.profile.end()
+        return Later(GLANCE, lambda: self._ended(id))  # another thread may be about to fold what has ended until now
 
-    def _ended(self, trace: _Trace) -> Any:
+    def _ended(self, id: str) -> Any:
+        trace = self._traces.get(id)
+        if trace is None:
+            return None
         profile = trace.profile
         if profile is not None and not profile.ended:
-            return Later(GLANCE, lambda: self._ended(trace))
+            return Later(GLANCE, lambda: self._ended(id))
+        self._close(self._traces.pop(id))
         rows = Rows.of(trace.ends, self._failed, time.time() - self._now())
         rows.lost += trace.lost
         return {
             "rows": rows.to_json(),
+            "notes": [list(note) for note in self._recorder.notes() if note.time >= trace.begun_at],
             "threads": {str(number): name for number, name in trace.threads.items()},
             "native": {str(native): number for native, number in trace.native.items()},
             "operators": [] if profile is None else profile.operators,

@@ -14,7 +14,7 @@ from remora.observer.trace import write_trace
 
 log = logging.getLogger("remora")
 
-LONGEST = 600.0  # seconds
+LONGEST = 600.0  # seconds of a block that are recorded
 
 
 class GroupProfile:

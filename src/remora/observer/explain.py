@@ -29,6 +29,7 @@ from remora.observer.waits import Chain, WaitGraph
 STUCK = 5.0  # seconds after which a call is worth a word
 MANY = 500  # references of one kind that look like a leak
 FRAMES = 6  # of a stack
+SERVING = "/remora/agent/serving/"
 LAST_WORDS = 30  # lines
 CONSEQUENCES = ("WorkerLost", "OwnerDied", "CallTimeout", "CallNotSent", "CallOutcomeUnknown", "RemoteError")
 
@@ -239,7 +240,9 @@ def _depth(key: CallKey, group: GroupSnapshot) -> int:
 def _stack_of(worker: WorkerSnapshot, call: CallStatus) -> list[str]:
     for thread in worker.threads:
         if thread.id == call.thread or thread.serving == call.key:
-            return [f"thread {thread.name}:", *(f"  {line}" for line in thread.stack[-FRAMES:])]
+            ours = [n for n, line in enumerate(thread.stack) if SERVING in line]  # that lead to the function of the program
+            stack = thread.stack[ours[-1] + 1 if ours else 0 :]
+            return [f"thread {thread.name}:", *(f"  {line}" for line in stack[-FRAMES:])]
     return []
 
 

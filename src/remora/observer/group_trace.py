@@ -8,13 +8,14 @@ from typing import Any, Protocol, TypeVar
 
 from remora.errors import ObserverError
 from remora.observer.model import GroupSnapshot, Query
-from remora.observer.trace import OF_CALLS, Recording, chrome_trace
-from remora.observer.trace_rows import Rows, operators
+from remora.observer.timeline import Recording
+from remora.observer.trace import chrome_trace
+from remora.observer.trace_rows import Rows, notes, operators
 
 T = TypeVar("T")
 
 ANSWER_TIME = 10.0  # seconds that workers have to begin a trace, or to hand it over
-QUERY = Query(parts=("calls", "events", "threads"), limit=100_000)
+QUERY = Query(parts=("calls", "threads"), limit=100_000)
 
 
 class Group(Protocol):
@@ -33,7 +34,8 @@ class GroupTrace:
         self._id = secrets.token_hex(8)
         self._longest = longest
         self.problems: dict[str, str] = {}  # by worker: what its part of the trace lacks, and why
-        answers = group.ask_all("trace", ANSWER_TIME, id=self._id, seconds=longest, torch=torch)
+        # Workers begin and end one after the other; the timeline has the time in which all of them recorded.
+        answers = group.ask_all("trace", ANSWER_TIME, id=self._id, seconds=longest + 2 * ANSWER_TIME, torch=torch)
         self.begin = time.time()
         self._note(answers)
 
@@ -73,11 +75,10 @@ def _with_answer(recording: Recording, answer: Any) -> Recording:
     answer = answer if isinstance(answer, dict) else {}
     rows = Rows.from_json(answer.get("rows"))
     threads = _by_number(answer.get("threads"), str)
-    others = [event for event in recording.events if event.kind not in OF_CALLS]
     return Recording(
         name=recording.name,
         rank=recording.rank,
-        events=[*rows.events(recording.name), *others],
+        events=[*rows.events(recording.name), *notes(answer.get("notes"))],
         calls=recording.calls,
         time=recording.time,
         threads={**threads, **recording.threads},

@@ -11,7 +11,7 @@ from typing import Any
 
 from remora.names import joined
 from remora.observer.model import CallKey, Event, EventKind
-from remora.observer.trace import Operator
+from remora.observer.timeline import Operator
 from remora.recorder import MADE, Raw
 
 FIELDS = 11  # of a row
@@ -100,6 +100,18 @@ def _event(row: list[int], texts: list[str], worker: str) -> Event:
         thread=thread,
         parent=None if above < 0 else CallKey(caller=texts[above], id=parent),
     )
+
+
+def notes(data: Any) -> list[Event]:
+    """Read what else the recorder noted: a time, a kind, a peer or none, and a text. ValueError if it is anything else."""
+    found = []
+    for row in data if isinstance(data, list) else [None]:
+        if not (isinstance(row, list) and len(row) == 4 and type(row[0]) is float and type(row[3]) is str):
+            raise ValueError("a note of a trace is not what it should be")
+        if not (row[2] is None or type(row[2]) is str):
+            raise ValueError("a note of a trace is about no worker")
+        found.append(Event(time=row[0], kind=EventKind(row[1]), peer=row[2], text=row[3]))
+    return found
 
 
 def operators(data: Any, threads: Mapping[int, str], native: Mapping[int, int]) -> list[Operator]:

@@ -10,11 +10,12 @@ import pytest
 from remora.agent.peers.refusal_log import IN_FULL, RefusalLog
 from remora.protocol.conversation import MAX_BODY, Kind, header, is_unfinished
 from remora.protocol.handshake import Identity, Initiator
+from remora.recorder import Recorder
 
 
 def test_many_refusals_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "remora")
-    refusals = RefusalLog("worker0")
+    refusals = RefusalLog("worker0", Recorder(10, 0))
     for half_second in range(40):
         for number in range(1000):
             refusals.refused(f"kind {number % 2}", f"stranger {number}")
@@ -28,7 +29,7 @@ def test_many_refusals_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_kind_that_comes_later_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = RefusalLog("worker0")
+    refusals = RefusalLog("worker0", Recorder(10, 0))
     for _ in range(100):
         refusals.refused("garbage", "garbage")
     refusals.refused("secret", "another secret")

@@ -189,11 +189,11 @@ class Call:
         self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:
             if future is not None:
-                note_end(self, 0)
+                note_end(self, self.peer.now())
                 self._pass_to(future)
             elif on_settled is not None:
                 if type(self.target) is not str:  # (else it is our own business)
-                    note_end(self, 0)
+                    note_end(self, self.peer.now())
                 on_settled(self)
         except BaseException:
             if may_be_struck():
@@ -330,8 +330,8 @@ class Call:
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
 
-def note_end(call: Call, thread: int) -> None:
-    """Have the recorder note that a call is over, for which `thread` waited; 0: none did. (Times, numbers and texts: nothing
+def note_end(call: Call, now: float, thread: int = 0) -> None:
+    """Have the recorder note that a call is over, for which this thread waited, or none. (Times, numbers and texts: nothing
     of the program lives longer for it.)"""
     peer = call.peer
     remember = peer.remember
@@ -340,15 +340,13 @@ def note_end(call: Call, thread: int) -> None:
         reply: Any = call.reply
         try:
             remember((
-                MADE, peer.name, call.id, target.__module__, target.__qualname__, 0.0, call.began, peer.now(), thread,
-                reply.flags, 0, call.parent,
+                MADE, peer.name, call.id, target.__module__, target.__qualname__, 0.0, call.began, now, thread, reply.flags,
+                0, call.parent,
             ))  # fmt: skip
         except Exception:  # there was no reply, or what was called is no function
             flags = FAILED if reply is None else reply.flags
             module, name = name_parts(target)
-            remember((
-                MADE, peer.name, call.id, module, name, 0.0, call.began, peer.now(), thread, flags, 0, call.parent,
-            ))  # fmt: skip
+            remember((MADE, peer.name, call.id, module, name, 0.0, call.began, now, thread, flags, 0, call.parent))
 
 
 def _outcome(call: Call) -> tuple[BaseException | None, Any]:

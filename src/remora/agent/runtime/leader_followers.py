@@ -215,13 +215,16 @@ class LeaderFollowers:
             elif not self._take_over(leader):
                 self.watchdog.open_gate()
 
-    def nearly_done(self) -> None:
-        """Note that the current thread has almost nothing left to do. (`answer` of the machine, inlined.)"""
+    def nearly_done(self) -> float:
+        """Note that the current thread has almost nothing left to do. Return the time, which is real time. (`answer` of the
+        machine, inlined.)"""
         state = self.state
+        now = self._clock()
         if state.thread == get_ident():
             state.doing = ANSWERING
             state.steps += 1
-            state.long_at = self._clock() + self._long_answer
+            state.long_at = now + self._long_answer
+        return now
 
     def leader_blocks(self) -> None:
         """Note that the current thread is about to block. If it leads, another thread takes over."""

@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Set
 from contextvars import Context
+from functools import partial
 
 from remora.agent.runtime.clean_state import begin_thread, is_clean, make_clean
 from remora.agent.runtime.current import thread_state
@@ -58,7 +59,8 @@ class WorkerPool:
         self.limit = limit
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
-        self.nearly_done = self.leader.nearly_done  # the current thread is about to answer, and has nothing else to do
+        # The current thread is about to answer, and has nothing else to do. It returns the time of the worker's clock.
+        self.nearly_done = self.leader.nearly_done if clock is SYSTEM else partial(_nearly_done, self.leader, clock)
         # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
         # user task that needs a slot.
         self._lock = threading.RLock()  # guards: _active
@@ -298,6 +300,12 @@ class WorkerPool:
         """Close the poller, once: of several threads that find that none is left, one takes the key."""
         if self._key.pop(0, None) is not None:
             self._poller.close()
+
+
+def _nearly_done(leader: LeaderFollowers, clock: Clock) -> float:
+    """`LeaderFollowers.nearly_done` under another clock than the system's."""
+    leader.nearly_done()
+    return clock.now()
 
 
 def _shielded(work: Callable[..., None], *args: object) -> None:

@@ -248,7 +248,7 @@ class Request:
         may be what `then(*args)` sends, or in a moment."""
         self.answered = True
         if self.began:
-            self._note_end(0)
+            self._note_end(0, self._dispatch.now())
         self.channel.enqueue(kind, self.frame.call, NOTHING.body)
         try:
             if then is not None:
@@ -270,9 +270,9 @@ class Request:
             return
         self.answered = True
         channel, dispatch = self.channel, self._dispatch
+        now = dispatch.pool.nearly_done()
         if self.began:
-            self._note_end(flags)
-        dispatch.pool.nearly_done()
+            self._note_end(flags, now)
         try:
             if not packed.buffers and len(packed.body) < LARGE:
                 if dispatch.pool.backlog and self._is_followed():
@@ -290,11 +290,11 @@ class Request:
             if self._admitted:
                 flow_control.ended()
 
-    def _note_end(self, flags: int) -> None:
+    def _note_end(self, flags: int, now: float) -> None:
         """Note that its function has run. (Times, numbers and texts: nothing of the program lives longer for it.)"""
         remember = self._dispatch.remember
         if remember is not None:
-            function, frame, now = self.function, self.frame, self._dispatch.now()
+            function, frame = self.function, self.frame
             try:
                 module, name = function.__module__, function.__qualname__
             except Exception:  # it is something else that can be called
