@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from remora import rpc
+from remora.command.main import main
+from remora.observer import directory, model
 from remora.testing.processes import Pending, Processes
 from tests.command import targets
 from tests.command.running import Done, group_of, remora
@@ -169,6 +171,16 @@ def test_a_worker_frozen_by_a_signal(workers: Processes) -> None:
         calling.result()
 
 
+def test_workers_of_another_version(
+    workers: Processes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model, "VERSION", model.VERSION + 1)
+    assert main(["ps", "--group", group_of(workers), "--timeout", LONG]) == 1
+    told = capsys.readouterr().out
+    assert "0 of 3 workers answered; worker0 is unreachable: this snapshot has version 1" in told
+    assert "install the same one everywhere" in told
+
+
 def test_wrong_names_are_a_clear_line(workers: Processes) -> None:
     for words in (["why", "worker9"], ["calls", "--worker", "worker9"], ["stack", "worker9"], ["why", "worker0#99999"]):
         done = look(workers, *words)
@@ -192,8 +204,6 @@ def test_a_worker_that_was_killed_and_a_group_that_is_gone() -> None:
 
 
 def test_another_secret_is_refused(workers: Processes) -> None:
-    from remora.observer import directory
-
     entry = next(each for each in directory.entries() if each.pid == workers.pid(0))
     right = remora("ps", "--at", entry.addresses[0], "--timeout", LONG)
     assert right.code == 0, right.err

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from remora.observer.model import GroupSnapshot, OwnedReference, PassStatus, Pool, Stage, WaitKind, WorkerSnapshot
-from remora.observer.waits import NodeKind, WaitGraph
+from remora.observer.wait_graph import Edge, Graph, Node, NodeKind
+from remora.observer.waits import WaitGraph
 from tests.observer.snapshots import MAIN, OTHER, POOL, call, gone, group, waits, waits_for, worker
 
 SENT, BEGUN, QUEUED, RUNNING = Stage.SENT, Stage.BEGUN, Stage.QUEUED, Stage.RUNNING
@@ -89,6 +90,10 @@ def test_a_worker_that_was_started_again_counts_and_the_one_before_does_not() ->
     graph = WaitGraph.of(group(*lock_cycle(), missing=(gone("worker1", "dead", "killed"),)))
     assert len(graph.cycles()) == 1
     assert not graph.gone()
+    caller = worker("worker0", calls=(call("worker0#1", "worker1", "f", SENT),), waits=(waits_for("worker0#1"),))
+    assert explain(caller, worker("worker1"), missing=(gone("worker1", "dead", "killed"),)) == [
+        "worker0 waits for f on worker1 (10.0 s), which is on its way there or back"
+    ]
 
 
 # Clocks. A cycle counts if all its edges hold at one moment.
@@ -295,13 +300,36 @@ def test_a_pool_goes_on_when_one_function_in_it_does() -> None:
 
 
 def test_a_function_that_waits_for_a_call_has_no_slot() -> None:
-    shown = pool_of(1, 1)
-    nested = tuple(
-        replace(each, kind=WaitKind.CALL, holder=None) if each.holder else each for each in shown.workers[0].waits
+    """f waits for m on worker0, and m for the lock of what waits for k, which has no slot yet. It gets that of f."""
+    callee = worker(
+        "worker1",
+        pool=Pool(limit=1),
+        calls=(call("worker0#1", "worker1", "f", RUNNING, 9, POOL), call("worker0#2", "worker1", "k", QUEUED, 3)),
+        waits=(waits_for("worker1#1", thread=POOL, serving="worker0#1"),),
     )
-    assert (
-        WaitGraph.of(replace(shown, workers=(replace(shown.workers[0], waits=nested), shown.workers[1]))).cycles() == []
+    caller = worker(
+        "worker0",
+        calls=(call("worker1#1", "worker0", "m", RUNNING, 8, POOL),),
+        waits=(waits(WaitKind.LOCK, POOL, serving="worker1#1", holder=MAIN), waits_for("worker0#2")),
     )
+    assert WaitGraph.of(group(callee, caller)).cycles() == []
+    blocked = replace(callee, waits=(waits(WaitKind.LOCK, POOL, serving="worker0#1", holder=OTHER),))
+    assert "the pool of worker1" in [
+        WaitGraph.of(group(blocked)).label(node) for node in WaitGraph.of(group(blocked)).nodes
+    ]
+
+
+def test_one_that_may_have_gone_on_by_a_way_that_is_not_seen_any_more_is_in_no_cycle() -> None:
+    first, second, pool, other, alone = (Node(NodeKind.POOL, name) for name in "abcde")
+
+    def edge(source: Node, target: Node, moment: float) -> tuple[tuple[Node, Node], Edge]:
+        return (source, target), Edge(source, target, "waits", None, moment, moment)
+
+    edges = dict([edge(pool, first, 5.0), edge(first, second, 5.0), edge(second, pool, 5.0), edge(pool, other, 0.0)])
+    edges[alone, alone] = Edge(alone, alone, "waits")
+    labels = {node: node.worker for node in (first, second, pool, other, alone)}
+    assert [each.start for each in WaitGraph(Graph(edges=edges, labels=labels, any_of={pool})).cycles()] == [alone]
+    assert len(WaitGraph(Graph(edges=edges, labels=labels)).cycles()) == 2
 
 
 # References, backward passes, links.
@@ -411,3 +439,19 @@ def test_gatherings_of_different_workers_at_the_same_time_are_not_one() -> None:
     graph = WaitGraph.of(group(first, worker("worker1"), second, third))
     assert graph.cycles() == []
     assert len([node for node in graph.nodes if node.kind is NodeKind.GATHERING]) == 2
+
+
+def test_gatherings_that_turn_out_to_be_one_are_one() -> None:
+    names = {
+        "worker0": ("worker9",),
+        "worker1": ("worker8",),
+        "worker2": ("worker8", "worker9"),
+        "worker3": ("worker0",),
+    }
+    arrivals = [
+        worker(name, waits=(waits(WaitKind.GATHERING, text="all_gather: …", workers=late),))
+        for name, late in names.items()
+    ]
+    (meeting,) = [node for node in WaitGraph.of(group(*arrivals)).nodes if node.kind is NodeKind.GATHERING]
+    assert meeting.id == "all_gather"
+    assert all("worker8 and worker9 have not come" in text for text in explain(*arrivals))

@@ -78,8 +78,8 @@ import os, time
 from remora import rpc
 rank = int(os.environ["RANK"])
 rpc.init_rpc(f"worker{rank}")
-os.write(1, b"ready\\n")
-rpc.rpc_sync(f"worker{1 - rank}", time.sleep, args=(60,))
+
+os.write(1, b"ready\\n"); rpc.rpc_sync(f"worker{1 - rank}", time.sleep, args=(60,))
 """
 
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from remora.errors import AuthenticationError, ObserverError, ProtocolError
-from remora.observer.model import Query, WorkerSnapshot, from_json, to_json
+from remora.observer.model import Query, UnknownVersion, WorkerSnapshot, from_json, to_json
 from remora.protocol.conversation import printable
 from remora.protocol.handshake import Identity
 from remora.protocol.observing import MAX_ANSWER, Observer, Reader, frame
@@ -80,6 +80,8 @@ class ObserverLink:
             return from_json(WorkerSnapshot, found)
         except ValueError as error:
             raise ObserverError(self.worker, f"its snapshot makes no sense: {printable(str(error))}") from None
+        except UnknownVersion as error:
+            raise ObserverError(self.worker, str(error)) from None
 
     def clock_offset(self, timeout: float = 5.0) -> tuple[float, float]:
         """Return by how much the wall clock of the worker is ahead of ours, and how far that may be off: half the shortest

@@ -253,7 +253,7 @@ def test_a_thread_that_leaves_the_old_link_has_the_new_one_watched(
     """A new link is not armed while a thread has the role of the reader, though that one read the old link."""
     channel, notes, _ = pair
     now = [0.0]
-    peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: now[0], suspicion="")
+    peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: now[0], suspicion="", note=None)
     call, other = Call(peer, "impatient"), Call(peer, "patient")
     channel.pending.update({call.id: call, other.id: other})
     ours, theirs = socket.socketpair()

@@ -123,7 +123,7 @@ class Both:
         self.owned = WaiterOwned(self)  # type: ignore[arg-type]
         self.machine, self.known = Reader(), reader.Registration()
         self.holder: object | None = None
-        self.peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: self.now, suspicion="")
+        self.peer: Any = SimpleNamespace(name="peer", incoming=None, now=lambda: self.now, suspicion="", note=None)
         self._add()  # a call that is not answered
         self.channel.reconsider_reading()
         self._perform((ARM,))
