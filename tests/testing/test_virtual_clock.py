@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from remora import rpc
+from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.runtime.timers import Timers
 from remora.clock import NEVER, SYSTEM, Clock, SystemClock
 from remora.errors import CallTimeout, WorkerLost
@@ -412,6 +413,15 @@ def never() -> Any:
 
 
 def test_what_would_wait_for_ever_is_seen_at_once(auto: World) -> None:
+    auto.clock.limit = 100.0
+    with pytest.raises(TimeoutError, match="nothing has come for 100 s"):
+        auto.run(0, rpc.rpc_sync, "worker1", never, timeout=0)
+
+
+def test_signs_of_life_do_not_hide_that(auto: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits reads the link, and meets every answer to a question whether the other lives."""
+    monkeypatch.setattr(PoolReads, "_read_instead", lambda reads, registration: False)
+    assert auto.run(0, rpc.rpc_sync, "worker1", double, args=(1,)) == 2  # there is a link, which no other thread reads
     auto.clock.limit = 100.0
     with pytest.raises(TimeoutError, match="nothing has come for 100 s"):
         auto.run(0, rpc.rpc_sync, "worker1", never, timeout=0)

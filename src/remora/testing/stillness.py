@@ -67,6 +67,11 @@ class Stillness:
         found["the program"] = self._world.actors(asleep)
         return found
 
+    def messages(self) -> int:
+        """Return the number of messages that have arrived; signs of life are none."""
+        peers = [peer for agent in self._world.agents() for peer in agent.peers.all()]
+        return sum(channel.session.received for peer in peers for channel in peer.channels())
+
 
 def _unread(channel: Channel) -> bool:
     link = channel.link

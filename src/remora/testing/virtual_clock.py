@@ -36,6 +36,9 @@ class Still(Protocol):
     def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
         """Return the number of threads that run code of the program, or for it, by worker."""
 
+    def messages(self) -> int:
+        """Return the number of messages that have arrived; signs of life are none."""
+
 
 class _Sleeper:
     """A thread that waits."""
@@ -59,6 +62,7 @@ class VirtualClock:
         self._lock = threading.Lock()  # guards _sleepers
         self._sleepers: dict[_Sleeper, None] = {}
         self._turning = threading.RLock()  # held by the thread that moves the time
+        self._last = threading.local()  # what the thread waited for last, and since when
         self._tolerated: dict[str, int] = {}  # threads that were at work for so long that the clock does not wait for them
         self._last_seen: dict[str, int] = {}
         self._last_change = 0.0
@@ -78,6 +82,8 @@ class VirtualClock:
     ) -> T:
         """Wait by virtual time, as `remora.clock.Clock` says."""
         sleeper = _Sleeper(self._now, deadline, wake)
+        if self.auto and wake is None:
+            sleeper.since = self._waits_since(wait, deadline)
         with self._asleep(sleeper):
             if wake is not None:
                 return wait(None if self._now < deadline else 0.0)
@@ -89,6 +95,16 @@ class VirtualClock:
                     found = self._turn(wait, sleeper) if self.auto else found
                 if found or over:
                     return found
+
+    def _waits_since(self, wait: Callable[[float | None], T], deadline: float) -> float:
+        """Return when the current thread began to wait for this. A sign of life wakes a thread that reads a link: it looks,
+        and goes on with the same wait."""
+        until = round(deadline, 6) if deadline < NEVER else NEVER
+        kind = id(getattr(wait, "__self__", wait)), until, self.still.messages() if self.still is not None else 0
+        if getattr(self._last, "kind", None) != kind:
+            self._last.kind, self._last.since = kind, self._now
+        since: float = self._last.since
+        return since
 
     @contextmanager
     def _asleep(self, sleeper: _Sleeper) -> Iterator[None]:
