@@ -12,7 +12,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from remora import autograd as dist_autograd
 from remora.agent.calls.future import Future
 from remora.rendezvous.store import NAME_TIMEOUT, open_store, rank_and_size
-from remora.rpc import backend_registry, constants, functions, internal, membership, options, rref_proxy
+from remora.rpc import api, backend_registry, constants, functions, internal, membership, options, rref_proxy
 from remora.rpc.all_gather import AllGatherStates
 from remora.rpc.api import (
     _all_gather,
@@ -145,7 +145,7 @@ def _init_rpc_backend(
     agent = backend_registry.init_backend(
         backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
     )
-    _set_and_start_rpc_agent(agent)
+    api._set_and_start_rpc_agent(agent)  # (programs with a backend of their own replace it there)
 
 
 def __dir__() -> list[str]:

@@ -34,6 +34,8 @@ from remora.wire.pickler import register_reducer
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
+# PyTorch's words for it, which programs and its tests look for.
+NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?"
 
 
 class Methods(Protocol[Result]):
@@ -48,7 +50,7 @@ class RRef(Generic[T]):
     __slots__ = ("__weakref__", "_handle", "_profiling_future", "_type")
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        references: References = acting_worker().references
+        references: References = acting_worker(NOT_SET).references
         _check_value(value, type_hint)
         rref_id = references.table.new_id()
         made = Value(rref_id, value)

@@ -50,12 +50,13 @@ class _ProcessState:
 process_state = _ProcessState()
 
 
-def acting_worker() -> Any:
-    """Return the worker for which the current thread acts: that whose function it runs, else that of the process."""
+def acting_worker(otherwise: str = "RPC has not been initialized. Call remora.rpc.init_rpc first.") -> Any:
+    """Return the worker for which the current thread acts: that whose function it runs, else that of the process. If there
+    is none, the error says `otherwise`."""
     worker = thread_state.worker or process_state.worker
     if worker is None:
         forked = f" {FORKED.format(name=process_state.forked_from)}" if process_state.forked_from else ""
-        raise NotInitialized(f"RPC has not been initialized. Call remora.rpc.init_rpc first.{forked}")
+        raise NotInitialized(otherwise + forked)
     return worker
 
 
