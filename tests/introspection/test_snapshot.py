@@ -85,7 +85,8 @@ def test_a_call_is_seen_at_both_ends_under_one_name() -> None:
     with World(2) as world, world.acting(0):
         future = rpc.rpc_async("worker1", block, timeout=50.0)
         assert running.acquire(timeout=10)
-        (mine,), (theirs,) = look(world, 0).calls, look(world, 1).calls
+        (theirs,) = look(world, 1).calls
+        (mine,) = look(world, 0).calls  # later, so the call is older
         assert mine.key == theirs.key == CallKey(caller="worker0", id=mine.key.id)
         assert (mine.callee, theirs.callee) == ("worker1", "worker1")
         assert mine.function == theirs.function == f"{__name__}.block"
