@@ -13,7 +13,7 @@ from remora.rref.references import References
 
 @dataclass(frozen=True)
 class Subject:
-    """One worker. Nobody changes it after the worker has started."""
+    """One worker. It does not change after the worker has started."""
 
     agent: Agent
     references: References

@@ -4,8 +4,8 @@ The files lie in the private directory beside the secret that is made for this u
 this user can read. Each has the addresses of the worker's observer sockets, and the key that observers of its group prove.
 That key is derived from the group's secret and lets its holder ask questions, not make calls.
 
-A worker writes its entry when it starts and removes it when it ends. One that was killed leaves its entry, which whoever
-looks next removes: its process is gone, or has another start time than the entry says (its number was used again).
+A worker writes its entry when it starts and removes it when it ends. One that was killed leaves its entry, which the next
+reader removes: its process is gone, or has another start time than the entry says (its number was used again).
 """
 
 from __future__ import annotations

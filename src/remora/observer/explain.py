@@ -1,7 +1,7 @@
 """Explains a dump: what is wrong in it, the culprit first.
 
 Each `Finding` is one thing, with the evidence. Their order is that of causes: a worker that died explains calls that failed,
-a cycle explains calls that wait, and neither is explained by references that nobody needs any more.
+a cycle explains calls that wait, and neither is explained by references that no program needs any more.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The conversation has the form of `remora.protocol.handshake`, with roles and a k
       │ ── PROOF ────────────────────────────────────► │    now the worker knows the observer
       │ ◄─ WELCOME ─────────────────────────────────── │
 
-The key is derived from the group's secret, and the secret cannot be computed from it. So whoever has no more than an
-observer's key can ask questions, and can never become a member; and since roles are part of every seal, what is said at
+The key is derived from the group's secret, and the secret cannot be computed from it. So a process that has no more than
+an observer's key can ask questions, and can never become a member; and since roles are part of every seal, what is said at
 one door opens no other.
 
 After that, each side sends texts: a length (four bytes, big-endian), and so many bytes of JSON. The observer sends a
