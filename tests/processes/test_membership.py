@@ -252,7 +252,7 @@ def churn(n: int, method: str) -> list[tuple[int, int]]:
             guest.agent.kill()
         eventually(lambda: len(stays.get_worker_infos()) == 1)
     peers = stays.agent.peers
-    found = [(len(peers.all()), len(peers.table._graves))]
+    found = [(len(peers.all()), len(peers.table._departed))]
     found.append((len(stays.group.members()), len(stays.group._early)))  # type: ignore[attr-defined]
     stays.stop()
     return found
@@ -269,7 +269,7 @@ def test_those_who_are_gone_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyP
 def remember_only(n: int) -> None:
     from remora.agent.peers import peer_table
 
-    peer_table.GRAVES = n
+    peer_table.MOST_DEPARTED = n
 
 
 def test_the_list_of_a_group_may_be_read_by_many_threads(trio: Workers) -> None:
