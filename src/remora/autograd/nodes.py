@@ -117,7 +117,7 @@ class Send:
 class Recv:
     """Tensors that were received. Their gradients end here and are sent to the peer."""
 
-    __slots__ = ("collecting", "hooked", "message", "point", "peer")
+    __slots__ = ("collecting", "hooked", "message", "peer", "point")
 
     def __init__(self, message: int, peer: Peer) -> None:
         self.message = message
