@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -160,23 +160,37 @@ def _shared_files() -> dict[str, str]:
 
 
 def _ours(leaked: Census) -> Census:
-    """Without the shared files that a process uses which is none of ours. What nobody uses any more was left by ours."""
+    """Without the shared files of processes that are none of ours: what one of them has mapped, and, while one of them is a
+    tracker of multiprocessing, semaphores of multiprocessing: those that wait for a child that begins are not mapped. What
+    no process uses any more was left by ours."""
     if not leaked.shared_files:
         return leaked
-    mapped = _files_of_others()
-    files = {name: words for name, words in leaked.shared_files.items() if name not in mapped}
+    ours = {str(os.getpid()), *map(str, _processes())}
+    others = [pid for pid in _listing("/proc") if pid.isdigit() and pid not in ours]
+    mapped = _mapped_by(others)
+    tracked = any(_is_tracker(pid) for pid in others)
+    files = {
+        name: words
+        for name, words in leaked.shared_files.items()
+        if name not in mapped and not (tracked and name.startswith("sem.mp-"))
+    }
     return replace(leaked, shared_files=files)
 
 
-def _files_of_others() -> set[str]:
-    """The names of what other processes than this one and its descendants have mapped from /dev/shm."""
-    ours = {str(os.getpid()), *map(str, _processes())}
+def _mapped_by(pids: Iterable[str]) -> set[str]:
+    """The names of what these processes have mapped from /dev/shm."""
     found: set[str] = set()
-    for pid in _listing("/proc"):
-        if pid.isdigit() and pid not in ours:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
-                found.update(line.rstrip().rpartition("/dev/shm/")[2] for line in maps if " /dev/shm/" in line)
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+            found.update(line.rstrip().rpartition("/dev/shm/")[2] for line in maps if " /dev/shm/" in line)
     return found
+
+
+def _is_tracker(pid: str) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 _resident_shared = 0

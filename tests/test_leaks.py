@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import leaks
+from tests.eventually import eventually
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the leak check reads /proc")
@@ -171,16 +172,38 @@ def test_what_other_processes_share_is_no_leak_of_ours() -> None:
         parent.stdin.close()  # it ends
         assert parent.stdout.read() == b""
     try:
-        _until(lambda: path.name in leaks.leaked_since(before, timeout=0.0).shared_files)  # nobody uses it any more
+        eventually(lambda: path.name in leaks.leaked_since(before, timeout=0.0).shared_files)  # nobody uses it any more
     finally:
         path.unlink()
 
 
-def _until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5.0
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+TRACKING = """
+import sys
+from multiprocessing import resource_tracker
+resource_tracker.ensure_running()
+print("tracking", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_semaphore_that_no_process_has_yet_is_no_leak_of_ours_while_others_make_some() -> None:
+    path = Path(f"/dev/shm/sem.mp-test-{os.getpid()}")
+    before = leaks.census()
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, TRACKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.wait()
+        assert parent.stdout.readline() == b"tracking\n"
+        try:
+            path.touch()
+            assert path.name in (leaks.census() - before).shared_files
+            assert path.name not in leaks.leaked_since(before, timeout=0.0).shared_files
+        finally:
+            path.unlink()
+            parent.stdin.close()
+        assert parent.stdout.read() == b""
 
 
 def test_a_clean_check_takes_less_than_a_millisecond() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from remora.testing.processes import ProcessEnded
 from tests.eventually import eventually
-from tests.workers import WorkerGone, Workers
+from tests.workers import Workers
 
 
 def torch_workers(n: int, **settings: Any) -> Workers:
@@ -83,7 +84,7 @@ def test_a_killed_worker_is_gone_and_says_so() -> None:
     with torch_workers(2, join=False) as workers:
         pending = workers.start(0, sleep_forever)
         workers.kill(0)
-        with pytest.raises(WorkerGone, match="worker 0 ended with exit code -9"):
+        with pytest.raises(ProcessEnded, match="worker0 ended with exit code -9"):
             pending.result()
         assert workers.run(1, abs, -1) == 1
         workers.add(0)
@@ -94,7 +95,7 @@ def test_a_stopped_worker_is_silent_until_it_goes_on() -> None:
     with torch_workers(1, join=False) as workers:
         workers.stop(0)
         pending = workers.start(0, abs, -1)
-        with pytest.raises(TimeoutError, match=r"worker 0 did not answer within 0\.05 s"):
+        with pytest.raises(TimeoutError, match=r"worker0 did not answer within 0\.05 s"):
             pending.result(timeout=0.05)
         workers.cont(0)
         assert pending.result() == 1
@@ -121,7 +122,7 @@ def test_after_an_error_nothing_survives_and_the_stacks_are_shown(capfd: pytest.
 
 
 def test_a_worker_that_does_not_leave_is_an_error() -> None:
-    with pytest.raises(TimeoutError, match="worker 0"), torch_workers(1, join=False, timeout=5.0) as workers:  # noqa: PT012
+    with pytest.raises(TimeoutError, match="worker0"), torch_workers(1, join=False, timeout=5.0) as workers:  # noqa: PT012
         workers._timeout = 0.2
         workers.start(0, sleep_forever)
 

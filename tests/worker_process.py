@@ -1,4 +1,4 @@
-"""The inside of a worker process that a test started: joins, runs what it is sent, leaves. The outside is `workers`."""
+"""What `workers` has its processes do: prepare, join, leave."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
-import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from tests import leaks
 
@@ -34,28 +30,16 @@ class Assignment:
     leak_timeout: float | None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one function: its value, or its error and where that was raised."""
-
-    value: Any = None
-    error: BaseException | None = None
-    traceback: str = ""
-
-
 _assignment: Assignment
 _before_joining: leaks.Census | None = None
 
 
-def serve(assignment: Assignment, pipe: Connection) -> None:
-    """Run what comes through the pipe until it is closed or says None."""
+def prepare(assignment: Assignment) -> None:
+    """The first thing that the process is told."""
     global _assignment
     _assignment = assignment
     _die_with_the_fork_server()
     _redirect_output(assignment.output)
-    while (request := _next_request(pipe)) is not None:
-        number, pickled = request
-        pipe.send((number, _pickle(_run(pickled))))
 
 
 def arrive() -> None:
@@ -94,34 +78,6 @@ def _is_worker(rpc: Any) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _next_request(pipe: Connection) -> tuple[int, bytes] | None:
-    try:
-        request: tuple[int, bytes] | None = pipe.recv()
-    except EOFError:
-        return None
-    return request
-
-
-def _run(pickled: bytes) -> Outcome:
-    try:
-        fn, args, kwargs = cloudpickle.loads(pickled)
-        return Outcome(value=fn(*args, **kwargs))
-    except BaseException as error:
-        return Outcome(error=error, traceback=traceback.format_exc())
-
-
-def _pickle(outcome: Outcome) -> bytes:
-    """Values and exceptions that cannot travel are replaced by an error that says so."""
-    try:
-        pickled: bytes = cloudpickle.dumps(outcome)
-        cloudpickle.loads(pickled)  # some exceptions can be pickled and not be rebuilt
-        return pickled
-    except Exception as error:
-        about = outcome.error if outcome.error is not None else outcome.value
-        replacement = RuntimeError(f"{type(about).__name__} could not be sent back to the test ({error!r}): {about!r}")
-        return bytes(cloudpickle.dumps(Outcome(error=replacement, traceback=outcome.traceback)))
 
 
 def _redirect_output(path: str) -> None:

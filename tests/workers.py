@@ -4,7 +4,7 @@
         assert workers.run(0, call, "worker1") == 7  # call("worker1") on worker 0: its value, or what it raises
         pending = workers.start(1, call_slowly, "worker2")  # the same without waiting
         workers.kill(2)
-        with pytest.raises(WorkerLost):
+        with pytest.raises(ProcessEnded):
             pending.result(timeout=5)
 
 Each worker runs what it is sent on its main thread, one after another. At the end of the `with` block the workers shut
@@ -14,132 +14,35 @@ then, so pytest shows it when the test fails; after an error, with the stacks of
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.forkserver
 import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
-
+from remora.testing.processes import Pending, WorkerProcess
 from tests import leaks, worker_process
-from tests.worker_process import Assignment, Outcome
+from tests.worker_process import Assignment
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
 
-_PRELOADED = ["torch", "torch.distributed.rpc", "remora.rpc", "cloudpickle", "pytest", "tests.worker_process"]
+_PRELOADED = ["torch", "torch.distributed.rpc", "remora.rpc", "remora.testing.processes", "pytest", "tests.worker_process"]
 _STACK_DUMP_TIMEOUT = 1.0
-_fork = multiprocessing.get_context("forkserver")
 
 
-class WorkerGone(RuntimeError):
-    """The process ended before it answered."""
-
-
-class RemoteTraceback(Exception):
-    """Where an exception was raised on the worker; the cause of what `result` raises."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-class Pending(Generic[T]):
-    """What a worker was asked to run, and will answer."""
-
-    def __init__(self, worker: _Process, number: int) -> None:
-        self._worker = worker
-        self._number = number
-
-    def done(self) -> bool:
-        """Whether `result` would return at once."""
-        return self._worker.outcome(self._number, timeout=0.0) is not None
-
-    def result(self, timeout: float = 30.0) -> T:
-        """What the function returned; raises what it raised, TimeoutError, or WorkerGone."""
-        outcome = self._worker.outcome(self._number, timeout)
-        if outcome is None:
-            raise TimeoutError(f"worker {self._worker.rank} did not answer within {timeout:g} s")
-        if outcome.error is not None:
-            raise outcome.error from RemoteTraceback(outcome.traceback)
-        value: T = outcome.value
-        return value
-
-
-class _Process:
-    """One worker process as its parent sees it."""
+class _Worker(WorkerProcess):
+    """A worker process, what it printed, and whether it was stopped."""
 
     def __init__(self, assignment: Assignment) -> None:
-        self.rank = assignment.rank
-        self.stopped = False
+        super().__init__(assignment.rank)
         self.output = Path(assignment.output)
-        self._sent = 0
-        self._outcomes: dict[int, Outcome] = {}
-        self._pipe, theirs = _fork.Pipe()
-        self._process = _fork.Process(target=worker_process.serve, args=(assignment, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process.is_alive()
-
-    def send(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Pending[T]:
-        self._sent += 1
-        # Test functions travel by name, lambdas and local functions by value.
-        self._pipe.send((self._sent, cloudpickle.dumps((fn, args, kwargs))))
-        return Pending(self, self._sent)
-
-    def outcome(self, number: int, timeout: float) -> Outcome | None:
-        deadline = time.monotonic() + timeout
-        while number not in self._outcomes:
-            if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
-                return None
-            self._outcomes.update([_receive(self._pipe, self)])
-        return self._outcomes[number]
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.alive:  # asked first: the number of a process that ended may be someone else's by now
-            with contextlib.suppress(ProcessLookupError):  # it ended just now
-                os.kill(self.pid, number)
-
-    def dismiss(self) -> None:
-        """Let it end by itself."""
-        try:
-            self._pipe.send(None)
-        except OSError:
-            pass
-
-    def wait(self, timeout: float) -> int | None:
-        self._process.join(timeout)
-        return self._process.exitcode
-
-    def close(self) -> None:
-        """End it, if it has not ended, and let go of all that stood for it."""
-        self.signal(signal.SIGKILL)
-        self._process.join(10.0)
-        self._process.close()
-        self._pipe.close()
-
-
-def _receive(pipe: Connection, worker: _Process) -> tuple[int, Outcome]:
-    try:
-        number, pickled = pipe.recv()
-        return number, cloudpickle.loads(pickled)
-    except (EOFError, ConnectionResetError):
-        code = worker.wait(5.0)
-        raise WorkerGone(f"worker {worker.rank} ended with exit code {code} before it answered") from None
+        self.stopped = False
+        self.send(worker_process.prepare, assignment)
 
 
 class Workers:
@@ -167,7 +70,7 @@ class Workers:
         self._timeout = timeout
         self._leak_timeout = leak_timeout
         self._folder = tempfile.TemporaryDirectory(prefix="remora-test-")
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, _Worker] = {}
         self._all_well = True
 
     @property
@@ -218,7 +121,7 @@ class Workers:
         descriptor, output = tempfile.mkstemp(dir=self._folder.name, prefix=f"worker{rank}-")
         os.close(descriptor)
         settings = dict(self._options(rank) if callable(self._options) else self._options)
-        self._processes[rank] = _Process(
+        self._processes[rank] = _Worker(
             Assignment(self.rpc, rank, self.world_size, self.init_method, settings, output, self._leak_timeout)
         )
 
@@ -279,7 +182,7 @@ class Workers:
         self._folder.cleanup()
 
 
-def _dump_stacks(worker: _Process) -> None:
+def _dump_stacks(worker: _Worker) -> None:
     size = worker.output.stat().st_size
     worker.signal(signal.SIGUSR1)
     deadline = time.monotonic() + _STACK_DUMP_TIMEOUT
@@ -288,6 +191,6 @@ def _dump_stacks(worker: _Process) -> None:
 
 
 def _start_fork_server() -> None:
-    _fork.set_forkserver_preload(_PRELOADED)
+    multiprocessing.forkserver.set_forkserver_preload(_PRELOADED)
     with leaks.kept():
         multiprocessing.forkserver.ensure_running()

@@ -34,3 +34,14 @@ def test_a_payload_of_another_form_is_refused(kind: type[Message]) -> None:
             x = torch.ones(2, requires_grad=True)
             autograd.backward(context_id, [rpc.rpc_sync("worker1", torch.add, (x, x)).sum()])
             assert torch.equal(autograd.get_gradients(context_id)[x], torch.full((2,), 2.0))
+
+
+def test_an_answer_of_another_form_is_an_error_that_names_its_type() -> None:
+    with World(2, watch=0) as world:
+        answer = int(messages.BackwardPartResp.type)
+        world[1].agent.dispatch.on(messages.BackwardPartReq.type, lambda request: request.reply(answer, "abc"), service=True)
+        with world.acting(0), autograd.context() as context_id:
+            x = torch.ones(2, requires_grad=True)
+            total = rpc.rpc_sync("worker1", torch.add, (x, x)).sum()
+            with pytest.raises(RuntimeError, match="BACKWARD_PART_RESP from worker1 makes no sense: 'abc'"):
+                autograd.backward(context_id, [total])

@@ -14,6 +14,7 @@ import torch
 
 from remora import rpc
 from remora.errors import WorkerLost
+from remora.testing.processes import ProcessEnded
 from remora.transport.shm import lender as shm_lender
 from remora.transport.shm.arena import LATER, Placement
 from remora.transport.shm.loan_reference import TURNS
@@ -22,7 +23,7 @@ from remora.wire import raw_memory as wire_memory
 from tests.eventually import eventually
 from tests.processes import targets
 from tests.thorough import THOROUGH
-from tests.workers import WorkerGone, Workers
+from tests.workers import Workers
 
 MB = 1 << 20
 pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
@@ -307,7 +308,7 @@ def test_a_function_does_not_run_with_arguments_that_their_sender_did_not_live_t
     with Workers(3) as workers:
         workers.run(0, meet, "worker1")
         workers.run(0, die_instead_of_copying)
-        with pytest.raises(WorkerGone):
+        with pytest.raises(ProcessEnded):
             workers.run(0, send_one, "worker1")
         workers.kill(0)
         eventually(lambda: workers.run(1, served) == 0, what="it is given up")

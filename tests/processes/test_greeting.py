@@ -17,12 +17,13 @@ from remora.agent.peers.greeting import cannot_talk
 from remora.agent.peers.peer import ENDED
 from remora.errors import AuthenticationError, RemoraError, RendezvousError, WorkerLost
 from remora.rendezvous.record import WorkerRecord
+from remora.testing.processes import Pending
 from remora.worker import Worker
 from tests import hosts
 from tests.eventually import eventually
 from tests.hosts import Hosts
 from tests.processes import targets, witness
-from tests.workers import Pending, Workers
+from tests.workers import Workers
 
 needs_hosts = pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not() or "there are hosts")
 ONE, OTHER = "1" * 32, "2" * 32

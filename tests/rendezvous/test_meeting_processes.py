@@ -12,7 +12,8 @@ from typing import TypeVar
 import pytest
 
 from remora.errors import AuthenticationError, RendezvousError
-from tests.workers import WorkerGone, Workers
+from remora.testing.processes import ProcessEnded
+from tests.workers import Workers
 
 TIMEOUT = 30.0
 T = TypeVar("T")
@@ -149,6 +150,6 @@ def test_a_host_that_fails_and_ends_lets_the_others_learn_why() -> None:
         url = f"tcp://127.0.0.1:{free_port()}"
         host = workers.start(0, fail_and_end, url, 0)
         reason = workers.start(1, fail_and_end, url, 1).result(TIMEOUT)
-        with pytest.raises(WorkerGone):
+        with pytest.raises(ProcessEnded):
             host.result(TIMEOUT)
     assert "do not have the same secret" in reason

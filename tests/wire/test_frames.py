@@ -25,6 +25,7 @@ from remora.wire.frames import (
     FrameReader,
     lengths,
 )
+from tests.thorough import THOROUGH
 
 NO_MEMORY = Missing(Reason.NO_MEMORY)
 
@@ -67,7 +68,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if THOROUGH else 60, deadline=None)
 @given(messages, st.lists(st.integers(1, 5000), min_size=1, max_size=5), st.sampled_from([4200, 8192, 1 << 16]))
 def test_frames_survive_any_cutting(plan: list[tuple[bytes, list[bytes]]], sizes: list[int], capacity: int) -> None:
     data = b"".join(encode(i, body, buffers) for i, (body, buffers) in enumerate(plan))

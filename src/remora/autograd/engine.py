@@ -19,7 +19,7 @@ from remora.agent.runtime.current import blocking_region
 from remora.autograd.backward_pass import GradientBatch, Pass, WorkQueue
 from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
-from remora.autograd.failure import blame, error_of
+from remora.autograd.failure import error_of, failure_of
 from remora.autograd.pass_messages import PassMessages
 from remora.autograd.pass_table import PassTable
 from remora.options import FAST_PATHS
@@ -68,7 +68,7 @@ class Engine:
             self._wait(this, lambda countdown: this.feed_roots(seeds, partial(self._others.deliver, this, countdown)))
             self._check_fast(this)
         except BaseException as error:
-            quiet = self._others.end(this, blame(error, self._me))
+            quiet = self._others.end(this, failure_of(error, self._me))
             with suppress(TimeoutError):  # what still runs somewhere should not add to gradients that are looked at now
                 quiet.wait(QUIET_LIMIT)
             raise
@@ -94,7 +94,7 @@ class Engine:
     def _outcome(self, this: Pass, start: Callable[[Countdown[PassFailure]], None]) -> PassFailure | None:
         outcome: Future[PassFailure | None] = Future(repr(this))
         countdown: Countdown[PassFailure] = Countdown(outcome._succeed)
-        this.on_abort = lambda error: countdown.finish(blame(error, self._me))
+        this.on_abort = lambda error: countdown.finish(failure_of(error, self._me))
         try:
             start(countdown)
             countdown.finish()

@@ -29,6 +29,6 @@ def error_of(failure: PassFailure) -> BaseException:
     return error
 
 
-def blame(error: BaseException, me: WorkerInfo) -> PassFailure:
+def failure_of(error: BaseException, me: WorkerInfo) -> PassFailure:
     """Describe an error that happened here."""
     return LocalFailure(me.id, me.name, exceptions.dump(exceptions.describe(error, repr(me))), error)

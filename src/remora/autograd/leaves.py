@@ -76,9 +76,9 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
 
     def touch(self) -> None:
         """This thread has had sums computed."""
-        moment = streams.stream_point() if streams.watched else None
-        if moment is not None:
-            self._touched[moment.key] = moment
+        point = streams.stream_point() if streams.watched else None
+        if point is not None:
+            self._touched[point.key] = point
 
     def ready(self) -> ByLeaf:
         """The gradients, ready to be used on the current streams."""
@@ -88,8 +88,8 @@ class Gathered(dict[int, tuple[torch.Tensor, torch.Tensor]]):
         return gradients
 
     def _join(self, gradients: list[torch.Tensor]) -> None:
-        for moment in list(self._touched.values()):
-            moment.join(gradients)
+        for point in list(self._touched.values()):
+            point.join(gradients)
 
 
 def _may_be_taken(gradient: torch.Tensor, leaf: torch.Tensor) -> bool:

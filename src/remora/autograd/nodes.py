@@ -117,7 +117,7 @@ class Send:
 class Recv:
     """Tensors that were received. Their gradients end here and are sent to the peer."""
 
-    __slots__ = ("collecting", "hooked", "message", "moment", "peer")
+    __slots__ = ("collecting", "hooked", "message", "peer", "point")
 
     def __init__(self, message: int, peer: Peer) -> None:
         self.message = message
@@ -126,7 +126,7 @@ class Recv:
         # Where the gradients go while a pass runs the node, and the thread that runs that pass. A local pass may come here
         # on another thread at the same time: it is refused, and must not put its gradients there.
         self.collecting: tuple[int, Gradients] | None = None
-        self.moment: streams.StreamPoint | None = None  # when they are there, on devices
+        self.point: streams.StreamPoint | None = None  # when they are there, on devices
 
     def __repr__(self) -> str:
         return f"<RecvRpcBackward of message {self.message} from {self.peer.name}>"
@@ -149,7 +149,7 @@ def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, No
             f"distributed one, remora.autograd.backward(context_id, [loss]), can go on there"
         )
     if streams.watched:
-        recv.moment = streams.stream_point()
+        recv.point = streams.stream_point()
     for number, gradient in enumerate(gradients):
         if gradient is not None:
             collecting[1][number] = gradient

@@ -26,7 +26,7 @@ from remora.autograd.backward_pass import GradientBatch, Key, Pass
 from remora.autograd.context import Context
 from remora.autograd.context_registry import Contexts
 from remora.autograd.countdown import Countdown
-from remora.autograd.failure import blame, error_of
+from remora.autograd.failure import error_of, failure_of
 from remora.autograd.nodes import SEND_NAME
 from remora.autograd.pass_table import PassTable
 from remora.devices import streams
@@ -63,22 +63,22 @@ class PassMessages:
 
     # Telling others.
 
-    def ask_all(self, this: Pass, parts: dict[Peer, Part], errand: Countdown[PassFailure]) -> None:
+    def ask_all(self, this: Pass, parts: dict[Peer, Part], countdown: Countdown[PassFailure]) -> None:
         for peer, part in parts.items():
-            self._call(this, errand, peer, BackwardPartReq(this.key, part))
+            self._call(this, countdown, peer, BackwardPartReq(this.key, part))
 
-    def deliver(self, this: Pass, errand: Countdown[PassFailure], peer: Peer, parcel: GradientBatch) -> None:
-        self._call(this, errand, peer, BackwardAutogradReq(this.key, None, parcel))
+    def deliver(self, this: Pass, countdown: Countdown[PassFailure], peer: Peer, gradients: GradientBatch) -> None:
+        self._call(this, countdown, peer, BackwardAutogradReq(this.key, None, gradients))
 
-    def share(self, errand: Countdown[PassFailure], work: Callable[[], None]) -> None:
-        """Have another thread do some of the work of an errand."""
-        errand.begin()
-        self.agent.pool.submit(partial(self._act, errand, work))
+    def share(self, countdown: Countdown[PassFailure], work: Callable[[], None]) -> None:
+        """Have another thread do some of the work that is counted."""
+        countdown.begin()
+        self.agent.pool.submit(partial(self._act, countdown, work))
 
-    def deliver_with_part(self, this: Pass, peer: Peer, part: Part, parcel: GradientBatch) -> None:
+    def deliver_with_part(self, this: Pass, peer: Peer, part: Part, gradients: GradientBatch) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found every worker that takes part, all have been found."""
-        packed = encode(BackwardAutogradReq(this.key, part, parcel), PackScope(peer, route=peer.routes.gradients))
+        packed = encode(BackwardAutogradReq(this.key, part, gradients), PackScope(peer, route=peer.routes.gradients))
         value = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
         if value is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
             return
@@ -88,24 +88,25 @@ class PassMessages:
             raise error_of(answer.failure)
 
     def _call(
-        self, this: Pass, errand: Countdown[PassFailure], peer: Peer, message: BackwardPartReq | BackwardAutogradReq
+        self, this: Pass, countdown: Countdown[PassFailure], peer: Peer, message: BackwardPartReq | BackwardAutogradReq
     ) -> None:
-        errand.begin()
+        countdown.begin()
+        kind = BackwardPartResp if isinstance(message, BackwardPartReq) else BackwardAutogradResp
 
         def settled(call: Call) -> None:
             try:
-                answer = from_value(BackwardAutogradResp, call.value(), peer.name)
+                answer = from_value(kind, call.value(), peer.name)
             except BaseException as error:
-                answer = BackwardAutogradResp(blame(error, self.agent.me))
+                answer = kind(failure_of(error, self.agent.me))
             self.learn(this, answer.owed)
-            errand.finish(answer.failure)
+            countdown.finish(answer.failure)
 
         call = Call(peer, "the backward pass", settled)
         try:
             packed = encode(message, PackScope(peer, route=peer.routes.gradients))
             self.agent.start_call(peer, call, int(message.type), packed, packed.flags, UNSET_TIMEOUT)
         except Exception as error:
-            errand.finish(blame(error, self.agent.me))
+            countdown.finish(failure_of(error, self.agent.me))
 
     def learn(self, this: Pass, owed: Owed) -> None:
         """FAST: take note of what others wait for, and of what we do."""
@@ -117,55 +118,55 @@ class PassMessages:
     def _on_part(self, request: Request) -> None:
         message = request.message(BackwardPartReq)
         key, part = message.key, message.part
-        errand: Countdown[PassFailure] = Countdown(
+        countdown: Countdown[PassFailure] = Countdown(
             lambda failure: request.reply(_PART_DONE, to_value(BackwardPartResp(failure)))
         )
 
         def look() -> None:
             this = self._passes.open(self.contexts.get(key[0]), key, serve=False)
-            self.ask_all(this, this.take_part(part), errand)
+            self.ask_all(this, this.take_part(part), countdown)
 
-        self._act(errand, look)
+        self._act(countdown, look)
 
     def _on_gradients(self, request: Request) -> None:
         message = request.message(BackwardAutogradReq)
-        key, part, parcel = message.key, message.part, message.gradients
+        key, part, gradients = message.key, message.part, message.gradients
         try:
             this = self._passes.open(self.contexts.get(key[0]), key, serve=True)
         except RuntimeError as error:
-            request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(blame(error, self.agent.me))))
+            request.reply(_GRADIENTS_DONE, to_value(BackwardAutogradResp(failure_of(error, self.agent.me))))
             return
-        errand: Countdown[PassFailure] = Countdown(partial(self._answer, request, this))
-        moment = streams.stream_point() if streams.watched else None
-        job = partial(self._act, errand, partial(self._feed, this, parcel, moment, errand))
+        countdown: Countdown[PassFailure] = Countdown(partial(self._answer, request, this))
+        point = streams.stream_point() if streams.watched else None
+        job = partial(self._act, countdown, partial(self._feed, this, gradients, point, countdown))
         if part is not None:
-            self._search_first(this, part, errand, job)
+            self._search_first(this, part, countdown, job)
         elif this.work_queue is not None:
             this.work_queue.put(job)
         else:
             job()
 
     def _feed(
-        self, this: Pass, parcel: GradientBatch, moment: streams.StreamPoint | None, errand: Countdown[PassFailure]
+        self, this: Pass, gradients: GradientBatch, point: streams.StreamPoint | None, countdown: Countdown[PassFailure]
     ) -> None:
-        if moment is not None:
-            moment.join(parcel)
-        deliver = partial(self.deliver, this, errand)
-        share = partial(self.share, errand) if this.work_queue is None else None
+        if point is not None:
+            point.join(gradients)
+        deliver = partial(self.deliver, this, countdown)
+        share = partial(self.share, countdown) if this.work_queue is None else None
         if torch._C._autograd._profiler_enabled():
             with ExitStack() as stack:
-                for _ in parcel:
+                for _ in gradients:
                     stack.enter_context(record_function(SEND_NAME))
-                this.feed(parcel, deliver, share)
+                this.feed(gradients, deliver, share)
         else:
-            this.feed(parcel, deliver, share)
+            this.feed(gradients, deliver, share)
 
-    def _search_first(self, this: Pass, part: Part, errand: Countdown[PassFailure], job: Callable[[], None]) -> None:
+    def _search_first(self, this: Pass, part: Part, countdown: Countdown[PassFailure], job: Callable[[], None]) -> None:
         """The first round before the second: see `deliver_with_part`."""
         try:
             asked = this.take_part(part)
         except BaseException as error:
-            errand.finish(blame(error, self.agent.me))
+            countdown.finish(failure_of(error, self.agent.me))
             return
         if not asked:
             job()
@@ -173,20 +174,20 @@ class PassMessages:
 
         def found(failure: PassFailure | None) -> None:
             if failure is not None:
-                errand.finish(failure)
+                countdown.finish(failure)
             else:
                 self.agent.pool.submit(job)  # answers come on threads that must not be kept
 
         search: Countdown[PassFailure] = Countdown(found)
         self._act(search, partial(self.ask_all, this, asked, search))
 
-    def _act(self, errand: Countdown[PassFailure], act: Callable[[], None]) -> None:
+    def _act(self, countdown: Countdown[PassFailure], act: Callable[[], None]) -> None:
         try:
             act()
         except BaseException as error:
-            errand.finish(blame(error, self.agent.me))
+            countdown.finish(failure_of(error, self.agent.me))
         else:
-            errand.finish()
+            countdown.finish()
 
     def _answer(self, request: Request, this: Pass, failure: PassFailure | None) -> None:
         if not this.smart:
@@ -199,9 +200,9 @@ class PassMessages:
     def end(self, this: Pass, why: PassFailure) -> Future[PassFailure | None]:
         """End the pass on all workers. The future is done when no worker works on it any more."""
         quiet: Future[PassFailure | None] = Future(f"the end of {this!r}")
-        errand: Countdown[PassFailure] = Countdown(quiet._succeed)
-        self._end_here(this.context, this.key, why, None, errand, this)
-        errand.finish()
+        countdown: Countdown[PassFailure] = Countdown(quiet._succeed)
+        self._end_here(this.context, this.key, why, None, countdown, this)
+        countdown.finish()
         return quiet
 
     def _end_here(
@@ -210,33 +211,33 @@ class PassMessages:
         key: Key,
         why: PassFailure,
         told_by: Peer | None,
-        errand: Countdown[PassFailure],
+        countdown: Countdown[PassFailure],
         this: Pass | None = None,
     ) -> None:
         """End a pass on this worker, and on those that we gave a part in it."""
         this, told = self._passes.end(context, key, this)
         if this is not None:
-            errand.begin()
-            this.abort(fresh(error_of(why)), errand.finish)  # a copy: it keeps no frames, which would keep the pass
+            countdown.begin()
+            this.abort(fresh(error_of(why)), countdown.finish)  # a copy: it keeps no frames, which would keep the pass
         for peer in told - {told_by}:
-            self._send_end(peer, key, why, errand)
+            self._send_end(peer, key, why, countdown)
 
-    def _send_end(self, peer: Peer, key: Key, why: PassFailure, errand: Countdown[PassFailure]) -> None:
-        errand.begin()
-        call = Call(peer, "the end of a backward pass", lambda call: errand.finish())
+    def _send_end(self, peer: Peer, key: Key, why: PassFailure, countdown: Countdown[PassFailure]) -> None:
+        countdown.begin()
+        call = Call(peer, "the end of a backward pass", lambda call: countdown.finish())
         try:
             self.agent.start_call(peer, call, int(END), encode(BackwardEndReq(key, why)), 0, UNSET_TIMEOUT, control=True)
         except RemoraError:
-            errand.finish()  # it is gone, and the pass with it
+            countdown.finish()  # it is gone, and the pass with it
 
     def _on_end(self, request: Request) -> None:
         message = request.message(BackwardEndReq)
         key, why = message.key, message.failure
-        errand: Countdown[PassFailure] = Countdown(lambda _: request.reply(_END_DONE, None))
+        countdown: Countdown[PassFailure] = Countdown(lambda _: request.reply(_END_DONE, None))
         context = self.contexts.known(key[0])
         if context is not None:
-            self._end_here(context, key, why, request.caller, errand)
-        errand.finish()
+            self._end_here(context, key, why, request.caller, countdown)
+        countdown.finish()
 
     def _on_peer_gone(self, peer: Peer) -> None:
         """A worker is gone. Its contexts go, and the passes it had begun, or in which we wait for its gradients: it may have
@@ -246,4 +247,4 @@ class PassMessages:
             if this.root == peer.id or (this.root != self.agent.me.id and this.waits_for(peer)):
                 did = "began" if this.root == peer.id else "took part in"
                 error = WorkerLost(f"{peer.info}, which {did} a backward pass, is gone: {peer.reason}")
-                self.end(this, blame(error, self.agent.me))
+                self.end(this, failure_of(error, self.agent.me))

@@ -201,8 +201,8 @@ def _run_native(
     if streams.watched:
         gathered.touch()
         for node in segment.run_received:
-            if node.recv.moment is not None:
-                node.recv.moment.join(received[node])
+            if node.recv.point is not None:
+                node.recv.point.join(received[node])
 
 
 @contextmanager
@@ -219,19 +219,19 @@ def _collecting(segment: Runnable, received: dict[Node, Gradients]) -> Iterator[
 def _run_tapped(segment: Runnable, incoming: Incoming, retain_graph: bool) -> Incoming:
     """Run the segment without its ends; the gradients that leave it, for its ends and for others."""
     outgoing: Incoming = []
-    moments: list[streams.StreamPoint | None] = []  # when they are there, on devices
+    points: list[streams.StreamPoint | None] = []  # when they are there, on devices
     with Claim(segment.taps), ExitStack() as stack:
         for node, numbers in segment.taps.items():
-            _tap(node, numbers, outgoing, stack, moments)
+            _tap(node, numbers, outgoing, stack, points)
         _run_up_to(segment.exits, incoming, retain_graph)
-    for moment in moments:  # the engine joins the streams of what it captures, and not those of what is tapped
-        if moment is not None:
-            moment.join([gradient for _, gradient in outgoing])
+    for point in points:  # the engine joins the streams of what it captures, and not those of what is tapped
+        if point is not None:
+            point.join([gradient for _, gradient in outgoing])
     return outgoing
 
 
 def _tap(
-    node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack, moments: list[streams.StreamPoint | None]
+    node: Node, numbers: list[int], outgoing: Incoming, stack: ExitStack, points: list[streams.StreamPoint | None]
 ) -> None:
     """Take the gradients that leave the segment at a node, while `stack` is open.
 
@@ -255,7 +255,7 @@ def _tap(
             if complete[number] is not None:
                 outgoing.append((_start_behind(node, number), complete[number]))
         if streams.watched:
-            moments.append(streams.stream_point())
+            points.append(streams.stream_point())
         return tuple(complete[i] if gradient is not None else None for i, gradient in enumerate(computed))
 
     thread = threading.get_ident()

@@ -10,6 +10,7 @@ imported, else by value. The end of the block ends all processes, also in the mi
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -50,9 +51,17 @@ class RemoteTraceback(Exception):
 class Pending(Generic[T]):
     """A function that a worker runs, or is about to run."""
 
-    def __init__(self, process: _Process, number: int) -> None:
+    def __init__(self, process: WorkerProcess, number: int) -> None:
         self._process = process
         self._number = number
+
+    def done(self) -> bool:
+        """Return True if `result` would return at once."""
+        try:
+            self._process.answer(self._number, 0.0)
+        except TimeoutError:
+            return False
+        return True
 
     def result(self, timeout: float = 30.0) -> T:
         """Return the result of the function; raise its exception, TimeoutError, or ProcessEnded."""
@@ -64,8 +73,8 @@ class Pending(Generic[T]):
         return result
 
 
-class _Process:
-    """One process as its parent sees it."""
+class WorkerProcess:
+    """One process as its parent sees it: it runs the functions that it is sent, on its main thread, one after the other."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -85,8 +94,17 @@ class _Process:
         return Pending(self, self._sent)
 
     def _ended(self) -> ProcessEnded:
-        self.process.join(_PATIENCE)
-        return ProcessEnded(f"worker{self.rank} ended with exit code {self.process.exitcode}")
+        return ProcessEnded(f"worker{self.rank} ended with exit code {self.wait(_PATIENCE)}")
+
+    @property
+    def pid(self) -> int:
+        pid: int = self.process.pid
+        return pid
+
+    @property
+    def alive(self) -> bool:
+        alive: bool = self.process.is_alive()
+        return alive
 
     def answer(self, number: int, timeout: float) -> tuple[Any, BaseException | None, str]:
         end = time.monotonic() + timeout
@@ -102,16 +120,29 @@ class _Process:
         return answer
 
     def signal(self, number: int) -> None:
-        if self.process.is_alive() and self.process.pid is not None:
-            os.kill(self.process.pid, number)
+        if self.alive:  # asked first: the number of a process that has ended may be another one's by now
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
 
     def freeze(self) -> None:
         self.signal(signal.SIGSTOP)
         end = time.monotonic() + _PATIENCE
-        while self.process.is_alive() and not _stands_still(self.process.pid) and time.monotonic() < end:
+        while self.alive and not _stands_still(self.pid) and time.monotonic() < end:
             time.sleep(0.001)
 
+    def dismiss(self) -> None:
+        """Have it end by itself, when it has run what it was sent."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait until it has ended. Its exit code; None if it did not end in time."""
+        self.process.join(timeout)
+        code: int | None = self.process.exitcode
+        return code
+
     def close(self) -> None:
+        """End it, if it has not ended, and let go of what stands for it."""
         self._pipe.close()
         self.signal(signal.SIGKILL)
         self.process.join(_PATIENCE)
@@ -129,10 +160,10 @@ class Processes:
             _context.set_forkserver_preload(_PRELOADED)
         self._timeout = check_timeout(timeout, "timeout")
         self._folder = tempfile.TemporaryDirectory(prefix="remora-")
-        self._processes: list[_Process] = []
+        self._processes: list[WorkerProcess] = []
         settings = {"init_method": f"file://{self._folder.name}/rendezvous", "faults": str(faults), **options}
         try:
-            self._processes += [_Process(rank) for rank in range(n)]
+            self._processes += [WorkerProcess(rank) for rank in range(n)]
             starting = [process.send(_join, process.rank, n, settings) for process in self._processes]
             for pending in starting:
                 pending.result(timeout)
@@ -145,8 +176,7 @@ class Processes:
 
     def pid(self, rank: int) -> int:
         """Return the process id of a worker."""
-        pid: int = self._processes[rank].process.pid
-        return pid
+        return self._processes[rank].pid
 
     def start(self, rank: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> Pending[T]:
         """Make a worker run a function, without waiting for it."""
@@ -158,7 +188,7 @@ class Processes:
 
     def run_all(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
         """Make all living workers run it at the same time; return the values in order."""
-        living = [process for process in self._processes if process.process.is_alive()]
+        living = [process for process in self._processes if process.alive]
         return [each.result(self._timeout) for each in [process.send(function, *args, **kwargs) for process in living]]
 
     def set_faults(self, plan: Plan | str) -> None:
@@ -166,14 +196,14 @@ class Processes:
         confirm."""
         parsed = Plan.parse(plan) if isinstance(plan, str) else plan
         victims = {fault.worker for fault in parsed.faults if isinstance(fault, Freeze | Kill)}
-        living = [process for process in self._processes if process.process.is_alive()]
+        living = [process for process in self._processes if process.alive]
         for process, pending in [(process, process.send(_set_faults, str(parsed))) for process in living]:
             if f"worker{process.rank}" in victims:
                 self._await_answer_or_silence(process, pending)
             else:
                 pending.result(self._timeout)
 
-    def _await_answer_or_silence(self, process: _Process, pending: Pending[None]) -> None:
+    def _await_answer_or_silence(self, process: WorkerProcess, pending: Pending[None]) -> None:
         end = time.monotonic() + self._timeout
         silent = False
         while not silent:
@@ -183,7 +213,7 @@ class Processes:
             except ProcessEnded:
                 return
             except TimeoutError:
-                silent = _stands_still(process.process.pid)
+                silent = _stands_still(process.pid)
                 if not silent and time.monotonic() > end:
                     raise
 
@@ -194,7 +224,7 @@ class Processes:
     def kill(self, rank: int) -> None:
         """Send SIGKILL, and wait until the process is gone."""
         self._processes[rank].signal(signal.SIGKILL)
-        self._processes[rank].process.join(_PATIENCE)
+        self._processes[rank].wait(_PATIENCE)
 
     def freeze(self, rank: int) -> None:
         """Send SIGSTOP: the process is alive, and silent. Return when all its threads stand still (where that can be
@@ -248,7 +278,10 @@ def _state(path: str) -> str:
 def _serve(pipe: Connection) -> None:
     while True:
         try:
-            number, pickled = pipe.recv()
+            request = pipe.recv()
+            if request is None:
+                return  # it was dismissed
+            number, pickled = request
             pipe.send((number, _run(pickled)))
         except (EOFError, ConnectionError):
             os._exit(0)  # the process of the test has ended
@@ -257,19 +290,16 @@ def _serve(pipe: Connection) -> None:
 def _run(pickled: bytes) -> bytes:
     try:
         function, args, kwargs = cloudpickle.loads(pickled)
-        answer: bytes = cloudpickle.dumps((function(*args, **kwargs), None, ""))
-    except BaseException as error:
-        answer = _failure(error)
-    return answer
-
-
-def _failure(error: BaseException) -> bytes:
-    where = traceback.format_exc()
+        value, error, where = function(*args, **kwargs), None, ""
+    except BaseException as raised:
+        value, error, where = None, raised, traceback.format_exc()
     try:
-        answer: bytes = cloudpickle.dumps((None, error, where))
-        cloudpickle.loads(answer)  # some exceptions can be pickled and not be rebuilt
-    except Exception:
-        answer = cloudpickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), where))
+        answer: bytes = cloudpickle.dumps((value, error, where))
+        cloudpickle.loads(answer)  # some values and exceptions can be pickled and not be rebuilt
+    except Exception as failure:
+        about = value if error is None else error
+        told = RuntimeError(f"{type(about).__name__} could not be sent back to the test ({failure!r}): {about!r}")
+        answer = cloudpickle.dumps((None, told, where))
     return answer
 
 

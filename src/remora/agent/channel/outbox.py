@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from remora.agent.calls.call import Call
@@ -335,11 +336,8 @@ class Outbox:
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
         report = LongWait(lambda: f"{call.what} waits until {call.peer.name} has taken what was sent before", call.clock)
-        if not report.block(self._await_room, call.deadline):
+        if not report.block(partial(self.room.wait, lambda: self.closed or not self.full), call.deadline):
             raise self.not_sent(call)
-
-    def _await_room(self, seconds: float | None) -> bool:
-        return self.room.wait(lambda: self.closed or not self.full, seconds)
 
     def not_sent(self, call: Call) -> CallNotSent:
         allowed, whose = call.allowance()

@@ -244,7 +244,7 @@ def tidy(exchanges: Iterable[DeviceExchange], now: float) -> None:
 
 def _taken_over(number: int, device: torch.device) -> list[torch.UntypedStorage]:
     """Return memory that was lent within this process: the same memory, or a copy on another device."""
-    storages, moment, _ = _here.pop(number)
-    if moment is not None:
-        moment.join([copies.span(each, 0, each.nbytes()) for each in storages])
+    storages, point, _ = _here.pop(number)
+    if point is not None:
+        point.join([copies.span(each, 0, each.nbytes()) for each in storages])
     return [each if each.device == device else copies.to_device(each, device) for each in storages]

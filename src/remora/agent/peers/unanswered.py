@@ -42,7 +42,7 @@ class Unanswered:
         now = self._clock.now()
         for peer in peers:
             calls = peer.outgoing.pending
-            call = _oldest(calls) if calls else None
+            call = next(iter(list(calls.values())), None) if calls else None  # the oldest
             if call is not None and (age := call.age) >= long_wait.FIRST:
                 patience = self._patience.setdefault(peer.key, _Patience())
                 patience.seen = now
@@ -52,10 +52,6 @@ class Unanswered:
                     self._submit(_report(call, calls, age))
         if self._patience:
             self._patience = {key: each for key, each in self._patience.items() if now - each.seen < CALM}
-
-
-def _oldest(calls: dict[int, Call]) -> Call | None:
-    return next(iter(list(calls.values())), None)
 
 
 def _report(call: Call, calls: dict[int, Call], age: float) -> Callable[[], None]:

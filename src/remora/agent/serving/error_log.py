@@ -62,9 +62,9 @@ class Raised:
     @property
     def due(self) -> bool:
         """Return True if there is anything to report."""
-        return bool(self._of_late) and self._is_due(time.monotonic())
-
-    def _is_due(self, now: float) -> bool:
+        if not self._of_late:
+            return False
+        now = time.monotonic()
         return any(each.report_at <= now for each in list(self._of_late.values()))
 
     def report(self, at_once: bool = False) -> None:
