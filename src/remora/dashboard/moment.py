@@ -16,7 +16,7 @@ _ORDER = {stage: place for place, stage in enumerate(Stage)}
 
 
 @dataclass(slots=True)
-class Call:
+class CallEnds:
     """Both ends of a call, as far as they are known."""
 
     at_caller: CallStatus | None = None
@@ -63,12 +63,12 @@ class Moment:
         return sorted(ranks, key=lambda name: (ranks[name], name))
 
     @cached_property
-    def calls(self) -> dict[str, Call]:
+    def calls(self) -> dict[str, CallEnds]:
         """All calls under way, by `CallKey` in words, the oldest first."""
-        found: dict[str, Call] = {}
+        found: dict[str, CallEnds] = {}
         for worker in self.snapshot.workers:
             for each in worker.calls:
-                call = found.setdefault(str(each.key), Call())
+                call = found.setdefault(str(each.key), CallEnds())
                 if each.key.caller == worker.name and call.at_caller is None and not _is_callee_stage(each):
                     call.at_caller = each
                 else:

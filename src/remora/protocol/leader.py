@@ -181,8 +181,13 @@ class Leadership:
             return (SHUT,)
         return NOTHING
 
-    def busy(self, me: int, now: float) -> None:
-        """The leader has events in its hands. (Another thread may lead by now, if a destructor waited on this one.)"""
+    def busy(self, me: int, now: float, slept_since: float = -NEVER) -> None:
+        """The leader has events in its hands, for which it slept at the poller, if it did not poll for them. (Another thread
+        may lead by now, if a destructor waited on this one.)"""
+        if now - slept_since < self.thresholds.spin:
+            self.streak += 1
+        elif self.streak > 0:
+            self.streak = 0
         if self.thread == me:
             self.steps += 1
             self.began = now
@@ -192,13 +197,6 @@ class Leadership:
     def alarm_due(self, now: float) -> Effects:
         """The leader has said that it is busy."""
         return NOTHING if self.alarm_set else self._alarm(now, self.pace)
-
-    def slept(self, begun: float, now: float) -> None:
-        """The leader slept at the poller from `begun` to `now`."""
-        if now - begun < self.thresholds.spin:
-            self.streak += 1
-        elif self.streak > 0:
-            self.streak = 0
 
     def begin_task(self, now: float, queued: int) -> Effects:
         """The leader is about to run a task, and `queued` others could be run now."""
@@ -268,7 +266,8 @@ class Leadership:
             return (HELP,) if called else NOTHING
         limits = self.thresholds
         is_long = now > self.long_at
-        self.late = self.late + 1 if 0 < self.steps - self.set_steps < self.few and self._may_be_late(queued) else 0
+        is_late = queued and self.doing is not ANSWERING and 0 < self.steps - self.set_steps < self.few
+        self.late = self.late + 1 if is_late else 0
         if is_long and self._is_stuck(now):
             return self._open_up(now)  # until the leader is back
         self.stuck_steps = self.steps if is_long else -1
@@ -278,9 +277,6 @@ class Leadership:
             self.open_until = now + limits.relief
             return effects + self._open_up(now)
         return (*effects, HELP) if called else effects
-
-    def _may_be_late(self, queued: bool) -> bool:
-        return queued and self.doing is not ANSWERING
 
     def _is_stuck(self, now: float) -> bool:
         """It has been with one thing for long. One that takes in what came is left alone for a while; for a task, a second
@@ -294,7 +290,6 @@ class Leadership:
         self.fast_until = now + self.thresholds.fast_for
         self.open = True
         return (OPEN, HELP)
-
 
     def may_help(self, now: float) -> bool:
         """The poller has something, and the gate let the current thread pass: whether it takes that, or leaves it to the

@@ -177,11 +177,12 @@ class StaticJoin:
         if last.fingerprint != self._table.seal.fingerprint:
             self._fail_for_secrets(last)
         elif last.size != self._size:
-            self._fail_both(
-                last.size,
+            text = (
                 f"Worker {last.worker} came with world_size={last.size}, worker {self._record} with "
-                f"world_size={self._size}. Start all workers of a group with the same world_size.",
+                f"world_size={self._size}. Start all workers of a group with the same world_size."
             )
+            for each in (self, StaticJoin(self._table, last.size, self._record)):  # the workers that wait for either
+                each._close(lambda: _failed(text))
         if self._table.has_foreign(_OF_TORCH.format(self._record.id)):
             return  # we used it ourselves before: what the others wrote is from then
         foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._table.has_foreign(_OF_TORCH.format(number))]
@@ -206,11 +207,6 @@ class StaticJoin:
         )
         self._say_who_came()
         self._close(lambda: Roster("", (), text, secrets_differ=True))
-
-    def _fail_both(self, other_size: int, reason: str) -> None:
-        """Fail both groups: the workers that wait for either get the error."""
-        for each in (self, StaticJoin(self._table, other_size, self._record)):
-            each._close(lambda: _failed(reason))
 
     def _absent(self) -> list[int]:
         places = enumerate(self._places())
@@ -305,6 +301,7 @@ class StaticJoin:
         present = [WorkerRecord.from_json(text) for text in self._there(range(self._size)) if text]
         absent = sorted(set(range(self._size)) - {each.id for each in present})
         gone = [number for number in absent if self._table.has([self._key(f"gone/{number}")])]
+        last = _last_to_come(self._table)
         texts = [
             f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._table.where} "
             f"for a group of {self._size} workers.",
@@ -312,7 +309,7 @@ class StaticJoin:
             f"Present: {_listed(list(map(str, present)))}.",
             f"Given up: {_listed(list(map(printable, self._there(f'gone/{number}' for number in gone))))}." if gone else "",
             self._silent_host([number for number in absent if number not in gone]).removeprefix(". "),
-            self._other_size(),
+            "" if last.size == self._size else f"(Worker {last.worker} came with world_size={last.size}.)",
             "Start the missing workers with the same init_method and world_size, or allow more time.",
         ]
         return " ".join(filter(None, texts))
@@ -332,10 +329,6 @@ class StaticJoin:
 
     def _there(self, names: Iterable[str | int]) -> list[str]:
         return self._table.take([key for name in names if self._table.has([key := self._key(name)])])
-
-    def _other_size(self) -> str:
-        last = _last_to_come(self._table)
-        return "" if last.size == self._size else f"(Worker {last.worker} came with world_size={last.size}.)"
 
     def _places(self) -> list[str]:
         """Return the keys of all records, by id."""

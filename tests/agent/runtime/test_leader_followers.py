@@ -443,8 +443,7 @@ class Twins:
         self.group.events()
         assert self.machine.idle(self.me)
         self.expected += self.machine.shut_due(begun)
-        self.machine.slept(begun, now)
-        self.machine.busy(self.me, now)
+        self.machine.busy(self.me, now, begun)
         self.expect(self.machine.alarm_due(now), self.machine.called)
 
     def begin_task(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable, Generator
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from remora.agent.calls.blocking import block_until, going_down
 from remora.agent.calls.call_context import recorded
 from remora.agent.calls.error_copies import chained
-from remora.agent.calls.stdlib_futures import Standing, Waiter
+from remora.agent.calls.stdlib_futures import Standing
 from remora.agent.calls.unseen_failures import Failure, Origin
 from remora.agent.runtime.clean_state import run_clean
 from remora.agent.runtime.current import blocking_region, current_clock
@@ -295,17 +295,9 @@ class Future(torch.futures.Future[T]):
         found: Standing = known["standing"]
         return found
 
-    @property
-    def _condition(self) -> threading.Condition:
-        return self._standing.condition
-
-    @property
-    def _state(self) -> str:
-        return self._standing.state
-
-    @property
-    def _waiters(self) -> list[Waiter]:
-        return self._standing.waiters
+    _condition = property(attrgetter("_standing.condition"))
+    _state = property(attrgetter("_standing.state"))
+    _waiters = property(attrgetter("_standing.waiters"))
 
     # Giving up.
 

@@ -63,7 +63,7 @@ class LeaderFollowers:
     def events(self) -> list[Event] | None:
         """Return what the current thread is to do next, while another thread follows; None if it is not needed any more.
 
-        A leader's steps are inlined: `idle`, `shut_due`, `slept`, `busy` and `alarm_due` of the machine.
+        A leader's steps are inlined: `idle`, `shut_due`, `busy` and `alarm_due` of the machine.
         """
         state = self.state
         me = get_ident()

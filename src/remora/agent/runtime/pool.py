@@ -125,13 +125,13 @@ class WorkerPool:
                 _report()
         thread_state.handling_events_of = None
         if self._nonblocking:
-            self._run_nonblocking()
+            _run_all(self._nonblocking)
         while self._system_tasks:
             self._run_system_task()
         if self.user_tasks:
             self._run_user_tasks()
-        while self._idle_tasks:
-            self._do_one(self._idle_tasks)
+        if self._idle_tasks:
+            _run_all(self._idle_tasks)
 
     def _queued(self) -> int:
         runnable = len(self.user_tasks) if self._active < self.limit else 0
@@ -175,24 +175,22 @@ class WorkerPool:
                 make_clean()
             del task  # not under the lock: dropping it may run destructors of the program
 
-    def _active_add(self, n: int) -> None:
-        with self._lock:
-            self._active += n
-
     def about_to_block(self) -> None:
         """Note that the current thread is about to block: another thread handles what comes."""
         self.leader.leader_blocks()
 
     def release_slot(self) -> None:
         """Free the slot of the current thread, which is about to wait for something remote in a user task (C2)."""
-        self._active_add(-1)
+        with self._lock:
+            self._active -= 1
         self.leader.leader_blocks()
         if self.user_tasks:
             self._wake_for_backlog()
 
     def reacquire_slot(self) -> None:
         """Count the slot again. The limit may be exceeded for a moment: the task must go on."""
-        self._active_add(+1)
+        with self._lock:
+            self._active += 1
 
     # Remora's own work, unlimited (C3).
 
@@ -231,20 +229,6 @@ class WorkerPool:
             self._idle_tasks.append(task)
         else:
             _shielded(task)
-
-    def _run_nonblocking(self) -> None:
-        while self._nonblocking:
-            self._do_one(self._nonblocking)
-
-    def _do_one(self, queue: deque[Task]) -> None:
-        try:
-            task = queue.popleft()
-        except IndexError:
-            return  # another thread was faster
-        try:
-            task()
-        except BaseException:
-            _report()
 
     def _run_system_task(self) -> None:
         try:
@@ -285,11 +269,10 @@ class WorkerPool:
                     thread.join(0.02)
                 else:
                     time.sleep(0.001)  # another thread is starting it at this moment
-        self._run_nonblocking()
+        _run_all(self._nonblocking)
         while self._system_tasks:
             self._run_system_task()
-        while self._idle_tasks:
-            self._do_one(self._idle_tasks)
+        _run_all(self._idle_tasks)
         stuck = len(self._threads)
         self._left_behind = True  # from here on, the last thread sees that it is the last; or this one does
         if not self._threads:
@@ -306,6 +289,18 @@ def _nearly_done(leader: LeaderFollowers, clock: Clock) -> float:
     """`LeaderFollowers.nearly_done` under another clock than the system's."""
     leader.nearly_done()
     return clock.now()
+
+
+def _run_all(queue: deque[Task]) -> None:
+    while queue:
+        try:
+            task = queue.popleft()
+        except IndexError:
+            return  # another thread was faster
+        try:
+            task()
+        except BaseException:
+            _report()
 
 
 def _shielded(work: Callable[..., None], *args: object) -> None:

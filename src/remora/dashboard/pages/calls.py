@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.dashboard.moment import Call, Moment
+from remora.dashboard.moment import CallEnds, Moment
 from remora.dashboard.pages.chain import chain_of
 from remora.dashboard.pages.rows import CALLS, call_row, event_row
 from remora.dashboard.table import View, table
@@ -41,7 +41,7 @@ def _one(moment: Moment, key: str) -> dict[str, Any]:
     }
 
 
-def _facts(call: Call) -> dict[str, Any]:
+def _facts(call: CallEnds) -> dict[str, Any]:
     ends = {"caller": call.at_caller, "callee": call.at_callee}
     return {
         **call_row(call),

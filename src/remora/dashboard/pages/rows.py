@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from remora.dashboard.moment import Call, Moment
+from remora.dashboard.moment import CallEnds, Moment
 from remora.dashboard.table import Column, Row
 from remora.observer.model import CallKey, Event, EventKind, WorkerSnapshot
 
@@ -39,7 +39,7 @@ RARE = frozenset(
 )  # fmt: skip
 
 
-def call_row(call: Call) -> Row:
+def call_row(call: CallEnds) -> Row:
     each = call.any
     return {
         "key": str(each.key),
