@@ -103,7 +103,7 @@ def test_reading_waits_no_longer_than_told(links: tuple[StreamLink, StreamLink])
 def test_the_end_of_the_peer_is_an_error(links: tuple[StreamLink, StreamLink]) -> None:
     a, b = links
     a.write([frame(1)])
-    a.finish()
+    a.sock.shutdown(socket.SHUT_WR)
     assert [each.call for each in b.read()] == [1]
     with pytest.raises(LinkClosed):
         b.read()

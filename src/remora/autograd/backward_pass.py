@@ -127,12 +127,12 @@ class Pass:
 
     # Gradients come.
 
-    def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Deliver, share: Share | None = None) -> None:
+    def feed_roots(self, gradients: Sequence[torch.Tensor], deliver: Deliver) -> None:
         """The gradients of the roots: where every pass begins."""
         with self._lock:
             schedule = self._schedule or self._begin()
             ready = schedule.arrive({ROOTS: list(zip(self._roots, gradients, strict=True))})
-        self._run(schedule, ready, deliver, share, Pace.UNKNOWN)
+        self._run(schedule, ready, deliver, None, Pace.UNKNOWN)
 
     def feed(self, batch: GradientBatch, deliver: Deliver, share: Share | None = None) -> None:
         """Gradients for what was sent. Runs what can be run with them, and has the gradients of what was received

@@ -42,7 +42,7 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older: bool = True, limit: int = 40) -> None:
+def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older: bool = True) -> None:
     """What a table shows, and in which order. The first of `sorts` is the order if none is asked for."""
     add = parser.add_argument
     add("--worker", metavar="NAME", help="only what this worker says")
@@ -50,7 +50,7 @@ def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older:
     if older:
         add("--older", type=seconds, default=0.0, metavar="TIME", help="only what is at least so old: 200ms, 5s, 3m")
     add("--sort", choices=sorts, default=sorts[0], help=f"the order ({sorts[0]})")
-    add("--limit", type=_count, default=limit, metavar="N", help=f"at most so many rows ({limit})")
+    add("--limit", type=_count, default=40, metavar="N", help="at most so many rows (40)")
 
 
 def seconds(text: str) -> float:

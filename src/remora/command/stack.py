@@ -59,7 +59,7 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
     return tell_missing(snapshot, output)
 
 
-def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None = None, everything: bool = True) -> None:
+def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None, everything: bool) -> None:
     """Print the threads of a group, or of one worker; then what the others wrote whose interpreter does not answer."""
     places = [(worker, each) for worker in snapshot.workers if name in (None, worker.name) for each in worker.threads]
     busy = [(worker, thread) for worker, thread in places if everything or not is_idle(worker, thread)]

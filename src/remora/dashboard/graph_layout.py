@@ -136,7 +136,7 @@ def _lay_out_part(nodes: Sequence[T], after: Mapping[T, Sequence[T]]) -> Layout[
     for place in order:
         columns[column[place]].append(place)
     columns = _untangle([each for each in columns if each], targets)
-    return _place(columns, blocks, targets)
+    return _place(columns, blocks)
 
 
 def _ring(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> _Block[T]:
@@ -186,7 +186,7 @@ def _untangle(columns: list[list[int]], targets: Sequence[Sequence[int]]) -> lis
     return columns
 
 
-def _place(columns: list[list[int]], blocks: Sequence[_Block[T]], targets: Sequence[Sequence[int]]) -> Layout[T]:
+def _place(columns: list[list[int]], blocks: Sequence[_Block[T]]) -> Layout[T]:
     heights = [sum(blocks[place].height for place in column) + DOWN * (len(column) - 1) for column in columns]
     found: Layout[T] = Layout(height=max(heights))
     for column, height in zip(columns, heights, strict=True):

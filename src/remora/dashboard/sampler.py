@@ -97,7 +97,7 @@ class Sampler:
         if not self.closed:
             await self._news.wait()
 
-    async def ask_once(self, parts: Iterable[str] = ()) -> Moment:
+    async def ask_once(self, parts: Iterable[str]) -> Moment:
         """A moment of now with these parts. RemoraError if the group cannot be asked."""
         await self._ask(frozenset(parts))
         assert self.moment is not None

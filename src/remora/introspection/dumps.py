@@ -15,7 +15,6 @@ import time
 import traceback
 
 from remora.introspection import endings, snapshot
-from remora.introspection.endings import Endings
 from remora.introspection.subject import Subject
 from remora.observer.dump import Cause, WorkerDump, write_worker_dump
 from remora.recorder import DIED, TIMED_OUT, Note
@@ -34,11 +33,10 @@ _CAUSES = {DIED: Cause.PEER_LOST, TIMED_OUT: Cause.TIMEOUT}
 class AutomaticDumps:
     """The dumps of one worker, and the thread that writes them."""
 
-    def __init__(self, folder: str, subject: Subject, endings: Endings = endings.process) -> None:
+    def __init__(self, folder: str, subject: Subject) -> None:
         self._folder = folder
         self._name = name = subject.name
         self._subject = subject
-        self._endings = endings
         self._pid = os.getpid()
         # (`SimpleQueue.put` never waits, not even for itself: signal handlers use it.)
         self._told: queue.SimpleQueue[tuple[Cause, str] | None] = queue.SimpleQueue()
@@ -46,7 +44,7 @@ class AutomaticDumps:
         self._thread = threading.Thread(target=self._serve, name=f"remora-{name}-dumps", daemon=True)
         self._thread.start()
         subject.agent.recorder.subscribe(on_note=self.hear)
-        endings.add(self)
+        endings.process.add(self)
 
     def tell(self, cause: Cause, text: str) -> None:
         """Something happened that is worth a dump, unless there were many. Any thread may call it, and signal handlers."""
@@ -66,7 +64,7 @@ class AutomaticDumps:
 
     def close(self) -> None:
         """Hear no more, and end the thread when it has written what was told until now."""
-        self._endings.remove(self)
+        endings.process.remove(self)
         self._subject.agent.recorder.unsubscribe(on_note=self.hear)
         self._ended.set()
         self._told.put(None)

@@ -39,4 +39,4 @@ def stuck(older_than: float = 10.0, timeout: float = 2.0) -> Stuck:
     """Return the calls and waits of the whole group that are older than so many seconds, and the workers that are silent. It
     prints."""
     query = Query(parts=("calls", "waits"), older_than=older_than)
-    return find_stuck(group_snapshot(query, timeout), older_than)
+    return find_stuck(group_snapshot(query, timeout))

@@ -25,8 +25,9 @@ class Stuck:
         return "\n".join(lines) or "nothing is stuck"
 
 
-def find_stuck(group: GroupSnapshot, older_than: float) -> Stuck:
-    """Return what is older than so many seconds. Waits of unknown age count, if their worker has anything else that old."""
+def find_stuck(group: GroupSnapshot) -> Stuck:
+    """Return the calls and waits that a snapshot has, which was asked for old ones. Waits of unknown age count, if their
+    worker has a call that is as old."""
     calls: dict[str, CallStatus] = {}
     for worker in group.workers:
         for call in worker.calls:

@@ -29,6 +29,7 @@ from remora.observer.waits import Chain, WaitGraph
 STUCK = 5.0  # seconds after which a call is worth a word
 MANY = 500  # references of one kind that look like a leak
 FRAMES = 6  # of a stack
+SOME = 6  # names of workers in one line
 SERVING = "/remora/agent/serving/"
 LAST_WORDS = 30  # lines
 CONSEQUENCES = ("WorkerLost", "OwnerDied", "CallTimeout", "CallNotSent", "CallOutcomeUnknown", "RemoteError")
@@ -87,7 +88,7 @@ def _deaths(dump: Dump) -> Iterator[Finding]:
     witnesses = _witnesses(dump.group)
     for name, last in spoke.items():
         error = _error_line(last)
-        because = _consequence_of(last, dump.group, {*spoke, *witnesses} - {name})
+        because = _consequence_of(last, {*spoke, *witnesses} - {name})
         kind = Kind.CONSEQUENCE if because else Kind.DIED
         text = f"{name} ended with an error: {error}" + (f", because {because} was gone" if because else "")
         lines = [each for each in last.last_words.splitlines() if each.strip()]
@@ -135,7 +136,7 @@ def _error_line(last: WorkerDump) -> str:
     return lines[-1] if lines else last.text or "it said nothing"
 
 
-def _consequence_of(last: WorkerDump, group: GroupSnapshot, gone: set[str]) -> str:
+def _consequence_of(last: WorkerDump, gone: set[str]) -> str:
     """The worker whose end is the cause of this one's, if the error says so."""
     error = _error_line(last)
     if any(each in error.partition(":")[0] for each in CONSEQUENCES) or "lost" in error:
@@ -345,9 +346,9 @@ def _waiting(number: int, noun: str) -> str:
     return f"{_counted(number, noun)} {'waits' if number == 1 else 'wait'}"
 
 
-def _some(names: list[str], limit: int = 6) -> str:
-    more = [f"{len(names) - limit} more"] if len(names) > limit else []
-    return ", ".join([*names[:limit], *more])
+def _some(names: list[str]) -> str:
+    more = [f"{len(names) - SOME} more"] if len(names) > SOME else []
+    return ", ".join([*names[:SOME], *more])
 
 
 def _shortened(lines: Iterable[str], limit: int) -> list[str]:

@@ -103,11 +103,9 @@ class OwnTime:
     One thread ticks. Any thread may ask: it sees a gap whole or not at all, because the list is replaced and never changed.
     """
 
-    __slots__ = ("_gaps", "_late", "_regular", "_ticked")
+    __slots__ = ("_gaps", "_ticked")
 
-    def __init__(self, regular: float = REGULAR_TICK, late: float = LATE_TICK) -> None:
-        self._regular = regular
-        self._late = late
+    def __init__(self) -> None:
         self._ticked: float | None = None
         self._gaps: tuple[tuple[float, float], ...] = ()  # (from, to): we were not running
 
@@ -131,7 +129,7 @@ class OwnTime:
     def _open_gap(self, now: float) -> tuple[float, float] | None:
         """The gap in which we are, if the next tick is late."""
         ticked = self._ticked
-        return None if ticked is None or now - ticked <= self._late else (ticked + self._regular, now)
+        return None if ticked is None or now - ticked <= LATE_TICK else (ticked + REGULAR_TICK, now)
 
 
 class Parting(Enum):

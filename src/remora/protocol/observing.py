@@ -48,12 +48,11 @@ class Observer(Conversation):
     role, peer_role = _OBSERVER, _WORKER
     awaits = Kind.CHALLENGE
 
-    def __init__(self, key: bytes, *, group: str = "", incarnation: str = "", nonce: bytes | None = None) -> None:
+    def __init__(self, key: bytes, *, group: str = "", incarnation: str = "") -> None:
         super().__init__(key, insecure=not key)
         self.result: Identity | None = None  # the worker, when it has welcomed us
         self._group = group
         self._incarnation = incarnation
-        self._nonce = nonce
         self._worker: Identity | None = None
 
     def __repr__(self) -> str:
@@ -61,7 +60,7 @@ class Observer(Conversation):
 
     def start(self) -> bytes:
         """Return the first message of the conversation."""
-        body: Body = {"group": self._group, "incarnation": self._incarnation, "nonce": _nonce(self._nonce)}
+        body: Body = {"group": self._group, "incarnation": self._incarnation, "nonce": secrets.token_hex(16)}
         return self._message(Kind.HELLO, body)
 
     def _on_message(self, body: Body) -> bytes:
@@ -84,11 +83,10 @@ class Observed(Conversation):
     role, peer_role = _WORKER, _OBSERVER
     awaits = Kind.HELLO
 
-    def __init__(self, me: Identity, key: bytes, *, nonce: bytes | None = None) -> None:
+    def __init__(self, me: Identity, key: bytes) -> None:
         super().__init__(key, insecure=not key)
         self.welcomed = False
         self._me = me
-        self._nonce = nonce
         self._greeted = False
 
     def __repr__(self) -> str:
@@ -106,12 +104,7 @@ class Observed(Conversation):
         self.awaits = Kind.PROOF
         me = self._me
         who: Body = {"name": me.name, "id": me.id, "incarnation": me.incarnation, "group": me.group}
-        return self._message(Kind.CHALLENGE, who | {"nonce": _nonce(self._nonce)})
-
-
-def _nonce(given: bytes | None) -> str:
-    """What makes a conversation one of a kind; only tests choose it."""
-    return (secrets.token_bytes(16) if given is None else given).hex()
+        return self._message(Kind.CHALLENGE, who | {"nonce": secrets.token_hex(16)})
 
 
 def _text(body: Body, field: str) -> str:

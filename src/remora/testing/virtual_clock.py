@@ -54,9 +54,9 @@ class _Sleeper:
 class VirtualClock:
     """A clock that stands still until it is moved. It begins at 0."""
 
-    def __init__(self, auto: bool = False, limit: float = 3600.0) -> None:
+    def __init__(self, auto: bool = False) -> None:
         self.auto = auto
-        self.limit = limit  # if time passes by itself: virtual seconds after which a wait is taken to be endless
+        self.limit = 3600.0  # if time passes by itself: virtual seconds after which a wait is taken to be endless
         self.still: Still | None = None
         self._now = 0.0
         self._lock = threading.Lock()  # guards _sleepers

@@ -122,9 +122,9 @@ def reachable_host(master_host: str | None = None) -> str:
     return own
 
 
-def advertised_host(bind_host: str, master_host: str | None = None) -> str:
+def advertised_host(bind_host: str) -> str:
     """Return the host for others to dial when listening on `bind_host`: 'all interfaces' cannot be dialled."""
-    return reachable_host(master_host) if bind_host in WILDCARDS else bind_host
+    return reachable_host() if bind_host in WILDCARDS else bind_host
 
 
 def interface_address(name: str) -> str:

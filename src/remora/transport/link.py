@@ -266,13 +266,6 @@ class StreamLink:
 
     # The end.
 
-    def finish(self) -> None:
-        """Shut down writing. What was written still arrives, and the other end sees the end behind it."""
-        try:
-            self.sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
     def sever(self) -> None:
         """Make both ends notice that the connection is over. Safe from any thread; the descriptor stays valid."""
         try:

@@ -160,12 +160,11 @@ def _read_manifest(listed: memoryview) -> Manifest:
 class Unloading:
     """The buffers of a message as they come in: those for devices piece by piece, the others as a whole."""
 
-    __slots__ = ("_number", "_sizes", "buffers", "uploads")
+    __slots__ = ("_number", "buffers", "uploads")
 
     def __init__(self, sizes: Sequence[int], uploads: dict[int, Upload]) -> None:
         self.uploads = uploads  # by the number of the buffer
         self.buffers = [allocate(0 if number in uploads else size)[0] for number, size in enumerate(sizes)]
-        self._sizes = sizes
         self._number = -1  # of the buffer that is being filled
 
     def space(self) -> memoryview | None:

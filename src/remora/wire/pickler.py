@@ -105,7 +105,7 @@ def pack(value: object, scope: PackScope | None = None, *, by_value: bool = True
     return packed
 
 
-def pack_simply(value: object, tensors: bool = True, scope: PackScope | None = None) -> Packed | None:
+def pack_simply(value: object, tensors: bool, scope: PackScope | None = None) -> Packed | None:
     """Do what `pack` does for most small calls: plain values, and with `tensors` also tensors that stay on the CPU. None if
     something in it needs more than that. Raises NeedsScope if it needs only a scope (see `fast_pickle`)."""
     large: list[fast_pickle.Large] = []

@@ -196,7 +196,7 @@ class InItsOwnState(Coroutine[Any, Any, R]):
 
     __slots__ = ("_steps", "_switches", "_taken")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, R], grad_enabled: bool = True, inference: bool = False) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, R], grad_enabled: bool, inference: bool = False) -> None:
         self._steps = coroutine
         self._switches = _Switches(grad_enabled, inference)
         self._taken: _Taken | None = None
