@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from remora.agent.agent import Agent
 from remora.agent.calls.blocking import going_down
 from remora.agent.calls.call import current_serving
-from remora.agent.calls.call_context import current_recording
+from remora.agent.calls.call_context import current_call_context
 from remora.agent.calls.collect import teach_torch
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
@@ -338,7 +338,7 @@ def _forget_workers() -> None:
     the parent's end, and forget them, so that this process may start a worker of its own."""
     reset_in_fork()
     current_serving.set(None)  # it may have been forked in the midst of a call
-    current_recording.set(None)
+    current_call_context.set(None)
     for worker in list(_workers):
         worker.abandon()
     _workers.clear()

@@ -131,7 +131,7 @@ def test_without_a_plan_a_worker_that_is_gone_is_told_at_once() -> None:
     with World(2) as world:
         agent = world[0].agent
         peer = agent.peers.find("worker1")
-        agent.peers.give_up(peer, "for the test")
+        agent.peers.declare_gone(peer, "for the test")
         told: list[BaseException | None] = []
         agent.retries.send(peer, int(KIND), pack(1), "message", told.append)
         assert len(told) == 1

@@ -45,7 +45,7 @@ STATE = {
     "a constant; its class has names that it sets nowhere": """
         rref.handle.TO_HERE""",
     "a cache or a pool: nothing but speed depends on it": """
-        wire.buffer_pool.warm wire.fast_pickle._stencils wire.pickler._idle wire.tensors.rebuild.prototypes""",
+        wire.buffer_pool.spare_buffers wire.fast_pickle._stencils wire.pickler._idle wire.tensors.rebuild.prototypes""",
     "of classes and of the main file, which are the process's": """
         wire.code_by_value._defined_here wire.code_by_value._hash wire.code_by_value._made_here
         wire.exceptions._remote_types""",

@@ -340,7 +340,7 @@ def test_in_a_forked_child_nothing_of_it_is_left() -> None:
     assert link.ask("echo") == {}
     child = os.fork()
     if child == 0:
-        descriptors = {sock.fileno() for sock in served.server._doors}
+        descriptors = {sock.fileno() for sock in served.server._listening}
         descriptors |= {each.sock.fileno() for each in served.server._visitors.values()}
         served.server.abandon()
         os._exit(any(os.path.exists(f"/proc/self/fd/{each}") for each in descriptors))

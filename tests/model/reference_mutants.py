@@ -117,21 +117,21 @@ def buries_without_asking(self: Owner, worker: Worker, survivors: set[Worker], l
 
 
 def waits_for_answers_of_the_dead(self: Owner, worker: Worker, survivors: set[Worker]) -> list[Effect]:
-    if worker in self.buried or worker in self.mourning:
+    if worker in self.confirmed_losses or worker in self.unconfirmed_losses:
         return []
-    self.mourning[worker] = set(survivors) if self._concerns(worker) else set()
-    asked: list[Effect] = [AskSurvivors(worker, frozenset(survivors))] if self.mourning[worker] else []
-    return asked + self._bury_when_confirmed(worker)
+    self.unconfirmed_losses[worker] = set(survivors) if self._concerns(worker) else set()
+    asked: list[Effect] = [AskSurvivors(worker, frozenset(survivors))] if self.unconfirmed_losses[worker] else []
+    return asked + self._drop_when_confirmed(worker)
 
 
 def asks_the_dead(self: Owner, worker: Worker, survivors: set[Worker], lost: Any = Owner.lost) -> list[Effect]:
     effects: list[Effect] = lost(self, worker, survivors)
-    if worker in self.mourning:
-        self.mourning[worker] = set(survivors)
+    if worker in self.unconfirmed_losses:
+        self.unconfirmed_losses[worker] = set(survivors)
     return effects
 
 
-def counts_the_buried(self: Owner, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
+def counts_the_lost(self: Owner, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
     return []
 
 
@@ -147,7 +147,7 @@ def takes_shared_for_made(self: Owner, rref: RRefId, fork: ForkId, holder: Worke
     owned = self.values.setdefault(rref, Owned())
     owned.made = True
     owned.forks[fork] = holder
-    return self._bury_if_lost(rref, fork, holder)
+    return self._drop_if_lost(rref, fork, holder)
 
 
 def forgets_what_is_not_made(self: Owner, rref: RRefId, fork: ForkId) -> list[Effect]:
@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant("O2: the answer of a survivor that died is waited for", "L1", Owner, "lost", waits_for_answers_of_the_dead,
            own_chain_2_losses),
     Mutant("O2: or of one that was dead already", "L1", Owner, "lost", asks_the_dead, own_chain_2_losses),
-    Mutant("O2: a buried worker is counted", "O2", Owner, "_bury_if_lost", counts_the_buried, out_in_reply),
+    Mutant("O2: a worker whose loss is confirmed is counted", "O2", Owner, "_drop_if_lost", counts_the_lost, out_in_reply),
     Mutant("O2: the loss is confirmed out of order", "S1", Driver, "asked_about", hears_out_of_order,
            own_chain_with_loss),
     Mutant("O2: the loss is confirmed before it is known", "S1", Driver, "asked_about", hears_before_it_learns,

@@ -71,7 +71,7 @@ def check_rest(world: World) -> None:
 
 
 def _check_owner_at_rest(site: Site, held: dict[RRefId, dict[ForkId, int]]) -> None:
-    promise(not site.owner.mourning, "L1: a loss is never confirmed")
+    promise(not site.owner.unconfirmed_losses, "L1: a loss is never confirmed")
     for rref, owned in site.owner.values.items():
         counted, really = {fork: holder.id for fork, holder in owned.forks.items()}, held.get(rref, {})
         if counted != really:

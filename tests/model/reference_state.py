@@ -142,8 +142,8 @@ class Site:
 def clone_owner(owner: Owner) -> Owner:
     """A copy that shares nothing that can change."""
     values = {rref: Owned(dict(each.forks), each.made, each.awaited, each.creator) for rref, each in owner.values.items()}
-    mourning = {worker: set(waiting) for worker, waiting in owner.mourning.items()}
-    return Owner(values, mourning, set(owner.buried), set(owner.unmade))
+    unconfirmed_losses = {worker: set(waiting) for worker, waiting in owner.unconfirmed_losses.items()}
+    return Owner(values, unconfirmed_losses, set(owner.confirmed_losses), set(owner.unmade))
 
 
 def clone_holder(holder: Holder) -> Holder:
@@ -199,8 +199,8 @@ def _site_key(site: Site) -> Hashable:
     owner, holder = site.owner, site.holder
     return (
         tuple(sorted((r.local_id, v.made, v.awaited, *_holders(v.forks)) for r, v in owner.values.items())),
-        tuple(sorted((lost.id, *sorted(each.id for each in waiting)) for lost, waiting in owner.mourning.items())),
-        frozenset(owner.buried), frozenset(owner.unmade), frozenset(holder.gone),
+        tuple(sorted((lost.id, *sorted(each.id for each in waiting)) for lost, waiting in owner.unconfirmed_losses.items())),
+        frozenset(owner.confirmed_losses), frozenset(owner.unmade), frozenset(holder.gone),
         tuple(sorted(_held_key(f, h) for f, h in holder.forks.items())),
         tuple(sorted((child.local_id, fork.local_id) for child, fork in holder.parents.items())),
         tuple(sorted((r.local_id, status) for r, status in site.status.items())),

@@ -75,7 +75,7 @@ def test_the_command_explores_what_it_is_asked_for(capsys: pytest.CaptureFixture
 def test_worlds_know_every_field_of_the_machines() -> None:
     """A field that is not copied would be shared by worlds, and one that is not in the key would make two worlds one."""
     known = {
-        Owner: ["values", "mourning", "buried", "unmade"],
+        Owner: ["values", "unconfirmed_losses", "confirmed_losses", "unmade"],
         Owned: ["forks", "made", "awaited", "creator"],
         Holder: ["forks", "parents", "gone"],
         Held: ["rref", "owner", "parent", "confirmed", "in_use", "children"],

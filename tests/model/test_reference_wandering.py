@@ -40,7 +40,7 @@ def test_promises_are_kept_on_long_walks_and_in_the_end_nothing_is_left(scenario
     for worker in world.alive:
         site = world.sites[worker]
         assert not site.owner.values
-        assert not site.owner.mourning
+        assert not site.owner.unconfirmed_losses
         assert not site.holder.forks
         assert not site.holder.parents
         assert not site.table

@@ -88,7 +88,7 @@ def without_collection() -> None:
 
 
 def pending() -> int:
-    return len(rpc._get_current_rpc_agent().agent.listener._strangers)
+    return len(rpc._get_current_rpc_agent().agent.listener._pending)
 
 
 def shake_hands_slowly(address: str, incarnation: str, group: str, number: int) -> None:

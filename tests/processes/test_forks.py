@@ -13,7 +13,7 @@ import torch
 
 from remora import autograd, rpc
 from remora.agent.calls.call import current_serving
-from remora.agent.calls.call_context import current_recording
+from remora.agent.calls.call_context import current_call_context
 from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
@@ -309,7 +309,7 @@ def test_the_end_of_a_parent_is_noticed_though_a_child_of_a_called_function_live
 
 def inherited() -> tuple[object, bool]:
     """As a child: the call whose deadline that calls inherit, and whether they are recorded."""
-    return current_serving.get(), current_recording.get() is not None
+    return current_serving.get(), current_call_context.get() is not None
 
 
 def have_it_fork(to: str) -> tuple[object, bool]:

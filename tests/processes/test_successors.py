@@ -22,7 +22,7 @@ def join(workers: Workers, process: int, name: str, rank: int) -> None:
 def give_up(name: str) -> None:
     """As if its host had been cut off from ours for long."""
     peers = rpc._get_current_rpc_agent().agent.peers
-    peers.give_up(peers.find(name), "it is cut off, for the test")
+    peers.declare_gone(peers.find(name), "it is cut off, for the test")
 
 
 def is_free(name: str, rank: int) -> bool:

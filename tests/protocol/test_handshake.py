@@ -30,9 +30,9 @@ def caller(**changes: object) -> Initiator:
 
 
 def listener(**changes: object) -> Responder:
-    arguments: dict[str, object] = {"admit": lambda hello: 5, "secret": SECRET, **changes}
+    arguments: dict[str, object] = {"authorize": lambda hello: 5, "secret": SECRET, **changes}
     me = arguments.pop("me", BOB)
-    return Responder(me, arguments.pop("admit"), **arguments)  # type: ignore[arg-type]
+    return Responder(me, arguments.pop("authorize"), **arguments)  # type: ignore[arg-type]
 
 
 def chunks(data: bytes, size: int) -> Iterator[bytes]:
@@ -92,27 +92,27 @@ def test_the_first_frames_are_left_over() -> None:
     assert a.leftover == b"first frame"
 
 
-def test_admit_is_asked_once_and_only_after_the_proof() -> None:
+def test_authorize_is_asked_once_and_only_after_the_proof() -> None:
     asked: list[Hello] = []
-    a, b = caller(), listener(admit=lambda hello: asked.append(hello) or 0)
+    a, b = caller(), listener(authorize=lambda hello: asked.append(hello) or 0)
     proof = a.receive(b.receive(a.start()))
     assert asked == []
     b.receive(proof)
     assert asked == [Hello(ALICE, "session-1", 3)]
 
 
-def test_an_error_in_admit_is_not_blamed_on_the_peer() -> None:
-    def admit(hello: Hello) -> int:
+def test_an_error_in_authorize_is_not_blamed_on_the_peer() -> None:
+    def authorize(hello: Hello) -> int:
         raise ValueError("our own bug")
 
-    a, b = caller(), listener(admit=admit)
+    a, b = caller(), listener(authorize=authorize)
     with pytest.raises(ValueError, match="our own bug"):
         b.receive(a.receive(b.receive(a.start())))
 
 
 @pytest.mark.parametrize("why", [Why.ADMISSION, Why.LEAVING])
-def test_the_reason_not_to_admit_reaches_the_caller(why: Why) -> None:
-    a, b = caller(), listener(admit=lambda hello: Refused(why, "so it is"))
+def test_the_reason_not_to_authorize_reaches_the_caller(why: Why) -> None:
+    a, b = caller(), listener(authorize=lambda hello: Refused(why, "so it is"))
     for error in converse(a, b):
         assert isinstance(error, ProtocolError)
         assert "so it is" in str(error)
@@ -155,8 +155,8 @@ def test_a_stranger_gets_no_seal_that_was_made_with_our_secret(said: bytes, prov
 @pytest.mark.parametrize("why", [Why.GROUP, Why.RESTARTED, Why.WORKER, Why.ADMISSION, Why.LEAVING])
 def test_what_a_peer_says_of_itself_is_proven(why: Why) -> None:
     me = {Why.GROUP: Identity("bob", 1, "b" * 16, "group-2"), Why.RESTARTED: Identity("bob", 1, "c" * 16, "group-1")}
-    admit = (lambda hello: Refused(why, "no")) if why in (Why.ADMISSION, Why.LEAVING) else (lambda hello: 0)
-    b = listener(me=me.get(why, BOB), admit=admit)
+    authorize = (lambda hello: Refused(why, "no")) if why in (Why.ADMISSION, Why.LEAVING) else (lambda hello: 0)
+    b = listener(me=me.get(why, BOB), authorize=authorize)
     a = caller(expected=Identity("carol", 2, "b" * 16, "group-1")) if why is Why.WORKER else caller()
     converse(a, b)
     assert a.why is b.why is why
@@ -399,7 +399,7 @@ def recorded() -> list[bytes]:
 def test_a_replayed_caller_is_refused() -> None:
     hello, _, proof, _ = recorded()
     asked: list[Hello] = []
-    b = listener(admit=lambda hello: asked.append(hello) or 0)
+    b = listener(authorize=lambda hello: asked.append(hello) or 0)
     b.receive(hello)
     with pytest.raises(AuthenticationError):
         b.receive(proof)
@@ -500,8 +500,8 @@ def test_every_single_bit_of_every_message_counts() -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_reason_not_to_admit_fits_into_a_refusal(reason: str) -> None:
-    a, b = caller(), listener(admit=lambda hello: Refused(Why.ADMISSION, reason))
+def test_any_reason_not_to_authorize_fits_into_a_refusal(reason: str) -> None:
+    a, b = caller(), listener(authorize=lambda hello: Refused(Why.ADMISSION, reason))
     errors = converse(a, b)
     assert all(errors)
     assert a.why is Why.ADMISSION

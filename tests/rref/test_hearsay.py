@@ -90,7 +90,7 @@ class Scene:
         """Have a worker give worker1 up. Returns when it has begun: it may have to wait for a reader."""
         peers = self.world[who].agent.peers
         peer = peers.find("worker1")
-        thread = threading.Thread(target=peers.give_up, args=(peer, "for the test", state))
+        thread = threading.Thread(target=peers.declare_gone, args=(peer, "for the test", state))
         self._losing.append(thread)
         thread.start()
         self.world.wait_until(lambda: peer.gone)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from remora.wire import buffer_pool as warming
+from remora.wire import buffer_pool
 from remora.wire.buffer_pool import IDLE, SMALLEST, BufferPool
 from remora.wire.raw_memory import buffer_of
 
@@ -23,14 +23,14 @@ def tensor_in(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def test_what_nobody_uses_is_used_again() -> None:
-    warm = BufferPool(ENOUGH)
-    first = warm.take(SIZE)
+    spare_buffers = BufferPool(ENOUGH)
+    first = spare_buffers.take(SIZE)
     address = first.data_ptr()
     del first
-    assert warm.kept_bytes == SIZE
-    again = warm.take(SIZE)
+    assert spare_buffers.kept_bytes == SIZE
+    again = spare_buffers.take(SIZE)
     assert again.data_ptr() == address
-    assert warm.kept_bytes == 0
+    assert spare_buffers.kept_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def test_what_nobody_uses_is_used_again() -> None:
     ],
 )
 def test_what_somebody_uses_is_not(hold: Callable[[torch.UntypedStorage], object]) -> None:
-    warm = BufferPool(ENOUGH)
-    storage = warm.take(SIZE)
+    spare_buffers = BufferPool(ENOUGH)
+    storage = spare_buffers.take(SIZE)
     address = storage.data_ptr()
     held = hold(storage)
     del storage
-    other = warm.take(SIZE)
+    other = spare_buffers.take(SIZE)
     assert other.data_ptr() != address
     del held
-    assert warm.take(SIZE).data_ptr() == address
+    assert spare_buffers.take(SIZE).data_ptr() == address
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,22 @@ def test_what_somebody_uses_is_not(hold: Callable[[torch.UntypedStorage], object
 )
 def test_what_other_processes_were_handed_is_never_used_again(share: Callable[[torch.Tensor], object]) -> None:
     """torch moves the storage to memory that processes share. No count shows who uses that."""
-    warm = BufferPool(ENOUGH)
-    tensor = tensor_in(warm.take(SIZE)).fill_(1.0)
+    spare_buffers = BufferPool(ENOUGH)
+    tensor = tensor_in(spare_buffers.take(SIZE)).fill_(1.0)
     ours = tensor.data_ptr()
     handed = share(tensor)
     shared = tensor.data_ptr()
     assert shared != ours
     assert float(tensor.sum()) == tensor.numel()
     del tensor
-    others = [warm.take(SIZE) for _ in range(3)]
+    others = [spare_buffers.take(SIZE) for _ in range(3)]
     assert shared not in [other.data_ptr() for other in others]
     del handed
 
 
 def test_a_forked_child_has_its_own() -> None:
-    warm = BufferPool(ENOUGH)
-    tensor = tensor_in(warm.take(SIZE)).fill_(1.0)
+    spare_buffers = BufferPool(ENOUGH)
+    tensor = tensor_in(spare_buffers.take(SIZE)).fill_(1.0)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -97,7 +97,7 @@ def test_a_forked_child_has_its_own() -> None:
         os._exit(1 + (tensor.numpy() == 1.0).all())  # (not torch: its threads are the parent's)
     try:
         del tensor
-        tensor_in(warm.take(SIZE)).fill_(2.0)
+        tensor_in(spare_buffers.take(SIZE)).fill_(2.0)
     finally:
         os.write(writer, b"x")
         os.close(reader)
@@ -107,69 +107,69 @@ def test_a_forked_child_has_its_own() -> None:
 
 
 def test_another_size_gets_other_memory() -> None:
-    warm = BufferPool(ENOUGH)
-    warm.take(SIZE)
-    assert warm.take(SIZE + 64).nbytes() == SIZE + 64
-    assert warm.kept_bytes == 2 * SIZE + 64
+    spare_buffers = BufferPool(ENOUGH)
+    spare_buffers.take(SIZE)
+    assert spare_buffers.take(SIZE + 64).nbytes() == SIZE + 64
+    assert spare_buffers.kept_bytes == 2 * SIZE + 64
 
 
 def test_it_comes_back_without_the_collector() -> None:
-    warm = BufferPool(ENOUGH)
+    spare_buffers = BufferPool(ENOUGH)
     gc.disable()
     try:
-        tensor_in(warm.take(SIZE)).numpy()
-        assert warm.kept_bytes == SIZE
+        tensor_in(spare_buffers.take(SIZE)).numpy()
+        assert spare_buffers.kept_bytes == SIZE
     finally:
         gc.enable()
 
 
 def test_small_and_huge_ones_are_not_kept() -> None:
-    warm = BufferPool(limit=4 * SIZE)
-    assert warm.take(SMALLEST - 1).nbytes() == SMALLEST - 1
-    assert warm.take(4 * SIZE + 1).nbytes() == 4 * SIZE + 1
-    assert warm.kept_bytes == 0
+    spare_buffers = BufferPool(limit=4 * SIZE)
+    assert spare_buffers.take(SMALLEST - 1).nbytes() == SMALLEST - 1
+    assert spare_buffers.take(4 * SIZE + 1).nbytes() == 4 * SIZE + 1
+    assert spare_buffers.kept_bytes == 0
 
 
 def test_what_is_kept_is_bounded_and_tensors_outlive_it() -> None:
-    warm = BufferPool(limit=4 * SIZE)
-    tensors = [tensor_in(warm.take(SIZE)).fill_(i) for i in range(20)]
-    assert warm.kept_bytes == 0
+    spare_buffers = BufferPool(limit=4 * SIZE)
+    tensors = [tensor_in(spare_buffers.take(SIZE)).fill_(i) for i in range(20)]
+    assert spare_buffers.kept_bytes == 0
     assert [float(tensor[0]) for tensor in tensors] == list(range(20))
     assert len({tensor.data_ptr() for tensor in tensors}) == 20
     del tensors[:10]
-    assert warm.kept_bytes == 4 * SIZE
+    assert spare_buffers.kept_bytes == 4 * SIZE
     del tensors
-    warm.take(3 * SIZE)
-    assert warm.kept_bytes == 4 * SIZE
+    spare_buffers.take(3 * SIZE)
+    assert spare_buffers.kept_bytes == 4 * SIZE
 
 
 def test_what_is_not_used_for_a_while_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(warming.time, "monotonic", lambda: clock[0])
-    warm = BufferPool(ENOUGH)
-    warm.take(SIZE)
+    monkeypatch.setattr(buffer_pool.time, "monotonic", lambda: clock[0])
+    spare_buffers = BufferPool(ENOUGH)
+    spare_buffers.take(SIZE)
     clock[0] += 2
-    warm.take(2 * SIZE)
+    spare_buffers.take(2 * SIZE)
     clock[0] += IDLE - 2
-    warm.trim()
-    assert warm.kept_bytes == 3 * SIZE
+    spare_buffers.trim()
+    assert spare_buffers.kept_bytes == 3 * SIZE
     clock[0] += 1
-    warm.trim()
-    assert warm.kept_bytes == 2 * SIZE
+    spare_buffers.trim()
+    assert spare_buffers.kept_bytes == 2 * SIZE
     clock[0] += 2
-    warm.trim()
-    assert warm.kept_bytes == 0
+    spare_buffers.trim()
+    assert spare_buffers.kept_bytes == 0
 
 
 def test_no_two_threads_get_the_same() -> None:
-    warm = BufferPool(ENOUGH)
+    spare_buffers = BufferPool(ENOUGH)
     start = threading.Barrier(4)
     mixed: list[int] = []
 
     def use(mark: int) -> None:
         start.wait(10.0)
         for _ in range(300):
-            tensor = tensor_in(warm.take(SMALLEST))
+            tensor = tensor_in(spare_buffers.take(SMALLEST))
             tensor[::65536] = mark
             if not bool((tensor[::65536] == mark).all()):
                 mixed.append(mark)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from remora.errors import SerializationError
 from remora.wire.device_buffers import Landing, Manifest, Region, split, write_manifest
 from remora.wire.pack_scope import PackScope, UnpackScope
-from remora.wire.packed import CARGO, Packed
+from remora.wire.packed import DEVICE_BUFFERS, Packed
 from remora.wire.pickler import pack, unpack
 from remora.wire.raw_memory import from_bytes
 from remora.wire.tensors.storages import Outgoing
@@ -79,7 +79,7 @@ def packed_by(road: Road, value: object) -> Packed:
 
 
 def landed(road: Road, packed: Packed) -> tuple[bytes, Landing]:
-    assert packed.flags == CARGO
+    assert packed.flags == DEVICE_BUFFERS
     body, manifest = split(packed.body)
     return body, Landing(manifest, road)
 

@@ -60,7 +60,7 @@ class Caller:
         """Call and wait for the value."""
         call = Call(peer, target)
         call.undo = undo = packed.undo
-        call.recording = packed.recording
+        call.context = packed.context
         channel = peer.outgoing
         sent = channel.session.sent
         if undo is not None:
@@ -89,7 +89,7 @@ class Caller:
                 if pool is not None:
                     reacquire_slot(pool)
         except (CallNotSent, NotInitialized):
-            call.take_back()
+            call.rollback()
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
@@ -107,7 +107,7 @@ class Caller:
         if not peer.outgoing.has_sent(call.id, sent):
             peer.outgoing.forget(call)
             if not call.settled:
-                call.take_back()
+                call.rollback()
         elif call.on_settled is None:
             peer.outgoing.forget(call)
 
@@ -123,7 +123,7 @@ class Caller:
         except CallNotSent:
             if channel.forget(call) or not call.asynchronous:
                 raise
-            call.take_back()  # its deadline has ended it meanwhile
+            call.rollback()  # its deadline has ended it meanwhile
 
     def call_async(
         self,
@@ -145,7 +145,7 @@ class Caller:
         except CallError as error:  # as with any other failure of the call: who waits for it gets it
             peer.outgoing.forget(call)
             call.future = None
-            call.take_back()
+            call.rollback()
             future._fail(error if translate is None else translate(error))
         return future
 
@@ -165,7 +165,7 @@ class Caller:
         urgent, it may wait up to 2 ms to share a write, and the reply is taken note of when a thread looks at the link next
         (at the next tick at the latest). `asked`: the fault plan, if there is one, has had its say."""
         call.undo = undo = packed.undo
-        call.recording = packed.recording
+        call.context = packed.context
         channel = peer.outgoing
         sent = channel.session.sent
         if undo is not None:

@@ -8,7 +8,7 @@
 
 import torch
 
-from remora.agent.calls.call_context import current_recording
+from remora.agent.calls.call_context import current_call_context
 from remora.agent.runtime.current import acting_worker
 from remora.autograd.context import Context
 from remora.autograd.context_registry import ContextManager
@@ -87,9 +87,9 @@ def _new_context() -> Context:
 def _release_context(context_id: int) -> None:
     """Release a context everywhere."""
     contexts = _engine().contexts
-    current = current_recording.get()
+    current = current_call_context.get()
     if isinstance(current, Context) and current.id == context_id:
-        current_recording.set(None)
+        current_call_context.set(None)
     contexts.release(context_id)
 
 
@@ -107,7 +107,7 @@ def _is_valid_context(context_id: int) -> bool:
 
 
 def _current_context() -> Context:
-    current = current_recording.get()
+    current = current_call_context.get()
     if not isinstance(current, Context):
         raise RuntimeError(
             "Current thread doesn't have a valid autograd context. Please wrap your code with `with "

@@ -12,7 +12,7 @@ from typing import Any
 
 from remora.agent.agent import Agent
 from remora.agent.calls.call import Call
-from remora.agent.calls.call_context import CallContext, Header, current_recording
+from remora.agent.calls.call_context import CallContext, Header, current_call_context
 from remora.agent.peers.manager import Peer
 from remora.agent.serving.dispatch import Request
 from remora.autograd.context import LOCAL_BITS, Context
@@ -48,7 +48,7 @@ class Contexts:
 
     def enter(self) -> Context:
         """Make a new context of this worker the current one."""
-        current = current_recording.get()
+        current = current_call_context.get()
         if current is not None and not getattr(current, "released", False):
             raise RuntimeError(
                 f"Already have an autograd context id for this thread: {getattr(current, 'id', current)}. Contexts cannot "
@@ -57,7 +57,7 @@ class Contexts:
         context = Context(self._next_context(), self._next_message)
         with self._lock:
             self._table[context.id] = context
-        current_recording.set(context)
+        current_call_context.set(context)
         return context
 
     def get(self, context_id: int) -> Context:
@@ -176,6 +176,6 @@ class ContextManager:
         assert self._context is not None
         if sys.is_finalizing():
             return  # of a generator that was never ended; a thread that is gone may hold any lock
-        current_recording.set(None)  # what was before, if anything, was released
+        current_call_context.set(None)  # what was before, if anything, was released
         if not self._context.released:
             self._contexts.release(self._context.id)

@@ -42,10 +42,10 @@ class ObserverServer:
         self._answer = answer
         self._of_this_user = of_this_user  # the secret is this user's: other users are not let in
         self._me = Identity(name, 0, "", "")  # known when the worker has joined
-        self._doors: list[socket.socket] = []
+        self._listening: list[socket.socket] = []
         self._visitors: dict[int, Visitor] = {}  # by descriptor; only the thread changes it
         self._selector: selectors.BaseSelector | None = None
-        self._bell: list[tuple[int, int]] = []  # a pipe that ends the thread; who takes it out closes its second end
+        self._end_pipes: list[tuple[int, int]] = []  # a pipe that ends the thread; who takes it out closes its second end
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._tokens = float(BURST)  # connections that may come now
@@ -70,66 +70,66 @@ class ObserverServer:
                 log.info("%s cannot be observed by %s: %s", self._name, kind, error)
                 continue
             sock.setblocking(False)
-            self._doors.append(sock)
+            self._listening.append(sock)
             found.append(str(address))
         return found
 
     def start(self, me: Identity) -> None:
         """Begin to answer; the worker has joined its group."""
-        if not self._doors:
+        if not self._listening:
             return
         self._me = me
         self._selector = selectors.DefaultSelector()
-        bell = os.pipe()
-        self._selector.register(bell[0], selectors.EVENT_READ)
-        self._look_at_doors()
+        end_pipe = os.pipe()
+        self._selector.register(end_pipe[0], selectors.EVENT_READ)
+        self._watch_listening()
         self._thread = threading.Thread(
-            target=self._serve, args=(self._selector, bell[0]), name=f"remora-{self._name}-observer", daemon=True
+            target=self._serve, args=(self._selector, end_pipe[0]), name=f"remora-{self._name}-observer", daemon=True
         )
-        self._bell.append(bell)
+        self._end_pipes.append(end_pipe)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and close everything. Safe to call twice, and on any thread."""
         self._stopped = True
         try:
-            _, bell = self._bell.pop()  # (one operation: of several threads one gets it)
+            _, end_pipe = self._end_pipes.pop()  # (one operation: of several threads one gets it)
         except IndexError:
             if self._thread is None:
-                self._close_doors()
+                self._close_listening()
             return
         with suppress(BrokenPipeError):  # the thread may have seen that it is to end
-            os.write(bell, b"x")
-        os.close(bell)
+            os.write(end_pipe, b"x")
+        os.close(end_pipe)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(PATIENCE)
 
     def abandon(self) -> None:
         """In a forked child, which has none of the threads: close our copies of the parent's descriptors."""
-        self._close_doors()
+        self._close_listening()
         for visitor in list(self._visitors.values()):
             visitor.sock.close()
         self._visitors.clear()
         if self._selector is not None:
             self._selector.close()
-        for bell in self._bell:
-            for end in bell:
+        for end_pipe in self._end_pipes:
+            for end in end_pipe:
                 os.close(end)
-        self._bell.clear()
+        self._end_pipes.clear()
 
-    def _close_doors(self) -> None:
-        for door in self._doors:
-            door.close()
-        self._doors.clear()
+    def _close_listening(self) -> None:
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
 
     # The thread.
 
-    def _serve(self, selector: selectors.BaseSelector, bell: int) -> None:
+    def _serve(self, selector: selectors.BaseSelector, end_pipe: int) -> None:
         try:
             while not self._stopped:
                 for key, _ in selector.select(self._sleep()):
-                    if key.fd == bell:
+                    if key.fd == end_pipe:
                         return
                     try:
                         self._see(key)
@@ -143,14 +143,14 @@ class ObserverServer:
         finally:
             for visitor in list(self._visitors.values()):
                 self._dismiss(visitor)
-            self._close_doors()
+            self._close_listening()
             selector.close()
-            os.close(bell)
+            os.close(end_pipe)
 
     def _see(self, key: selectors.SelectorKey) -> None:
         visitor = key.data
         if visitor is None:
-            self._let_in(key.fileobj)  # type: ignore[arg-type]  # (a door)
+            self._let_in(key.fileobj)  # type: ignore[arg-type]  # (a listening socket)
         elif visitor.sock.fileno() == key.fd:  # else it was closed a moment ago, to make room
             was_welcomed = visitor.welcomed
             if not visitor.ready():
@@ -160,9 +160,9 @@ class ObserverServer:
                 self._make_room(True, MOST)
             self._watch(visitor)
 
-    def _let_in(self, door: socket.socket) -> None:
+    def _let_in(self, listening: socket.socket) -> None:
         try:
-            sock, _ = door.accept()
+            sock, _ = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -224,23 +224,23 @@ class ObserverServer:
         self._tokens = min(self._tokens + (now - self._counted_at) * RATE, float(BURST))
         self._counted_at = now
         if self._resting and self._tokens >= BURST / 2:
-            self._look_at_doors()
+            self._watch_listening()
         for visitor in list(self._visitors.values()):
             if now >= visitor.deadline or (now >= visitor.due and not visitor.finish()):
                 self._dismiss(visitor)
             elif visitor.due == NEVER:
                 self._watch(visitor)
 
-    def _look_at_doors(self) -> None:
+    def _watch_listening(self) -> None:
         assert self._selector is not None
         self._resting = False
-        for door in self._doors:
-            self._selector.register(door, selectors.EVENT_READ)
+        for listening in self._listening:
+            self._selector.register(listening, selectors.EVENT_READ)
 
     def _rest(self) -> None:
         """Strangers come too often, or this process lacks descriptors: callers wait in the kernel for a moment."""
         assert self._selector is not None
         if not self._resting:
             self._resting = True
-            for door in self._doors:
-                self._selector.unregister(door)
+            for listening in self._listening:
+                self._selector.unregister(listening)

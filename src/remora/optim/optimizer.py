@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from remora import autograd, rpc
-from remora.agent.calls.call_context import current_recording
+from remora.agent.calls.call_context import current_call_context
 from remora.optim.local import LocalOptimizer, Options, options_of
 from remora.optim.ownership import Share, groups_of, numbered, shares_of
 from remora.rpc import RRef
@@ -69,7 +69,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         autograd._retrieve_context(context_id)  # or say that there is none
         changed = None if self._know_options() else self._changed_options()
-        recording = current_recording.set(None)  # a step has no gradients of its own
+        recording = current_call_context.set(None)  # a step has no gradients of its own
         try:
             if changed is not None:
                 after = self._forget(changed)
@@ -77,7 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if changed is not None:
                 self._told = after
         finally:
-            current_recording.reset(recording)
+            current_call_context.reset(recording)
 
     def _know_options(self) -> bool:
         """Return True if all owners know the options as they are now. Every step asks, so nothing is copied for it."""

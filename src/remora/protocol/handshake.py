@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from remora.protocol.conversation import MAX_TEXT, SEAL_SIZE, Body, Conversation, Kind, Malformed, Why
 from remora.vocabulary.ids import MAX_WORKER_ID, check_worker_name
 
-__all__ = ["Accepted", "Admit", "Hello", "Home", "Identity", "Initiator", "Refused", "Responder", "Why"]
+__all__ = ["Accepted", "Authorize", "Hello", "Home", "Identity", "Initiator", "Refused", "Responder", "Why"]
 
 _MAX_COUNT = 2**63
 _MAX_ADDRESSES = 8
@@ -85,7 +85,7 @@ class Refused:
     detail: str = ""
 
 
-Admit = Callable[[Hello], int | Refused]
+Authorize = Callable[[Hello], int | Refused]
 """Asked about a proven caller: how many frames of its session have been received, or why it may not come in."""
 
 
@@ -148,18 +148,18 @@ class Initiator(Conversation):
 
 
 class Responder(Conversation):
-    """The end that accepted. Whom it lets in, and from which frame on, is for `admit` to say."""
+    """The end that accepted. Whom it lets in, and from which frame on, is for `authorize` to say."""
 
     role, peer_role = _LISTENER, _CALLER
     awaits = Kind.HELLO
 
     def __init__(
-        self, me: Identity, admit: Admit, secret: bytes, *, insecure: bool = False, nonce: bytes | None = None
+        self, me: Identity, authorize: Authorize, secret: bytes, *, insecure: bool = False, nonce: bytes | None = None
     ) -> None:
         super().__init__(secret, insecure)
         self.me = me
         self.result: Accepted | None = None
-        self._admit = admit
+        self._authorize = authorize
         self._nonce = nonce
         self._hello: Hello | None = None
         self.greeting = b""
@@ -185,7 +185,7 @@ class Responder(Conversation):
         return hello
 
     def _welcome(self, hello: Hello) -> bytes:
-        verdict = self._admit(hello)
+        verdict = self._authorize(hello)
         if isinstance(verdict, Refused):
             self._fail(verdict.why, verdict.detail)
         self.result = Accepted(hello.peer, hello.session, hello.received, hello.home)

@@ -35,8 +35,8 @@ class Owner:
     """The values of one worker that others hold."""
 
     values: dict[RRefId, Owned] = field(default_factory=dict)
-    mourning: dict[Worker, set[Worker]] = field(default_factory=dict)  # lost worker -> who has yet to confirm the loss
-    buried: set[Worker] = field(default_factory=set)  # lost, and confirmed by all survivors
+    unconfirmed_losses: dict[Worker, set[Worker]] = field(default_factory=dict)  # lost worker -> those to confirm it
+    confirmed_losses: set[Worker] = field(default_factory=set)  # lost, and confirmed by all survivors
     unmade: set[RRefId] = field(default_factory=set)  # never to be made: their creators said so, and live
 
     def create(self, rref: RRefId, fork: ForkId, creator: Worker) -> list[Effect]:
@@ -50,7 +50,7 @@ class Owner:
         """We hand out a reference to a value of ours: it is counted before it leaves. It may have to be made yet (O3)."""
         owned = self.values.setdefault(rref, Owned(made=True))
         owned.forks[fork] = holder
-        return self._bury_if_lost(rref, fork, holder)
+        return self._drop_if_lost(rref, fork, holder)
 
     def request(self, rref: RRefId, fork: ForkId, holder: Worker, creator: Worker | None = None) -> list[Effect]:
         """A new holder asks to be counted. It may come before the call that makes the value. `creator`: the living worker
@@ -58,7 +58,7 @@ class Owner:
         owned = self.values.setdefault(rref, Owned())
         owned.creator = creator
         owned.forks[fork] = holder
-        return self._give_up_if_doomed(rref, owned) + self._bury_if_lost(rref, fork, holder)
+        return self._give_up_if_doomed(rref, owned) + self._drop_if_lost(rref, fork, holder)
 
     def received_by_owner(self, rref: RRefId, sender: Worker, creator: Worker | None = None) -> list[Effect]:
         """A reference to a value of ours arrived: our own program waits for the value, if it is not there (O4)."""
@@ -92,36 +92,37 @@ class Owner:
 
     def lost(self, worker: Worker, survivors: set[Worker]) -> list[Effect]:
         """A worker is lost. Its forks stay counted until the survivors have confirmed it (O2)."""
-        if worker in self.buried or worker in self.mourning:
+        if worker in self.confirmed_losses or worker in self.unconfirmed_losses:
             return []
         effects: list[Effect] = []
-        for waiting in self.mourning.values():
+        for waiting in self.unconfirmed_losses.values():
             waiting.discard(worker)
         # The worker that says who survives may not know yet of all the losses that we know of.
-        asked = survivors - self.buried - self.mourning.keys() - {worker} if self._concerns(worker) else set()
-        self.mourning[worker] = asked
+        lost = {worker, *self.confirmed_losses, *self.unconfirmed_losses}
+        asked = survivors - lost if self._concerns(worker) else set()
+        self.unconfirmed_losses[worker] = asked
         if asked:
             effects.append(AskSurvivors(worker, frozenset(asked)))
-        for other in list(self.mourning):
-            effects += self._bury_when_confirmed(other)
+        for other in list(self.unconfirmed_losses):
+            effects += self._drop_when_confirmed(other)
         return effects
 
     def heard(self, survivor: Worker, worker: Worker) -> list[Effect]:
         """A survivor confirms the loss of a worker: nothing that worker sent it is still to come."""
-        if worker in self.mourning:
-            self.mourning[worker].discard(survivor)
-            return self._bury_when_confirmed(worker)
+        if worker in self.unconfirmed_losses:
+            self.unconfirmed_losses[worker].discard(survivor)
+            return self._drop_when_confirmed(worker)
         return []
 
     def _concerns(self, worker: Worker) -> bool:
         """Return True if the lost worker may have handed on a reference to a value of ours."""
         return any(worker in owned.forks.values() for owned in self.values.values())
 
-    def _bury_when_confirmed(self, worker: Worker) -> list[Effect]:
-        if self.mourning[worker]:
+    def _drop_when_confirmed(self, worker: Worker) -> list[Effect]:
+        if self.unconfirmed_losses[worker]:
             return []
-        del self.mourning[worker]
-        self.buried.add(worker)
+        del self.unconfirmed_losses[worker]
+        self.confirmed_losses.add(worker)
         self.unmade = {rref for rref in self.unmade if rref.created_on != worker.id}
         effects: list[Effect] = []
         for rref, owned in list(self.values.items()):
@@ -136,9 +137,9 @@ class Owner:
 
     def _give_up_if_doomed(self, rref: RRefId, owned: Owned) -> list[Effect]:
         doomed = rref in self.unmade or (
-            any(worker.id == rref.created_on for worker in self.buried)
+            any(worker.id == rref.created_on for worker in self.confirmed_losses)
             if owned.creator is None
-            else owned.creator in self.buried
+            else owned.creator in self.confirmed_losses
         )
         return self._give_up(rref, owned) if doomed and not owned.made else []
 
@@ -146,8 +147,8 @@ class Owner:
         owned.made = True
         return [NeverMade(rref), *self._settle(rref, owned)]
 
-    def _bury_if_lost(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
-        return self.delete(rref, fork) if holder in self.buried else []
+    def _drop_if_lost(self, rref: RRefId, fork: ForkId, holder: Worker) -> list[Effect]:
+        return self.delete(rref, fork) if holder in self.confirmed_losses else []
 
     def _settle(self, rref: RRefId, owned: Owned) -> list[Effect]:
         if owned.forks or (owned.awaited and not owned.made):
@@ -161,4 +162,5 @@ class Owner:
         for rref, owned in self.values.items():
             awaited = owned.awaited and not owned.made
             assert owned.forks or awaited, f"O1: {rref} is kept though no worker holds it"
-            assert not set(owned.forks.values()) & self.buried, f"O2: {rref} is held by a worker that is buried"
+            lost = self.confirmed_losses.intersection(owned.forks.values())
+            assert not lost, f"O2: {rref} is held by {lost}, whose loss is confirmed"

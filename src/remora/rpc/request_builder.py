@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.jit import ScriptFunction
 
-from remora.agent.calls.call_context import current_recording, pack_for
+from remora.agent.calls.call_context import current_call_context, pack_for
 from remora.agent.calls.call_errors import name_of
 from remora.agent.calls.call_trace import tracing
 from remora.agent.calls.pack_errors import explain_arguments
@@ -44,7 +44,7 @@ def pack_call(
         kwargs = {}
     elif type(kwargs) is not dict:
         kwargs = named(peer, func, kwargs)
-    recording = current_recording.get()
+    context = current_call_context.get()
     tracer = tracing.tracer
     trace = None if tracer is None else tracer.outgoing()
     value: tuple[Any, ...]
@@ -56,14 +56,14 @@ def pack_call(
             func, args, kwargs = run_serialized, (binary, tensors), {}
         announced = peer.outgoing.announced
         target = announced.target(func, peer.shares_main)
-        if not args and not kwargs and recording is None and trace is None and type(target) is int:
+        if not args and not kwargs and context is None and trace is None and type(target) is int:
             return PYTHON_CALL, announced.bare[target], flags
         kind, value = PYTHON_CALL, (target, args, kwargs)
     if trace is not None:
         flags, value = flags | TRACED, (trace, *value)
     way = peer.routes.awaited if awaited else peer.routes.requests
     try:
-        packed, more = pack_for(peer, way, value, recording, ordered=True)
+        packed, more = pack_for(peer, way, value, context, ordered=True)
     except BaseException as error:
         explain_arguments(error, peer, func, args, kwargs)
         raise

@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from remora.agent.calls.call import Call
-from remora.agent.calls.call_context import current_recording, pack_recorded
+from remora.agent.calls.call_context import current_call_context, pack_recorded
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
@@ -109,7 +109,7 @@ def _ask(
     script = kind == MessageType.SCRIPT_REMOTE_CALL
     creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
     try:
-        packed, more = pack_recorded(target, scope, current_recording.get(), creates)
+        packed, more = pack_recorded(target, scope, current_call_context.get(), creates)
     except BaseException as error:
         explain_arguments(error, peer, call.target, *target[-2:])
         raise
@@ -117,7 +117,7 @@ def _ask(
     try:
         references.agent.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)
     except RemoraError:  # of ours: it was not sent
-        call.take_back()
+        call.rollback()
         raise
 
 

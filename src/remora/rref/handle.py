@@ -13,7 +13,7 @@ from typing import Any
 
 from remora.agent.calls.blocking import going_down
 from remora.agent.calls.call import UNSET_TIMEOUT
-from remora.agent.calls.call_context import current_recording, pack_recorded
+from remora.agent.calls.call_context import current_call_context, pack_recorded
 from remora.agent.calls.error_copies import fresh
 from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
@@ -120,10 +120,10 @@ class Handle:
         return future
 
     def _fetch_request(self) -> tuple[Packed, int]:
-        recording = current_recording.get()
-        if recording is None:
+        context = current_call_context.get()
+        if context is None:
             return Packed(pack_id(self.rref_id), [], [], []), 0
-        return pack_recorded(self.rref_id, PackScope(self.owner, ordered=True), recording)
+        return pack_recorded(self.rref_id, PackScope(self.owner, ordered=True), context)
 
     def _fetch_kind(self) -> int:
         return SCRIPT_FETCH_CALL if self.script else FETCH_CALL

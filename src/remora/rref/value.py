@@ -28,7 +28,7 @@ class Value:
     """Set once, to a value or an error. It keeps the identity of the object that it is given."""
 
     __slots__ = (
-        "_moment", "_value", "_waiters", "error", "id", "made_at", "maker", "ready", "script", "site", "stack",
+        "_stream_point", "_value", "_waiters", "error", "id", "made_at", "maker", "ready", "script", "site", "stack",
     )  # fmt: skip
 
     def __init__(self, id: RRefId, value: Any = _UNSET, script: bool = False) -> None:
@@ -38,7 +38,7 @@ class Value:
         self.maker: Name | None = None  # the function whose result it is
         self.site = ""  # where the reference was made, if that is recorded
         self._value = value
-        self._moment = streams.stream_point() if streams.watched else None  # the point on streams at which it is there
+        self._stream_point = streams.stream_point() if streams.watched else None  # the point on streams at which it is there
         self.error: BaseException | None = None  # the reason for which it could not be made; see `_without_frames`
         self.stack: str | None = None  # the stack that raised it
         self.ready = value is not _UNSET  # there is a value, or an error; set last
@@ -48,7 +48,7 @@ class Value:
         """The value is made, or it could not be. A second settling is ignored: the first stays."""
         if not self.ready:
             if error is None:
-                self._moment = streams.stream_point() if streams.watched else None
+                self._stream_point = streams.stream_point() if streams.watched else None
                 self._value = value
             else:
                 self.stack = stack_of(error)
@@ -97,8 +97,8 @@ class Value:
             block_until(self._when_ready, None, f"the value of {self.id}")
         if self.error is not None:
             raise fresh(self.error)
-        if self._moment is not None:
-            self._moment.join(self._value)
+        if self._stream_point is not None:
+            self._stream_point.join(self._value)
         return self._value
 
     def peek(self) -> Any:

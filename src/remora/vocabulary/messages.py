@@ -103,7 +103,7 @@ class Flag(IntFlag):
     REFERENCES = 4  # it begins with a preamble: the references in it, and the value that it makes (`wire/ref_header.py`)
     RECORDED = 8  # the pickle of (payload, (autograd context, number of the message, whether grad mode is on))
     SHARED = 16  # it ends with where its buffers are, in memory of the sender (`agent/memory/shared.py`)
-    CARGO = 32  # it ends with where the memory of its tensors on devices is (`wire/device_buffers.py`)
+    DEVICE_BUFFERS = 32  # it ends with where the memory of its tensors on devices is (`wire/device_buffers.py`)
     TRACED = 64  # of a call: its first field is another one's, the trace of which it is a part (`agent/calls/call_trace.py`)
 
 

@@ -111,4 +111,4 @@ class BufferPool:
             self._free.pop(address, None)
 
 
-warm = BufferPool()  # of this process
+spare_buffers = BufferPool()  # of this process

@@ -33,7 +33,7 @@ import torch
 from remora.devices import copies
 from remora.devices.staging import Download, Upload, plainly, upload
 from remora.errors import SerializationError
-from remora.wire.buffer_pool import warm
+from remora.wire.buffer_pool import spare_buffers
 from remora.wire.raw_memory import allocate, storage_view
 
 Region = tuple[torch.UntypedStorage, int, int]  # storage, start, number of bytes
@@ -108,7 +108,7 @@ class DeviceBuffers:
 
 
 def _warm(nbytes: int) -> torch.Tensor:
-    return copies.span(warm.take(nbytes), 0, nbytes)
+    return copies.span(spare_buffers.take(nbytes), 0, nbytes)
 
 
 def write_manifest(manifest: Manifest) -> bytes:

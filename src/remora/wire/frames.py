@@ -51,7 +51,7 @@ ENDS = 2048  # bytes at either end of a larger body that are covered
 
 # Flags, as plain numbers: the hot path tests them.
 FAILED, ASYNC, REFERENCES = int(Flag.FAILED), int(Flag.ASYNC), int(Flag.REFERENCES)
-RECORDED, SHARED, CARGO, TRACED = int(Flag.RECORDED), int(Flag.SHARED), int(Flag.CARGO), int(Flag.TRACED)
+RECORDED, SHARED, DEVICE_BUFFERS, TRACED = int(Flag.RECORDED), int(Flag.SHARED), int(Flag.DEVICE_BUFFERS), int(Flag.TRACED)
 
 _CHECKED = struct.Struct("<QHHIQQQd")  # the header without the checksum
 _CHECK = struct.Struct("<I")
@@ -283,7 +283,7 @@ class FrameReader:
         self._midway = True
         self._partial, self._more = partial, self._more_buffers
         try:
-            unloading = device_buffers.unloading(partial.body, partial.sizes) if partial.head[1] & CARGO else None
+            unloading = device_buffers.unloading(partial.body, partial.sizes) if partial.head[1] & DEVICE_BUFFERS else None
         except (RuntimeError, MemoryError):
             self._give_up_buffers(partial)
         else:

@@ -11,7 +11,7 @@ from remora.devices.staging import Download
 from remora.vocabulary.messages import Flag
 from remora.wire.undo import Undo
 
-CARGO = int(Flag.CARGO)
+DEVICE_BUFFERS = int(Flag.DEVICE_BUFFERS)
 
 
 class Loading(NamedTuple):
@@ -29,7 +29,7 @@ class Packed:
     """
 
     __slots__ = (
-        "body", "buffers", "flags", "keepalive", "lent", "loading", "recording", "tensors", "undo", "untracked",
+        "body", "buffers", "context", "flags", "keepalive", "lent", "loading", "tensors", "undo", "untracked",
     )  # fmt: skip
 
     body: bytes
@@ -37,7 +37,7 @@ class Packed:
     keepalive: list[object]  # owns the memory of `buffers`
     tensors: list[torch.Tensor]  # referenced in place: a change to one of them changes what is sent
     undo: Undo | None  # undoes what the reducers did, if this is never sent
-    recording: Any  # what the message belongs to, if anything: its reply belongs to the same
+    context: Any  # what the message belongs to, if anything: its reply belongs to the same
     flags: int  # of the message, set by its sender
     lent: Sequence[bytes]  # references to device memory that goes with it
     loading: Loading | None  # what is not there yet
@@ -57,7 +57,7 @@ class Packed:
         self.tensors = tensors
         self.untracked = untracked
         self.undo = None
-        self.recording = None
+        self.context = None
         self.flags = 0
         self.lent = ()
         self.loading = None

@@ -25,7 +25,7 @@ from torch.jit._trace import TopLevelTracedModule, TracedModule
 from remora.options import FAST_PATHS
 from remora.wire import callables, code_by_value, fast_pickle, large_bytes
 from remora.wire.pack_scope import BEGINNING, Mark, PackScope, UnpackScope, current_unpack_scope, incoming
-from remora.wire.packed import CARGO, Packed
+from remora.wire.packed import DEVICE_BUFFERS, Packed
 from remora.wire.raw_memory import buffer_of
 from remora.wire.tensors import reducers
 from remora.wire.tensors.storages import ROOM, Outgoing, Reduced
@@ -243,7 +243,7 @@ class _Packer:
             out.seen.clear()
             out.device_buffers = out.loading = None
         if device_buffers is not None:
-            packed.flags = CARGO
+            packed.flags = DEVICE_BUFFERS
             packed.lent = device_buffers.lent
             packed.undo = scope.undo
         if not self.by_value:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remora.wire.buffer_pool import SMALLEST, everywhere, warm
+from remora.wire.buffer_pool import SMALLEST, everywhere, spare_buffers
 from remora.wire.packed import Packed
 
 _SAMPLES, _SAMPLE = 16, 64  # how many samples of a buffer, of how many bytes
@@ -161,7 +161,7 @@ def lasts(data: memoryview) -> bool:
 
 def allocate(nbytes: int) -> tuple[torch.UntypedStorage, memoryview]:
     """Return new memory, and a view of it that a transport can receive into."""
-    storage = warm.take(nbytes)
+    storage = spare_buffers.take(nbytes)
     return storage, storage_view(storage)
 
 
@@ -197,7 +197,7 @@ def copied(data: memoryview) -> memoryview:
     """Return an immutable copy, made while no other thread of the program runs."""
     if data.nbytes < SMALLEST:
         return memoryview(bytes(data))
-    storage = warm.take(data.nbytes)
+    storage = spare_buffers.take(data.nbytes)
     _raw_move(storage.data_ptr(), address_of(data), data.nbytes)
     return buffer_of(storage)
 

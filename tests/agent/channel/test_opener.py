@@ -18,7 +18,7 @@ from remora.errors import RemoraError, SerializationError, WorkerLost
 from remora.protocol.reader import Reader
 from remora.wire import raw_memory
 from remora.wire.enclosed import NOTHING_ENCLOSED, Enclosed, Missing, Reason
-from remora.wire.frames import CARGO, REFERENCES, SHARED, Body, Frame
+from remora.wire.frames import DEVICE_BUFFERS, REFERENCES, SHARED, Body, Frame
 from tests.agent.channel.parts import REPLY, FakeLink, FakePool, OutboxAlone
 
 BUFFERS = [raw_memory.from_bytes(b"memory")]
@@ -74,7 +74,7 @@ def test_without_shared_memory_the_buffers_are_missing() -> None:
     assert reason(opener(None).borrow(message(SHARED))) is Reason.NOT_MAPPED
 
 
-@pytest.mark.parametrize("flags", [SHARED, CARGO, REFERENCES])
+@pytest.mark.parametrize("flags", [SHARED, DEVICE_BUFFERS, REFERENCES])
 def test_what_makes_no_sense_is_said_in_the_message(flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "may_be_struck", lambda: False)
 
@@ -95,7 +95,7 @@ def test_device_memory_and_references_join_what_came() -> None:
         seen.append(body)
         return b"value", arrival
 
-    opened = opener(Sharing("landing"), arrived).open(message(CARGO | REFERENCES, Enclosed(BUFFERS)))
+    opened = opener(Sharing("landing"), arrived).open(message(DEVICE_BUFFERS | REFERENCES, Enclosed(BUFFERS)))
     assert (opened.body, seen) == (b"value", [b"rest"])
     assert opened.enclosed == Enclosed(BUFFERS, landing=cast(Any, "landing"), arrival=cast(Any, arrival))
 

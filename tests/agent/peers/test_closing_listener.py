@@ -87,7 +87,7 @@ def test_the_reason_of_a_refusal_decides_and_not_its_text(
 ) -> None:
     """What is said to people may quote anything."""
     assert world.run(0, rpc.rpc_sync, "worker1", double, args=(2,)) == 4
-    monkeypatch.setattr(world[1].agent.peers.admission, "admit", lambda record, session_id: refused)
+    monkeypatch.setattr(world[1].agent.peers.admission, "authorize", lambda record, session_id: refused)
     peer = world[0].agent.peers.find("worker1")
     assert peer.outgoing.link is not None
     peer.outgoing.link.sock.shutdown(socket.SHUT_RDWR)

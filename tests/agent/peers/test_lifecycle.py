@@ -31,7 +31,7 @@ def test_each_change_is_told_once(world: World) -> None:
             peers.lifecycle.trust(peer)
         assert peer.condition == "alive"
         for _ in range(2):
-            peers.give_up(peer, "for the test")
+            peers.declare_gone(peer, "for the test")
         world.wait_until(lambda: len(heard) == 3)
     assert [type(each) for each in heard] == [Suspected, Recovered, Died]
     assert gone == [peer]
@@ -41,7 +41,7 @@ def test_each_change_is_told_once(world: World) -> None:
 def test_a_peer_that_is_gone_is_neither_suspected_nor_trusted(world: World) -> None:
     peers, heard = world[0].agent.peers, list[MembershipEvent]()
     peer = peers.find("worker1")
-    peers.give_up(peer, "for the test")
+    peers.declare_gone(peer, "for the test")
     with peers.events.subscribe(heard.append):
         peers.lifecycle.suspect(peer, "again")
         peers.lifecycle.trust(peer)

@@ -14,7 +14,7 @@ def test_one_poll_accepts_a_bounded_number_of_connections() -> None:
     listening: Any = SimpleNamespace(accept=lambda: (mock.Mock(), ("127.0.0.1", 1)), fileno=lambda: 3)
     at_the_door = mock.Mock()
     at_the_door._let_in.side_effect = [None] * listener.ACCEPTS  # and then an error: StopIteration
-    bell = listener._ListenSocket(at_the_door, listening)
-    bell.ready(0)
+    listen_socket = listener._ListenSocket(at_the_door, listening)
+    listen_socket.ready(0)
     assert at_the_door._let_in.call_count == listener.ACCEPTS <= 64
-    at_the_door.arm.assert_called_once_with(bell)  # for the rest
+    at_the_door.arm.assert_called_once_with(listen_socket)  # for the rest

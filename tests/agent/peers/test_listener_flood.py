@@ -31,7 +31,7 @@ def port() -> Iterator[int]:
 
 
 def strangers() -> int:
-    return len(rpc._get_current_rpc_agent().agent.listener._strangers)
+    return len(rpc._get_current_rpc_agent().agent.listener._pending)
 
 
 def census() -> Counter[str]:
@@ -69,7 +69,7 @@ def test_nothing_is_left_of_strangers(port: int, what: str, caplog: pytest.LogCa
 
 def test_those_who_stay_are_bounded(port: int) -> None:
     limit = 64
-    rpc._get_current_rpc_agent().agent.listener._strangers = PendingTable(limit)
+    rpc._get_current_rpc_agent().agent.listener._pending = PendingTable(limit)
     with ExitStack() as stack:
         for _ in range(limit + 50):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
@@ -78,7 +78,7 @@ def test_those_who_stay_are_bounded(port: int) -> None:
 
 
 def table() -> PendingTable[Any]:
-    found: PendingTable[Any] = rpc._get_current_rpc_agent().agent.listener._strangers
+    found: PendingTable[Any] = rpc._get_current_rpc_agent().agent.listener._pending
     return found
 
 

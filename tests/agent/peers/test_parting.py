@@ -49,7 +49,7 @@ def test_the_last_answer_of_one_that_left_is_waited_for(monkeypatch: pytest.Monk
         assert not call.done()
         released.set()
         assert call.wait(TIMEOUT) == 7
-        world[0].agent.peers.give_up(world[0].agent.peers.find("worker1"), "it said goodbye", "left")
+        world[0].agent.peers.declare_gone(world[0].agent.peers.find("worker1"), "it said goodbye", "left")
         told.wait(TIMEOUT)
 
 
@@ -94,7 +94,7 @@ def test_an_owner_says_what_became_of_it(
     with World(3) as world:
         peers, table = world[0].agent.peers, world[0].references.table
         lost, survivor = peers.find("worker1"), peers.find("worker2")
-        peers.give_up(lost, "for the test", state)
+        peers.declare_gone(lost, "for the test", state)
         monkeypatch.setattr(EffectRunner, "_tell", lambda self, *args: told.append(args))
         table.runner.perform([AskSurvivors(lost.key, frozenset({survivor.key}))])
         monkeypatch.undo()

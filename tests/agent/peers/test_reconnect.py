@@ -130,7 +130,7 @@ def test_who_cannot_take_the_news_keeps_it_from_nobody_else(caplog: pytest.LogCa
 
         peers.on_gone[:0] = [stumble]
         peers.on_gone.append(lambda peer: told.append(peer.name))
-        peers.give_up(peers.find("worker1"), "for the test")
+        peers.declare_gone(peers.find("worker1"), "for the test")
         assert told == ["worker1"]
         assert peers.find("worker1").ended.is_set(), "others wait for this"
         assert "some listeners could not be told" in caplog.text
@@ -139,7 +139,7 @@ def test_who_cannot_take_the_news_keeps_it_from_nobody_else(caplog: pytest.LogCa
 def test_that_a_process_ended_is_known_by_what_was_found_out_and_not_by_a_text() -> None:
     with World(3, watch=0) as world:
         peers = world[0].agent.peers
-        peers.give_up(peers.find("worker2"), ENDED)  # another one may say so, of anything
+        peers.declare_gone(peers.find("worker2"), ENDED)  # another one may say so, of anything
         fail_to_connect(world, ConnectionRefusedError("refused"), times=1)
         with pytest.raises(CallNotSent, match=ENDED):
             world.run(0, rpc.rpc_sync, "worker1", double, args=(4,))

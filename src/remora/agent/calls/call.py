@@ -83,8 +83,8 @@ class Call:
     """
 
     __slots__ = (
-        "asynchronous", "began", "deadline", "failure", "future", "id", "notified", "on_settled", "parent", "peer",
-        "progress", "recording", "reply", "reply_channel", "signal", "target", "timeout", "translate", "undo", "whose",
+        "asynchronous", "began", "context", "deadline", "failure", "future", "id", "notified", "on_settled", "parent",
+        "peer", "progress", "reply", "reply_channel", "signal", "target", "timeout", "translate", "undo", "whose",
     )  # fmt: skip
 
     def __init__(self, peer: PeerInfo, target: Any, on_settled: Callable[[Call], None] | None = None) -> None:
@@ -104,7 +104,7 @@ class Call:
         self.future: Future[Any] | None = None  # in the place of on_settled
         self.reply_channel: ReplyChannel | None = None  # for the future
         self.undo: Undo | None = None  # takes back what packing did, if the call is never sent
-        self.recording: CallContext | None = None  # what the call belongs to, and its reply with it
+        self.context: CallContext | None = None  # what the call belongs to, and its reply with it
         self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of the caller
         self.notified = False  # the program wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
@@ -121,9 +121,9 @@ class Call:
         """There will be no reply."""
         self.failure = error
         if isinstance(error, CallNotSent):
-            self.take_back()
+            self.rollback()
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """It was never sent: what packing its arguments did (references handed on) did not happen."""
         if self.undo:
             self.undo.run()
@@ -165,8 +165,8 @@ class Call:
             raise call_errors.unreadable(self.what, self.peer, error) from error
         if frame.flags & RECORDED:
             value, header = value
-            if self.recording is not None:
-                self.recording.received(self.peer, header, scope.links)
+            if self.context is not None:
+                self.context.received(self.peer, header, scope.links)
         return value
 
     def error(self) -> BaseException | None:

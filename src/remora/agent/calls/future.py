@@ -55,7 +55,7 @@ class Sleeper:
 class Future(torch.futures.Future[T]):
     """The future that `rpc_async` returns."""
 
-    __slots__ = ("_failure", "_moment", "_of", "_origin", "_settled", "_value", "_watchers", "followed")
+    __slots__ = ("_failure", "_of", "_origin", "_settled", "_stream_point", "_value", "_watchers", "followed")
 
     def __init__(self, of: Cancellable | str = "", origin: Origin | None = None) -> None:
         _Base.__init__(self, [])  # (torch's own does the same in three steps)
@@ -65,7 +65,7 @@ class Future(torch.futures.Future[T]):
         self._failure: Failure | None = None
         self._settled = False
         self._value: T | None = None
-        self._moment: streams.StreamPoint | None = None  # when the value is there, on devices
+        self._stream_point: streams.StreamPoint | None = None  # when the value is there, on devices
         self._watchers: list[Watcher] | None = None
 
     @property
@@ -80,7 +80,7 @@ class Future(torch.futures.Future[T]):
     def _succeed(self, value: T) -> None:
         if not self._settled:
             if streams.watched:
-                self._moment = streams.stream_point()
+                self._stream_point = streams.stream_point()
             self._value = value
         self._announce()
         if not _Base.done(self):
@@ -177,8 +177,8 @@ class Future(torch.futures.Future[T]):
             self._await_outcome(timeout)
         if self._failure is not None:
             self._failure.show()
-        if self._moment is not None:
-            self._moment.join(self._value)
+        if self._stream_point is not None:
+            self._stream_point.join(self._value)
         return self._value  # type: ignore[return-value]
 
     def _await_outcome(self, timeout: float | None) -> None:

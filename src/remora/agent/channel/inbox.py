@@ -30,7 +30,7 @@ from remora.errors import ProtocolError
 from remora.transport.link import is_of_socket
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire.enclosed import NOTHING_ENCLOSED
-from remora.wire.frames import CARGO, FAILED, REFERENCES, SHARED, Damaged, Frame
+from remora.wire.frames import DEVICE_BUFFERS, FAILED, REFERENCES, SHARED, Damaged, Frame
 
 log = logging.getLogger("remora")
 
@@ -38,7 +38,7 @@ ACK, PING, PONG = int(MessageType.ACK), int(MessageType.PING), int(MessageType.P
 GIVE_BACK = int(MessageType.GIVE_BACK)
 DAMAGE_LIMIT = 8
 REQUESTS = 0x100  # from here on, message types are requests
-AWKWARD = CARGO | REFERENCES  # flags of messages with effects that must not happen twice
+AWKWARD = DEVICE_BUFFERS | REFERENCES  # flags of messages with effects that must not happen twice
 
 _make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 

@@ -10,7 +10,7 @@ from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.try_lock import may_be_struck
 from remora.errors import ProtocolError
 from remora.wire.enclosed import Arrival, Enclosed, Missing, Reason
-from remora.wire.frames import CARGO, REFERENCES, Body, Frame
+from remora.wire.frames import DEVICE_BUFFERS, REFERENCES, Body, Frame
 
 log = logging.getLogger("remora")
 
@@ -53,7 +53,7 @@ class Opener:
         body, enclosed = frame.body, frame.enclosed
         landing, arrival = enclosed.landing, enclosed.arrival
         buffers = enclosed.buffers
-        if frame.flags & CARGO and self._shared_memory is not None and not isinstance(buffers, Missing):
+        if frame.flags & DEVICE_BUFFERS and self._shared_memory is not None and not isinstance(buffers, Missing):
             try:
                 body, landing = self._shared_memory.device_exchange.land(frame)
             except Exception as error:

@@ -18,13 +18,13 @@ from typing import Any
 from remora.agent.memory.device import DEVICE, DeviceExchange
 from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.runtime.try_lock import may_be_struck
-from remora.transport.shm import borrower as loans
 from remora.transport.shm.arena import LATER, Placement
+from remora.transport.shm.borrower import Borrower
 from remora.transport.shm.lender import PAUSE, Lender
 from remora.transport.shm.loan_reference import SHORT, UNUSABLE, bytes_in, loans_in
 from remora.transport.shm.sealed_memory import identity
 from remora.vocabulary.ids import WorkerKey
-from remora.wire.buffer_pool import warm
+from remora.wire.buffer_pool import spare_buffers
 from remora.wire.enclosed import Enclosed, Missing, Reason
 from remora.wire.frames import Frame
 from remora.wire.message_codec import read_numbers, write_numbers
@@ -92,7 +92,7 @@ class PeerSharedMemory:
         self.willing = False  # the peer can use what we lend,
         self._again_at = 0.0  # but not before this time
         self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
-        self._borrower = loans.Borrower()
+        self._borrower = Borrower()
         self.unused = self._borrower.unused  # what has to be given back
         self.device_exchange = DeviceExchange(name, device_memory, self.unused)
 
@@ -293,12 +293,12 @@ class SharedMemory:
             "agent.shared_memory_bytes": self.lender.counts()[0],  # ours: lent, or kept for the next messages
             "agent.shared_memory_lent_bytes": self.lender.lent_bytes(),  # the part of it that others have
             "agent.shared_memory_borrowed_bytes": sum(each.borrowed_bytes() for each in with_peers),  # in use here
-            "agent.warm_memory_bytes": warm.kept_bytes,  # of the whole process, and private: kept for the next messages
+            "agent.warm_memory_bytes": spare_buffers.kept_bytes,  # of the process, and private: kept for the next messages
         }
 
     def tick(self, now: float, with_peers: Iterable[PeerSharedMemory]) -> None:
         """Return to the system what has not been used for a while."""
         self.lender.trim(now)
-        warm.trim()
+        spare_buffers.trim()
         for each in with_peers:
             each.trim(now)

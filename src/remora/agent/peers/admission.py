@@ -48,7 +48,7 @@ class Admission:
         rivals = [each for each in holders if each and not each.gone and each.key.incarnation != record.incarnation]
         return bool(rivals) and not self._is_listed(record)
 
-    def admit(self, record: WorkerRecord, session_id: str) -> int | Refused:
+    def authorize(self, record: WorkerRecord, session_id: str) -> int | Refused:
         """A proven caller asks for a session: how much of it we have, or why not."""
         known = self._table.known(WorkerKey(record.id, record.incarnation))
         if self._connector.stopping and not _resumes(known, session_id):
@@ -86,7 +86,7 @@ class Admission:
             peer.note_link(link)
         except ProtocolError as error:
             link.close()
-            self._lifecycle.give_up(peer, str(error))
+            self._lifecycle.declare_gone(peer, str(error))
 
 
 def _resumes(peer: Peer | None, session_id: str) -> bool:

@@ -188,7 +188,7 @@ class FailureDetector:
         verdict = judge(self._limits, quiet, 0.0)
         if verdict is Verdict.DEAD:
             reason = f"it has been silent for {quiet:.0f} s"
-            self._pool.submit_system(lambda: self._lifecycle.give_up(peer, reason))
+            self._pool.submit_system(lambda: self._lifecycle.declare_gone(peer, reason))
             return False
         if verdict is Verdict.SUSPECT:
             self._lifecycle.suspect(peer, f"it has been silent for {quiet:.0f} s")

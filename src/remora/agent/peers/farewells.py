@@ -40,7 +40,7 @@ class Farewells:
         match on_farewell(behind_answers, bool(outgoing.pending), outgoing.link is not None):
             case Parting.HANG_UP:
                 outgoing.send_unsequenced(ACK)  # it waits until we have its answers, or come back for them
-                self._lifecycle.give_up(peer, LEFT, "left")
+                self._lifecycle.declare_gone(peer, LEFT, "left")
             case Parting.REDIAL:
                 self._connector.connect(peer)
             case Parting.AWAIT_ANSWERS:

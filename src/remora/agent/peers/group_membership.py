@@ -253,7 +253,7 @@ class Membership:
         """An owner of values has lost a worker and must know that we are through with it, too."""
         peer = self._peers.known(key)
         if peer is not None and peer is not self._peers.me:
-            self._peers.give_up(peer, reason, state)
+            self._peers.declare_gone(peer, reason, state)
             # Another thread may be at it: we answer behind all that came from the lost one.
             self._agent.clock.block(peer.ended.wait, NEVER)
         self.tell_heard(request.caller.key, key)

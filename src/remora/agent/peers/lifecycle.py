@@ -54,7 +54,7 @@ class PeerLifecycle:
             self._recorder.note(RECOVERED, peer.name)
             self._events.publish(Recovered(peer.info))
 
-    def give_up(self, peer: Peer, reason: str, state: State = "dead") -> None:
+    def declare_gone(self, peer: Peer, reason: str, state: State = "dead") -> None:
         """End everything with a peer from which nothing more will come. Idempotent."""
         with peer.lock:
             if peer.gone:

@@ -50,7 +50,7 @@ READS = 64  # in how many pieces a greeting may come
 WINDOW, SHARE = 0.05, 0.25  # of each so many seconds, strangers get this part of a processor
 
 
-def _most_strangers() -> int:
+def _most_pending() -> int:
     if resource is None:
         return 256
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -75,10 +75,10 @@ class Listener:
         self.settings = settings
         self.refusals = RefusalLog(str(handshake_client.me), recorder)
         self._timers = timers
-        self._bells: list[_ListenSocket] = []
+        self._sockets: list[_ListenSocket] = []
         self._room: str | None = None
-        self._lock = threading.RLock()  # guards: _strangers and _closed
-        self._strangers: PendingTable[_PendingConnection] = PendingTable(_most_strangers())
+        self._lock = threading.RLock()  # guards: _pending and _closed
+        self._pending: PendingTable[_PendingConnection] = PendingTable(_most_pending())
         self._closed = False
         # What strangers have cost of late. Two threads may count at the same moment: it is a brake, and no account.
         self._window = 0.0
@@ -108,14 +108,14 @@ class Listener:
 
     def _hang(self, found: list[str], sock: socket.socket, address: addresses.Address) -> None:
         sock.setblocking(False)
-        self._bells.append(_ListenSocket(self, sock))
+        self._sockets.append(_ListenSocket(self, sock))
         found.append(str(address))
 
     def open(self) -> None:
         """Let peers in."""
-        for bell in self._bells:
-            self.poller.add(bell)
-            self.poller.arm(bell)
+        for listening in self._sockets:
+            self.poller.add(listening)
+            self.poller.arm(listening)
 
     def _let_in(self, sock: socket.socket, host: str = "") -> None:
         process = sockets.peer_process(sock)
@@ -123,46 +123,46 @@ class Listener:
             sock.close()
             self.refusals.refused("another user", f"it is of user {process[0]}, who cannot have the secret of this one")
             return
-        stranger = _PendingConnection(self, sock, host if process is None else process)
+        connection = _PendingConnection(self, sock, host if process is None else process)
         with self._lock:
             if self._closed:  # it was accepted a moment before
                 sock.close()
                 return
-            crowded_out = self._strangers.add(stranger)
+            crowded_out = self._pending.add(connection)
         if crowded_out is not None:
             self._make_room(crowded_out)
-        if stranger.begin():  # what it has to say is often there, and then the poller is spared
-            self._watch(stranger)
+        if connection.begin():  # what it has to say is often there, and then the poller is spared
+            self._watch(connection)
 
-    def _watch(self, stranger: _PendingConnection) -> None:
+    def _watch(self, connection: _PendingConnection) -> None:
         with self._lock:
-            if stranger not in self._strangers:  # the listener was closed meanwhile, or the place was needed
+            if connection not in self._pending:  # the listener was closed meanwhile, or the place was needed
                 return
             try:
-                self.poller.add(stranger)  # here, so that the thread that closes the listener finds it there
+                self.poller.add(connection)  # here, so that the thread that closes the listener finds it there
             except OSError:
-                self._strangers.remove(stranger)
-                stranger.sock.close()
+                self._pending.remove(connection)
+                connection.sock.close()
                 raise
-        self.arm(stranger)
+        self.arm(connection)
 
-    def _make_room(self, stranger: _PendingConnection) -> None:
+    def _make_room(self, connection: _PendingConnection) -> None:
         self.refusals.count("closed to make room")
-        stranger.leave()
+        connection.leave()
 
-    def advance(self, stranger: _PendingConnection, stage: int) -> None:
+    def advance(self, connection: _PendingConnection, stage: int) -> None:
         """A stranger has come to another stage of its handshake."""
         with self._lock:
-            crowded_out = self._strangers.advance(stranger, stage)
+            crowded_out = self._pending.advance(connection, stage)
         if crowded_out is not None:
             self._make_room(crowded_out)
 
-    def greeted(self, stranger: _PendingConnection, greeting: bytes) -> None:
+    def greeted(self, connection: _PendingConnection, greeting: bytes) -> None:
         """A stranger has sent a HELLO with a valid seal. One that came before may be a replay, and proves nothing."""
         with self._lock:
-            is_new = self._strangers.is_new(greeting)
-        if is_new or stranger.stage == SILENT:
-            self.advance(stranger, GREETED if is_new else BEGUN)
+            is_new = self._pending.is_new(greeting)
+        if is_new or connection.stage == SILENT:
+            self.advance(connection, GREETED if is_new else BEGUN)
 
     def arm(self, source: Source) -> None:
         """Have the poller tell of the next thing that a stranger, or a listening socket, has; after the rest, if there
@@ -193,12 +193,12 @@ class Listener:
             except IndexError:  # another thread took the last one
                 return
 
-    def forget(self, stranger: _PendingConnection) -> bool:
+    def forget(self, connection: _PendingConnection) -> bool:
         """Return True if the stranger was still there."""
         with self._lock:
-            if not self._strangers.remove(stranger):
+            if not self._pending.remove(connection):
                 return False
-        self.poller.remove(stranger, stranger.fileno())
+        self.poller.remove(connection, connection.fileno())
         return True
 
     def tick(self, now: float) -> None:
@@ -206,32 +206,32 @@ class Listener:
         over. A stranger is not to blame if we have not read what it said."""
         self.refusals.tick(now)
         self._end_rest()  # (it has, unless the timer was late)
-        for bell in list(self._bells):
-            bell.tick()
+        for listening in list(self._sockets):
+            listening.tick()
         limit, since = self.settings.connect_timeout, self.handshake_client.own_time.since
         with self._lock:
-            late = [each for each in self._strangers if since(each.came, now) > limit]
-        for stranger in late:
-            if not stranger.has_spoken():
-                stranger.leave()
+            late = [each for each in self._pending if since(each.came, now) > limit]
+        for connection in late:
+            if not connection.has_spoken():
+                connection.leave()
 
     def close(self) -> None:
         """Let no caller in any more."""
         if self._room is not None:
             sockets.close_inproc(self._room)
-        for bell in self._bells:
-            self.poller.remove(bell, bell.fileno())
-            bell.sock.close()
-        self._bells.clear()
+        for listening in self._sockets:
+            self.poller.remove(listening, listening.fileno())
+            listening.sock.close()
+        self._sockets.clear()
         with self._lock:
             self._closed = True
-            strangers = list(self._strangers)
-        for stranger in strangers:
-            stranger.leave()
+            connections = list(self._pending)
+        for connection in connections:
+            connection.leave()
 
     def descriptors(self) -> list[socket.socket]:
         """Return every socket at the listener, to be closed in a forked child."""
-        return [bell.sock for bell in self._bells] + [stranger.sock for stranger in list(self._strangers)]
+        return [listening.sock for listening in self._sockets] + [connection.sock for connection in list(self._pending)]
 
 
 class _ListenSocket:
@@ -358,8 +358,9 @@ class _PendingConnection:
 
     def _make_machine(self) -> Responder:
         handshake_client = self.listener.handshake_client
-        admit = partial(_admit, self.listener.admission)  # not a method of ours: what has left is gone without the collector
-        return Responder(handshake_client.identity, admit, handshake_client.secret, insecure=handshake_client.insecure)
+        # Not a method of ours: what has left is gone without the collector.
+        authorize = partial(_authorize, self.listener.admission)
+        return Responder(handshake_client.identity, authorize, handshake_client.secret, insecure=handshake_client.insecure)
 
     def _refuse(self, machine: Responder) -> None:
         try:
@@ -389,8 +390,8 @@ class _PendingConnection:
             self.sock.close()
 
 
-def _admit(admission: Admission, hello: Hello) -> int | Refused:
-    return admission.admit(_record(hello.peer, hello.home), hello.session)
+def _authorize(admission: Admission, hello: Hello) -> int | Refused:
+    return admission.authorize(_record(hello.peer, hello.home), hello.session)
 
 
 def _record(caller: Identity, home: Home) -> WorkerRecord:

@@ -96,7 +96,7 @@ class PeerManager:
         # What every layer above asks for.
         self.find, self.all, self.by_key = table.find, table.all, table.by_key
         self.known, self.of_id, self.by_name = table.known, table.of_id, table.by_name
-        self.give_up, self.on_gone = lifecycle.give_up, lifecycle.on_gone
+        self.declare_gone, self.on_gone = lifecycle.declare_gone, lifecycle.on_gone
         self.connect, self.probe = connector.connect, connector.probe
 
     @property
@@ -110,7 +110,7 @@ class PeerManager:
         """Know a worker. A worker that comes back under the same name is a new one: the old one is given up."""
         peer, predecessor, is_new = self.table.enter(record, lambda: Peer(record, self))
         if predecessor is not None:
-            self.give_up(predecessor, "another worker of the same name took its place")
+            self.declare_gone(predecessor, "another worker of the same name took its place")
         if is_new:
             self.recorder.note(JOINED, peer.name)
             self.events.publish(Joined(peer.info))
@@ -180,9 +180,9 @@ class PeerManager:
             peer.unreachable_since = self.clock.now() - silent
             self.failure_detector.host_is_silent(peer, silent)
         if isinstance(error, ProtocolError):
-            self.give_up(peer, str(error))
+            self.declare_gone(peer, str(error))
         elif channel.dialled and peer.leaving and not channel.pending:
-            self.give_up(peer, LEFT, "left")
+            self.declare_gone(peer, LEFT, "left")
         elif channel.dialled:
             self.connect(peer)
         else:

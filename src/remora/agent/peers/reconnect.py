@@ -141,17 +141,17 @@ class Reconnector:
         except PeerRefused as error:
             peer.gave_us_up = isinstance(error, GivenUp)
             if isinstance(error, PeerLeaving):
-                self._lifecycle.give_up(peer, LEFT, "left")
+                self._lifecycle.declare_gone(peer, LEFT, "left")
             if peer.gave_us_up and self.parting:
                 self._has_heard_our_farewell(peer)
             else:
-                self._lifecycle.give_up(peer, str(error))
+                self._lifecycle.declare_gone(peer, str(error))
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if peer.leaving:
-                self._lifecycle.give_up(peer, LEFT, "left")
+                self._lifecycle.declare_gone(peer, LEFT, "left")
             log.debug("nothing listens for %s any more: %s", peer.name, error)
             peer.process_ended = self._handshake_client.is_here(peer.record)
-            self._lifecycle.give_up(peer, ENDED if peer.process_ended else "nothing listens at its addresses any more")
+            self._lifecycle.declare_gone(peer, ENDED if peer.process_ended else "nothing listens at its addresses any more")
         except LocalTrouble as error:
             return self._lacks_something(peer, started, error)
         except PeerSilent as error:
@@ -197,7 +197,7 @@ class Reconnector:
         silence = self._own_time.since(heard, self._clock.now())
         if silence < self._settings.silence_limit:
             return False
-        self._lifecycle.give_up(peer, f"it has been silent for {silence:.0f} s: {error}")
+        self._lifecycle.declare_gone(peer, f"it has been silent for {silence:.0f} s: {error}")
         return True
 
     def _is_unreachable(self, peer: Peer, started: float, error: OSError) -> bool:
@@ -205,7 +205,7 @@ class Reconnector:
             return False
         if peer.unreachable_since is None:
             peer.unreachable_since = started
-        self._lifecycle.give_up(peer, f"it cannot be reached: {error}")
+        self._lifecycle.declare_gone(peer, f"it cannot be reached: {error}")
         return True
 
     def _lacks_something(self, peer: Peer, started: float, error: LocalTrouble) -> bool:

@@ -51,8 +51,8 @@ class Request:
     """A request being served: what was asked, by whom, until when, and the way back."""
 
     __slots__ = (
-        "_admitted", "_dispatch", "_handler", "answered", "began", "caller", "came", "cancelled", "channel", "deadline",
-        "frame", "function", "grad_enabled", "on_cancel", "parkable", "recording",
+        "_admitted", "_dispatch", "_handler", "answered", "began", "caller", "came", "cancelled", "channel", "context",
+        "deadline", "frame", "function", "grad_enabled", "on_cancel", "parkable",
     )  # fmt: skip
 
     def __init__(
@@ -69,7 +69,7 @@ class Request:
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
-        self.recording: CallContext | None = None  # what the caller records, if anything
+        self.context: CallContext | None = None  # to which the request belongs, if to any
         self.function: Any = None  # what is run, in words or as it is: for errors
         self.grad_enabled = True  # false if it called under no_grad
         self.answered = False
@@ -184,10 +184,10 @@ class Request:
         return (heard.find(value[0]), *value[1:]) if numbered else value
 
     def _joined(self, recorded: tuple[object, Header], scope: UnpackScope) -> object:
-        """Go on with the recording of the caller: functions that serve this request, and its reply, belong to it."""
+        """Go on with the context of the caller: functions that serve this request, and its reply, belong to it."""
         value, header = recorded
-        self.recording = self._dispatch.find_context(header)
-        self.recording.received(self.caller, header, scope.links)
+        self.context = self._dispatch.find_context(header)
+        self.context.received(self.caller, header, scope.links)
         self.grad_enabled = header[2]
         return value
 
@@ -203,12 +203,12 @@ class Request:
         if self.channel.closed:
             self.drop()  # no caller hears it: do not hand out references in it
             return
-        if value is None:  # (which has no history that a recording would want to know of)
+        if value is None:  # (which has no history that a context would want to know of)
             self._send(kind, NOTHING, 0)
             return
-        caller, recording = self.caller, self.recording if self.grad_enabled else None
+        caller, context = self.caller, self.context if self.grad_enabled else None
         try:
-            packed, flags = pack_for(caller, caller.routes.replies, value, recording, detached=not self.grad_enabled)
+            packed, flags = pack_for(caller, caller.routes.replies, value, context, detached=not self.grad_enabled)
         except BaseException as failure:
             explain_result(failure, caller, self.function, value, self._dispatch.me.name)
             self.fail(failure)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from remora.agent.calls.call import current_serving
-from remora.agent.calls.call_context import call_context_for, current_recording
+from remora.agent.calls.call_context import call_context_for, current_call_context
 from remora.agent.calls.future import failure_of, when_done
 from remora.agent.runtime.event_loop import Coroutines
 from remora.agent.serving.dispatch import Dispatch, Request
@@ -68,10 +68,10 @@ class Execution:
         current_serving.set((request.deadline, request.caller.name, request.frame.call))
         request.began = self._now()
         try:
-            if request.recording is None:
+            if request.context is None:
                 result = call(*args, **kwargs)
             else:
-                with call_context_for(request.recording, request.grad_enabled):
+                with call_context_for(request.context, request.grad_enabled):
                     result = call(*args, **kwargs)
             del args, kwargs
             if type(result) is CoroutineType:
@@ -109,8 +109,8 @@ class Execution:
 
     def _await(self, request: Request, coroutine: Any, finish: Finish) -> None:
         context = contextvars.copy_context()
-        if request.recording is not None:
-            context.run(current_recording.set, request.recording)
+        if request.context is not None:
+            context.run(current_call_context.set, request.context)
         if streams.watched:
             coroutine = streams.OnItsOwnStreams(coroutine, streams.stream_point())
 
@@ -134,10 +134,10 @@ class Execution:
         current_serving.set((request.deadline, request.caller.name, request.frame.call))
         request.began = self._now()
         try:
-            if request.recording is None:
+            if request.context is None:
                 result = call(kind, name, args, kwargs)
             else:
-                with call_context_for(request.recording, request.grad_enabled):
+                with call_context_for(request.context, request.grad_enabled):
                     result = call(kind, name, args, kwargs)
             del args, kwargs
         except BaseException as error:
