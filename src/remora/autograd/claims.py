@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Claim:
             self._mine = self._things - _claims.keys()  # the rest this thread has already, further out
             _claims.update(dict.fromkeys(self._mine, me))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         with _changed:
             for key in self._mine:
                 del _claims[key]
@@ -105,7 +105,7 @@ class BorrowedGrad:
             self._put_back()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         gathered = self._gathered
         for leaf in self._leaves:
             gradient = leaf.grad

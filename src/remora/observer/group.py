@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from remora.errors import AuthenticationError, NothingFound, ObserverError
@@ -148,9 +147,7 @@ class GroupObserver:
     def __enter__(self) -> GroupObserver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # How they are asked.

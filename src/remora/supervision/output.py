@@ -12,7 +12,6 @@ import select
 import threading
 from collections.abc import Iterable, Iterator
 from io import FileIO
-from types import TracebackType
 from typing import BinaryIO
 
 TRACEBACK = b"Traceback (most recent call last):"
@@ -53,9 +52,7 @@ class Output:
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -206,7 +205,5 @@ class _Place(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._driver.enter(self._context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._driver.leave()
