@@ -1,4 +1,4 @@
-"""What a worker remembers of the calls it made and served, and of what else happened: always on, bounded, and cheap.
+"""Remembers the calls that a worker made and served, and what else happened: always on, bounded, and cheap.
 
 A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`. The tuple has
 numbers and texts that were there anyway, and no object of the program, which must not live a moment longer because it was
@@ -70,7 +70,7 @@ class Note(NamedTuple):
 
 
 class Tally:
-    """How often something took how long."""
+    """The distribution of the durations of one thing."""
 
     __slots__ = ("buckets", "count", "failed", "longest", "total")
 

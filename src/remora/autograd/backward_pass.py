@@ -339,7 +339,7 @@ class Pass:
 
     @property
     def phase(self) -> str:
-        """What it does now, in a few words."""
+        """Its present step, in a few words."""
         if self.failure is not None:
             return "failed"
         if self._schedule is None:

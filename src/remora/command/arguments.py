@@ -20,7 +20,7 @@ MOST = 1000  # entries of a part that each worker is asked for; what `--limit` c
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
-    """Which group, and how long its workers have to answer."""
+    """Add the options that name a group, and the time its workers have to answer."""
     add = parser.add_argument
     add("--at", metavar="ADDRESS", help="the group's store (tcp://host:port, file://…), or a worker's observer socket")
     add("--group", metavar="NAME", help="the group, where this host has several (the first letters are enough)")
@@ -43,7 +43,7 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
 
 
 def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older: bool = True) -> None:
-    """What a table shows, and in which order. The first of `sorts` is the order if none is asked for."""
+    """Add the options that choose the rows of a table and their order: the first of `sorts` unless told otherwise."""
     add = parser.add_argument
     add("--worker", metavar="NAME", help="only what this worker says")
     add("--function", default="", metavar="TEXT", help="only what has this text in the name of its function")
@@ -72,7 +72,7 @@ def find_group(options: argparse.Namespace) -> GroupObserver:
 
 
 def query_of(options: argparse.Namespace, *parts: str) -> Query:
-    """What the options of `add_filters` ask for."""
+    """Return the query that the options of `add_filters` ask for."""
     return Query(
         parts=parts,
         limit=max(MOST, options.limit),

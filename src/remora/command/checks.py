@@ -1,4 +1,4 @@
-"""What `remora doctor` looks at on this host. Each check yields what it found, and what to do if that is not well."""
+"""The checks of `remora doctor` on this host. Each yields what it found, and advice if that is not well."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNSYNCHRONIZED = 5  # what adjtimex returns then
 
 
 class State(StrEnum):
-    """How a thing is."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `advice` says what to do about it."""
+    """One result of a check. `advice` says what to do about it."""
 
     name: str
     state: State
@@ -182,7 +182,7 @@ def descriptors() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Whether something keeps the clock right: times of several hosts are compared in traces and lists of events."""
+    """Look for a service that keeps the clock right: traces and lists of events compare times of several hosts."""
     try:
         asked = ctypes.create_string_buffer(512)  # a struct timex with no mode set: only asks
         state = ctypes.CDLL(None, use_errno=True).adjtimex(asked)

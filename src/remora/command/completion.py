@@ -68,7 +68,7 @@ def bash() -> str:
 
 
 def _bash_case(verb: str, actions: list[argparse.Action]) -> str:
-    """What bash is to propose behind a verb."""
+    """The proposals of bash behind a verb."""
     values = values_of(actions)
     options = " ".join(each.text for each in options_of(actions))
     lines = [f"        {verb})", '            case "$before" in']

@@ -1,4 +1,4 @@
-"""What changes between snapshots: calls a second of each worker, over the last minutes."""
+"""Figures that need several snapshots: calls a second of each worker, over the last minutes."""
 
 from __future__ import annotations
 

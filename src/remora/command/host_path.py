@@ -40,7 +40,7 @@ _GROUP = "doctor"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was found of a path. Times are seconds, rates bytes a second."""
+    """The measurements of a path. Times are seconds, rates bytes a second."""
 
     connect: float
     round_trip: float  # the one in the middle
@@ -55,7 +55,7 @@ class PathError(RemoraError):
 
 
 def doctor_key(secret_file: str | None) -> bytes:
-    """What both ends prove."""
+    """Return the key that both ends prove."""
     found = find_secret(None, secret_file)
     return hmac.new(loopback_secret() if found is None else found.value, _KEY, hashlib.sha256).digest()
 

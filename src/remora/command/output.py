@@ -40,7 +40,7 @@ class Table:
 
 
 class Output(Protocol):
-    """Where a verb prints to."""
+    """The terminal, file or pipe that a verb prints to."""
 
     def line(self, text: str = "", style: str = "") -> None:
         """Print one line. Styles: "bad", "good", "head", "faint"."""

@@ -48,7 +48,7 @@ class Kind:
 
 @dataclass
 class Total:
-    """How many of a kind there are."""
+    """The number of references of one kind."""
 
     count: int = 0
     bytes: int = 0

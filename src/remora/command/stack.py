@@ -120,7 +120,7 @@ def _heading(alike: list[Place]) -> str:
 
 
 def matters(group: GroupSnapshot, worker: WorkerSnapshot, thread: ThreadStatus, named: bool) -> Iterator[str]:
-    """What a thread serves and waits for, one sentence each."""
+    """Yield a sentence for each thing that a thread serves or waits for."""
     subject = f"{worker.name} {thread.name} " if named else ""
     serving = thread.serving or next((each.serving for each in worker.waits if each.thread == thread.id), None)
     if serving is not None:

@@ -166,7 +166,7 @@ class TopApp(App[None]):
         return table
 
     def rows(self) -> list[Row]:
-        """What the table shows now."""
+        """The rows that the table shows now."""
         if self._snapshot is None:
             return []
         column, reverse = self._order[self.view.title]

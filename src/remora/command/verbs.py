@@ -26,7 +26,7 @@ VERBS = (
 
 
 class Verb(Protocol):
-    """What the module of a verb has."""
+    """The names in the module of a verb."""
 
     NAME: str
     HELP: str  # one line

@@ -13,7 +13,7 @@ from remora.observer.model import GroupSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is shown, and what it is sorted by."""
+    """The text of a cell, and the value to sort it by."""
 
     text: str
     value: float | str

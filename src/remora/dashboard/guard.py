@@ -71,7 +71,7 @@ class Access:
         return self._session if found else None
 
     def admits(self, headers: Headers) -> bool:
-        """Whether a request has the cookie or the bearer token."""
+        """Return True if a request has the cookie or the bearer token."""
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         if self._bearer is not None and scheme.lower() == "bearer":
             return hmac.compare_digest(shown.strip().encode(), self._bearer)
@@ -100,7 +100,7 @@ class Guard:
             await (self._app if refusal is None else refusal)(scope, receive, _with_headers(send))
 
     def _refusal(self, request: Request) -> Response | None:
-        """What is said instead of an answer; None if the request gets one."""
+        """Return the error to send instead of an answer; None if the request gets one."""
         name = host_name(request.headers.get("host", ""))
         if name not in self._hosts:
             return PlainTextResponse(

@@ -52,7 +52,7 @@ class Series:
 
 
 class Buckets:
-    """How many took how long, of histograms put together: bucket k counts from 2**k to 2**(k + 1) nanoseconds."""
+    """Histograms put together: bucket k counts from 2**k to 2**(k + 1) nanoseconds."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -94,7 +94,7 @@ def combine(histograms: Iterable[Histogram], key: Callable[[Histogram], str]) ->
 
 
 class History:
-    """What is kept of all snapshots so far."""
+    """The figures kept of all snapshots so far."""
 
     def __init__(self) -> None:
         self.group = Series()

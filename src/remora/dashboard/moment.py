@@ -39,7 +39,7 @@ class CallEnds:
 
 
 class Moment:
-    """What the pages show."""
+    """One moment of a group, as the pages show it."""
 
     def __init__(self, snapshot: GroupSnapshot, history: History, parts: Iterable[str]) -> None:
         self.snapshot = snapshot
@@ -81,7 +81,7 @@ class Moment:
 
     @cached_property
     def graph(self) -> WaitGraph:
-        """What waits for what."""
+        """The graph of waits."""
         return WaitGraph.of(self.snapshot)
 
     @cached_property
@@ -90,7 +90,7 @@ class Moment:
         return [each for each in self.snapshot.missing if each.state != "left"]
 
     def summary(self) -> dict[str, Any]:
-        """What every page shows at its head: who answered, and what is wrong."""
+        """The head of every page: the workers that answered, and what is wrong."""
         return {
             "group": self.snapshot.group,
             "program": next((each.program for each in self.snapshot.workers if each.program), ""),

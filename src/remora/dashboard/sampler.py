@@ -38,7 +38,7 @@ _log = logging.getLogger("remora.dashboard")
 
 
 class Group(Protocol):
-    """What the sampler asks: `remora.observer.group.GroupObserver`, or a made-up group in tests."""
+    """The group that the sampler asks: `remora.observer.group.GroupObserver`, or a made-up group in tests."""
 
     def snapshot(self, query: Query = ..., timeout: float = ...) -> GroupSnapshot: ...
 
@@ -84,7 +84,7 @@ class Sampler:
                 self._task = None
 
     def fresh(self, parts: Iterable[str]) -> bool:
-        """Whether the newest moment has these parts and is one of now."""
+        """Return True if the newest moment has these parts and is one of now."""
         newest = self.moment
         return (
             newest is not None

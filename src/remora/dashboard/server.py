@@ -136,7 +136,7 @@ class Dashboard:
                     yield b"data: " + self._view(sampler.moment, page, path, arguments) + b"\n\n"
 
     def _view(self, moment: Moment, page: str, path: tuple[str, ...], arguments: Mapping[str, str]) -> bytes:
-        """What a page shows of a moment. Two readers of one page get the same bytes."""
+        """The JSON of a page for a moment. Two readers of one page get the same bytes."""
         key = page, path, tuple(sorted(arguments.items()))
         found = moment.views.get(key)
         if found is None:

@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the reader asks of a table: words that a row has to have, an order, how many."""
+    """The choice of a reader: words that a row has to have, an order, the number of rows."""
 
     words: str = ""
     sort: str = ""

@@ -40,7 +40,7 @@ class Record:
 
 
 class PlanRunner:
-    """See the head of this file. It has no lock; its owner has one."""
+    """Runs one plan. It has no lock; its owner has one."""
 
     def __init__(self, plan: Plan, now: float, records: list[Record] | None = None, began: float | None = None) -> None:
         self.plan = plan

@@ -1,1 +1,1 @@
-"""What a worker knows of itself: its snapshot, and the thread that answers observers."""
+"""The look of a worker at itself: its snapshot, and the thread that answers observers."""

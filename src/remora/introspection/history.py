@@ -1,4 +1,4 @@
-"""What the recorder of a worker remembers, as events and histograms."""
+"""Turns the notes of a worker's recorder into events and histograms."""
 
 from __future__ import annotations
 

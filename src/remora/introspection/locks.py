@@ -90,7 +90,7 @@ def _expression_at(frame: FrameType) -> ast.expr | None:
 
 @lru_cache(maxsize=512)
 def _entries(code: CodeType) -> list[int]:
-    """Where the instructions of a function are that enter something by `with`."""
+    """Find the instructions of a function that enter something by `with`."""
     return [each.offset for each in dis.get_instructions(code) if each.opname == "BEFORE_WITH"]
 
 
@@ -148,7 +148,7 @@ def _holder(lock: Any, others: list[Thread]) -> int | None:
 
 
 def _held_at(frame: FrameType) -> Iterator[ast.expr]:
-    """What the `with` statements are entered with inside which a frame is."""
+    """Yield the objects of the `with` statements that a frame is inside of."""
     for each in _withs(frame.f_code):
         last = each.body[-1].end_lineno or each.body[-1].lineno
         if each.body[0].lineno <= frame.f_lineno <= last:

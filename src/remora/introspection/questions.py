@@ -21,7 +21,7 @@ OBSERVERS = "observers"  # under this name a worker's record has the addresses o
 
 
 class Questions:
-    """What can be asked of one worker, by the name of the question."""
+    """The questions that one worker answers, by name."""
 
     def __init__(self) -> None:
         self.subject: Subject | None = None  # known when the worker is complete; no observer is let in before

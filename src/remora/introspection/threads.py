@@ -38,7 +38,7 @@ class Thread:
 
     @property
     def request(self) -> Request | None:
-        """What it serves."""
+        """The request that the thread serves."""
         variables = self.find(_SERVES)
         return None if variables is None else variables.get("self")
 

@@ -99,7 +99,7 @@ class Visitor:
         return self._try(lambda: self._answer(asked["question"], arguments if isinstance(arguments, dict) else {}))
 
     def finish(self) -> bool:
-        """What took time is due."""
+        """A question that took time is to be answered now."""
         later, self.later, self.due = self.later, None, NEVER
         return later is None or self._try(later.then)
 

@@ -1,4 +1,4 @@
-"""What the threads and coroutines of a worker wait for, as their frames show it.
+"""Finds what the threads and coroutines of a worker wait for, by their frames.
 
 Each function of Remora in which a thread waits for something remote has an entry in a table here, or registers itself
 (`explains`): from its variables follows what it waits for. A thread that waits therefore notes nothing. For a thread of the
@@ -89,7 +89,7 @@ def _future(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
 
 
 def of_future(future: Future[Any]) -> list[WaitStatus] | None:
-    """What a future waits for. None if only the code that made it knows."""
+    """Explain what settles a future. None if only the code that made it knows."""
     of = future._of
     if isinstance(of, Call):
         return [for_call(of)]
@@ -154,7 +154,7 @@ def _greeting(variables: Variables, subject: Subject) -> list[WaitStatus] | None
 
 @dataclass(frozen=True)
 class Seen:
-    """What the threads of a worker do."""
+    """The present work of a worker's threads."""
 
     waits: list[WaitStatus]
     serving: dict[int, CallKey]  # by thread
@@ -222,7 +222,7 @@ def coroutines(subject: Subject) -> int:
 
 
 def _of_coroutines(subject: Subject) -> Iterator[WaitStatus]:
-    """What the functions on the event loop wait for."""
+    """Yield the waits of functions on the event loop."""
     loop = subject.agent.coroutines.loop
     if loop is None:
         return

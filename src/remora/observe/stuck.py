@@ -1,4 +1,4 @@
-"""What of a group has waited for long: its calls and waits, oldest first, and workers that do not answer. For people."""
+"""The calls and waits of a group that have lasted for long, oldest first, and silent workers. For people."""
 
 from __future__ import annotations
 

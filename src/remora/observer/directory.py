@@ -97,12 +97,12 @@ def remove(entry: WorkerEntry) -> None:
 
 
 def stacks_path(pid: int) -> str:
-    """Where a process writes its stacks."""
+    """Return the file to which a process writes its stacks."""
     return os.path.join(folder(), f"{pid}{_STACKS}")
 
 
 def folder() -> str:
-    """Where the entries are. It need not exist."""
+    """Return the folder of the entries. It need not exist."""
     return os.path.join(user_directory(), FOLDER)
 
 
@@ -151,7 +151,7 @@ def _answers_signals(pid: int) -> bool:
 
 
 def _status(pid: int) -> list[str]:
-    """What stands in /proc/<pid>/stat behind the name of the program, which may have spaces and brackets in it."""
+    """Return the fields of /proc/<pid>/stat behind the name of the program, which may have spaces and brackets in it."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

@@ -45,7 +45,7 @@ class UnreadableDump(RemoraError):
 
 
 class Cause(StrEnum):
-    """Why a worker wrote a dump."""
+    """The reason of a dump."""
 
     ASKED = "asked for"
     TIMEOUT = "a call timed out"
@@ -56,7 +56,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDump:
-    """What one worker said of itself at one moment, and why it did."""
+    """The snapshot of one worker at one moment, with the reason for it."""
 
     cause: Cause
     snapshot: WorkerSnapshot

@@ -36,7 +36,7 @@ CONSEQUENCES = ("WorkerLost", "OwnerDied", "CallTimeout", "CallNotSent", "CallOu
 
 
 class Kind(IntEnum):
-    """What a finding is about: the more likely culprit is the smaller number."""
+    """The subject of a finding: the more likely culprit is the smaller number."""
 
     DIED = 1
     CYCLE = 2
@@ -62,7 +62,7 @@ class Finding:
 
 
 def explain(dump: Dump, older_than: float = STUCK) -> list[Finding]:
-    """What is wrong, the culprit first."""
+    """Return what is wrong, the culprit first."""
     group = dump.group
     cycles = WaitGraph.of(group).cycles()
     found = [
@@ -108,7 +108,7 @@ def _deaths(dump: Dump) -> Iterator[Finding]:
 
 
 def _earlier(time: float) -> float:
-    """What happened first weighs most."""
+    """Return a weight: what happened earlier weighs more."""
     return -time
 
 
@@ -229,7 +229,7 @@ def _waits_of_calls(group: GroupSnapshot) -> dict[tuple[str, CallKey], WaitStatu
 
 
 def _depth(key: CallKey, group: GroupSnapshot) -> int:
-    """How many calls wait for this one, in a row."""
+    """Count the calls that wait for this one, in a row."""
     parents = {call.key: call.parent for worker in group.workers for call in worker.calls if call.parent is not None}
     seen = {key}
     while (above := parents.get(key)) is not None and above not in seen:
@@ -322,7 +322,7 @@ def _faults(group: GroupSnapshot) -> Iterator[Finding]:
 
 
 def summary(dump: Dump) -> list[str]:
-    """What the dump is of."""
+    """Describe the origin of the dump."""
     group = dump.group
     head = f"group {group.group}: {_counted(len(group.workers), 'worker')} in the dump"
     missing = f", {len(group.missing)} not: {_some([_with_state(each) for each in group.missing])}"

@@ -19,7 +19,7 @@ QUERY = Query(parts=("calls", "threads"), limit=100_000)
 
 
 class Group(Protocol):
-    """What a trace needs of a group: `GroupObserver`."""
+    """The part of a `GroupObserver` that a trace needs."""
 
     def snapshot(self, query: Query = ..., timeout: float = ...) -> GroupSnapshot: ...
 
@@ -69,7 +69,7 @@ class GroupTrace:
 
 
 def _with_answer(recording: Recording, answer: Any) -> Recording:
-    """What a snapshot tells, with what the worker recorded. ValueError if that makes no sense."""
+    """Return the recording in a snapshot, with what the worker recorded. ValueError if that makes no sense."""
     if answer is None or isinstance(answer, ObserverError):
         raise ValueError("it has no trace" if answer is None else str(answer))
     answer = answer if isinstance(answer, dict) else {}

@@ -1,4 +1,4 @@
-"""What an observer knows of the workers of a group before it asks them: where to ask, and what others say of them."""
+"""The workers of a group before an observer asks them: their addresses, and what others say of them."""
 
 from __future__ import annotations
 

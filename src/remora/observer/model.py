@@ -33,7 +33,7 @@ class UnknownVersion(RemoraError):
 
 
 class Stage(StrEnum):
-    """How far a call has come. The first three are seen by its caller, the others by its callee."""
+    """The progress of a call. The first three are seen by its caller, the others by its callee."""
 
     UNSENT = "unsent"  # it waits at the caller: for a link, or for room on it
     SENT = "sent"
@@ -44,7 +44,7 @@ class Stage(StrEnum):
 
 
 class WaitKind(StrEnum):
-    """What a thread, a coroutine or a worker waits for."""
+    """The kinds of things that a thread, a coroutine or a worker waits for."""
 
     CALL = "call"  # the answer to a call
     REFERENCE = "reference"  # a value that is being made
@@ -58,7 +58,7 @@ class WaitKind(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What the recorder notes. Events of calls have `call` and `function`, all others say more in `text`.
+    """The kinds of notes of the recorder. Events of calls have `call` and `function`, all others say more in `text`.
 
     A call is noted when it ends, once at each of its ends: its beginning is `time - seconds`. (Those under way are in
     `WorkerSnapshot.calls`.) Only an exporter that wants both makes CALL_STARTED and RUN_STARTED of that.
@@ -210,7 +210,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """How long something took: counts in buckets, each twice as wide as the one before."""
+    """The distribution of durations: counts in buckets, each twice as wide as the one before."""
 
     measure: str  # "call" (at the caller, whole), "queue", "run"
     function: str
@@ -327,7 +327,7 @@ PARTS = ("calls", "waits", "owned", "held", "passes", "links", "events", "histog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What an observer asks of a worker: which parts, filtered there first, then cut to `limit` entries each."""
+    """A question to a worker: the parts of its snapshot, filtered there first, then cut to `limit` entries each."""
 
     parts: tuple[str, ...] = PARTS
     limit: int = 1000

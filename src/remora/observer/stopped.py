@@ -1,4 +1,4 @@
-"""What can be learned of a worker of this host that does not answer: whether its process is stopped, and where its threads
+"""Looks at a worker of this host that does not answer: whether its process is stopped, and where its threads
 are. C code that holds the interpreter keeps every thread of Python from answering; `faulthandler`, in C itself, does not
 need the interpreter, and writes the stacks when its signal comes (`remora.introspection.stack_signal`)."""
 

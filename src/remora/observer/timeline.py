@@ -23,7 +23,7 @@ NO_THREAD = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What torch.profiler says of one operator, kernel or range. Times are seconds of the worker's wall clock."""
+    """One operator, kernel or range of torch.profiler. Times are seconds of the worker's wall clock."""
 
     name: str
     category: str
@@ -35,7 +35,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What one worker did during a timeline."""
+    """The record of one worker during a timeline."""
 
     name: str
     rank: int
@@ -50,7 +50,7 @@ class Recording:
 
     @classmethod
     def of(cls, snapshot: WorkerSnapshot, offset: float = 0.0) -> Recording:
-        """What a snapshot tells."""
+        """Return the recording in a snapshot."""
         return cls(
             name=snapshot.name,
             rank=snapshot.rank,
@@ -105,7 +105,7 @@ class Window:
     length: int  # nanoseconds
 
     def place(self, seconds: float) -> int:
-        """Where a moment lies in it."""
+        """Return the place of a moment in it."""
         return max(0, min(self.length, round((min(seconds, self.begin + 1e7) - self.begin) * NANO)))
 
 
@@ -202,7 +202,7 @@ def _add_open(
 
 
 def is_sane(seconds: float | None) -> bool:
-    """Whether a time can be calculated with: a number, not negative, and not beyond all calendars."""
+    """Return True if a time is a number, not negative, and not beyond all calendars."""
     return seconds is not None and 0.0 <= seconds < 1e11
 
 

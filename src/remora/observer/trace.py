@@ -175,7 +175,7 @@ def _arrow_end(kind: str, name: str, number: int, pid: int, tid: int, at: int) -
 
 
 def _instants(lane: Lane, shift: float, window: Window) -> Iterator[Entry]:
-    """What happened at a moment: a worker died, a link broke, a fault was injected."""
+    """Yield the events that took no time: a worker died, a link broke, a fault was injected."""
     for event in lane.recording.events:
         if event.kind not in OF_CALLS and is_sane(event.time):
             at = event.time - shift

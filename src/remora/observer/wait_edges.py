@@ -132,7 +132,7 @@ class _Builder:
             self._edge(worker, source, target, f"waits for {text}{ago(wait.age)}", wait.age)
 
     def _simple_target(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> tuple[Node, str]:
-        """What a wait is for, and what that is called."""
+        """Return the node that a wait is for, and its name."""
         if wait.kind is WaitKind.CALL and wait.call is not None:
             return call_node(wait.call), self._index.call_name(wait.call)
         if wait.kind is WaitKind.BACKWARD and wait.context is not None:

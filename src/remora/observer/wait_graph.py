@@ -9,7 +9,7 @@ from remora.observer.model import CallKey
 
 
 class NodeKind(StrEnum):
-    """What waits, or is waited for."""
+    """The kinds of things that wait, or are waited for."""
 
     THREAD = "thread"
     COROUTINE = "coroutine"  # of the program: one that serves a call is that call
@@ -54,7 +54,7 @@ class Edge:
 
 @dataclass
 class Graph:
-    """What `graph_of` makes of a snapshot."""
+    """The graph that `graph_of` makes of a snapshot."""
 
     edges: dict[tuple[Node, Node], Edge] = field(default_factory=dict)
     labels: dict[Node, str] = field(default_factory=dict)  # a noun for each node

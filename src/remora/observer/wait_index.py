@@ -1,4 +1,4 @@
-"""What a snapshot of a group says of calls, threads and waits, by what they are; and what each is called in a sentence."""
+"""Calls, threads and waits of a group's snapshot by their keys, and the name of each in a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def short(function: str) -> str:
 
 
 def where(thread: ThreadStatus) -> str:
-    """Where a thread is, in the program's own code if it has any: "at train.py:30 step, in Event.wait"."""
+    """Return the place of a thread, in the program's own code if it has any: "at train.py:30 step, in Event.wait"."""
     own = [frame for frame in thread.stack if not _OF_LIBRARIES.search(frame)]
     innermost = thread.stack[-1]
     frame = own[-1] if own else innermost
@@ -62,7 +62,7 @@ class Index:
 
     @staticmethod
     def waiter(worker: WorkerSnapshot, number: int, wait: WaitStatus) -> Node:
-        """What waits: a thread, else the call that a coroutine serves, else a coroutine of the program."""
+        """Return the node that waits: a thread, else the call that a coroutine serves, else a coroutine of the program."""
         if wait.thread is not None:
             return thread_node(worker.name, wait.thread)
         if wait.serving is not None:
@@ -82,7 +82,7 @@ class Index:
         return thread is not None and thread.role == "main"
 
     def half(self, key: CallKey) -> Half | None:
-        """What is known best of a call: what its callee says, else its caller."""
+        """Return the better view of a call: its callee's, else its caller's."""
         return self.callees.get(key) or self.callers.get(key)
 
     def passes(self, name: str, context: str) -> list[PassStatus]:

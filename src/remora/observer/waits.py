@@ -50,12 +50,12 @@ class Chain:
 
     @property
     def age(self) -> float:
-        """How long its first node waits."""
+        """The age of its first node's wait."""
         return next((each.age for each in self.edges if each.age is not None), 0.0)
 
 
 class WaitGraph:
-    """What waits for what in a group, at the moment of a snapshot."""
+    """The waits of a group as a graph, at the moment of a snapshot."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -90,7 +90,7 @@ class WaitGraph:
         return self._graph.labels[node]
 
     def remark(self, node: Node) -> str:
-        """What is known of a node that waits for nothing, such as "is at train.py:30 step"; may be empty."""
+        """Describe a node that waits for nothing, such as "is at train.py:30 step"; may be empty."""
         return self._graph.remarks.get(node, "")
 
     def gone(self) -> frozenset[Node]:
@@ -98,7 +98,7 @@ class WaitGraph:
         return frozenset(self._graph.gone)
 
     def starts(self) -> list[Node]:
-        """What waits, and is not waited for: where chains begin. The one that waits longest comes first."""
+        """Return the beginnings of chains: nodes that wait and are not waited for, the longest wait first."""
         found = [node for node in self._graph.labels if self._ahead[node] and node not in self._awaited]
         return sorted(found, key=self._waiting, reverse=True)
 
@@ -190,7 +190,7 @@ class WaitGraph:
         return sorted(found, key=lambda each: (each in self._awaited, -self._waiting(each)))
 
     def explain(self) -> list[str]:
-        """What there is to say, one sentence each: cycles first, then what all others wait for, the oldest first."""
+        """Return one sentence for each matter: cycles first, then what all others wait for, the oldest first."""
         return [each.text for each in (*self.cycles(), *self.chains())]
 
     def _hopeless(self) -> set[Node]:
@@ -224,7 +224,7 @@ class WaitGraph:
         return text + (link + (self._service(end) if by_name else "") + remark if remark else "")
 
     def _link(self, noun: Node) -> str:
-        """What joins the next clause to a noun."""
+        """Return the word that joins the next clause to a noun."""
         if noun.kind is NodeKind.WORKER:
             return f", and {self.label(noun)} "
         return ", where " if noun.kind in _PLACES else ", which "
@@ -248,7 +248,7 @@ def _holds(edge: Edge, moment: float) -> bool:
 
 
 def _stuck(graph: Graph, edges: Iterable[Edge]) -> set[Node]:
-    """What can never go on if `edges` are all that holds."""
+    """Return the nodes that can never go on if `edges` are all that holds."""
     waits_for: Counter[Node] = Counter()
     behind: Targets = defaultdict(list)
     for edge in edges:

@@ -1,4 +1,4 @@
-"""How an observer proves who it is to a worker, and what they say then; no I/O, no clock, no threads.
+"""The conversation of an observer with a worker: it proves the key, then asks. No I/O, no clock, no threads.
 
 The conversation has the form of `remora.protocol.handshake`, with roles and a key of its own:
 

@@ -134,7 +134,7 @@ def conclude(sequence_id: str, outcome: object) -> None:
 def all_gather(
     api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float, purpose: str = "_all_gather"
 ) -> dict[str, Any]:
-    """See the head of this file. `api` is the module whose functions are called: programs may replace them there. `purpose`
+    """Gather the objects of all workers at each of them. `api` is the module whose functions are called: programs may replace them there. `purpose`
     is the word for it in reports of a long wait."""
     names = set(names) if names else _everybody(worker)
     me = worker.get_worker_info().name
@@ -221,7 +221,7 @@ def _await(state: AllGatherStates, worker: Worker, names: set[str], timeout: flo
 
 @explains(_await)
 def _explain_wait(variables: dict[str, Any], subject: Subject) -> list[WaitStatus] | None:
-    """Who has not come, for observers."""
+    """Name the workers that have not come, for observers."""
     names, state, purpose = variables.get("names"), variables.get("state"), variables.get("purpose", "")
     if names is None or state is None:
         return None

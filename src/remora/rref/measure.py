@@ -1,4 +1,4 @@
-"""How many bytes a value has in its tensors, and on which device: found without running any code of the program."""
+"""Measures the bytes of a value's tensors on each device, without running any code of the program."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class OwnedValue:
 
     @property
     def state(self) -> str:
-        """Whether it is there: "ready", "being made" or "failed"."""
+        """The state of the value: "ready", "being made" or "failed"."""
         if not self._value.ready:
             return "being made"
         return "ready" if self._value.error is None else "failed"

@@ -1,4 +1,4 @@
-"""What comes with a message beside its body: buffers, device memory, references. No pickling here."""
+"""The attachments of a message, beside its body: buffers, device memory, references. No pickling here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remora.wire.device_buffers import Landing
 
 
 class Reason(Enum):
-    """Why a message cannot be unpacked."""
+    """The reason that a message cannot be unpacked."""
 
     NO_MEMORY = auto()  # this worker has no memory for its buffers
     NOT_MAPPED = auto()  # its buffers are in shared memory of the sender that could not be mapped here
@@ -50,7 +50,7 @@ class Arrival(Protocol):
 
 
 class Enclosed(NamedTuple):
-    """What came with one message beside its body."""
+    """The attachments of one message."""
 
     buffers: Sequence[torch.UntypedStorage] | Missing = ()  # the memory of tensors
     uploads: Mapping[int, Upload] = MappingProxyType({})  # buffers that were copied to their device as they came, by number

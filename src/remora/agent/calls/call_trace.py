@@ -1,4 +1,4 @@
-"""How calls carry a trace along: a text that says of which distributed trace a call is a part, as W3C's `traceparent` does.
+"""Carries a trace along with calls: a text that names the distributed trace of a call, as W3C's `traceparent` does.
 
 The agent knows no more of it than this file says. `remora.observe.opentelemetry` installs a tracer; without one, calls
 carry nothing.

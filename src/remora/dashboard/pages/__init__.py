@@ -1,4 +1,4 @@
-"""What each page shows: from a moment to JSON of bounded size.
+"""The pages, each from a moment to JSON of bounded size.
 
 A page is a module with `PARTS`, the parts of a snapshot that it needs, and `view(moment, path, arguments)`: `path` names the
 one thing that is shown, if there is one, and `arguments` is the query of the address (`filter`, `sort`, `limit`, …).

@@ -16,7 +16,7 @@ def node_of(key: CallKey) -> Node:
 
 
 def chain_of(moment: Moment, key: CallKey) -> dict[str, Any]:
-    """What a call waits for, and the sentence that says so."""
+    """The chain of waits that begins at a call, and the sentence that tells it."""
     graph = moment.graph
     node = node_of(key)
     if node not in graph.nodes:

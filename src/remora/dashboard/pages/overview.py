@@ -104,7 +104,8 @@ def _oldest_calls(moment: Moment) -> dict[str, float]:
 
 
 def _suspected(moment: Moment) -> dict[str, str]:
-    """Who is suspected, by whom and why. Not known in a large group, whose links are not asked for: events tell it."""
+    """The suspected workers, with the workers that suspect them and the reasons. Not known in a large
+    group, whose links are not asked for: events tell it."""
     found: dict[str, str] = {}
     for worker in moment.snapshot.workers:
         for link in worker.links:
@@ -136,7 +137,7 @@ def _totals(moment: Moment) -> dict[str, Any]:
 
 
 def _bars(rows: Sequence[Row], key: str, bins: int = 20) -> dict[str, Any]:
-    """How many workers have how much: evenly wide bins from nothing to the most."""
+    """The numbers of workers in evenly wide bins, from nothing to the most."""
     values = [row[key] for row in rows if row.get(key) is not None]
     most = max(values, default=0) or 1
     width = most / bins if most > bins else 1

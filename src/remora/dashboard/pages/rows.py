@@ -79,7 +79,7 @@ def event_row(worker: str, event: Event) -> Row:
 
 
 def key_of(text: str) -> CallKey | None:
-    """What `str(CallKey)` wrote."""
+    """Return the key that `str(CallKey)` wrote."""
     caller, mark, number = text.rpartition("#")
     return CallKey(caller=caller, id=int(number)) if mark and number.isascii() and number.isdigit() else None
 

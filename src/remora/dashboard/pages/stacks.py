@@ -53,7 +53,7 @@ def _group(moment: Moment, stack: Sequence[str], threads: Sequence[tuple[str, Th
 
 
 def describe_thread(moment: Moment, worker: str, thread: ThreadStatus) -> dict[str, Any]:
-    """What a thread is and does, without its stack."""
+    """A thread and its work, without its stack."""
     return {
         "worker": worker,
         "id": thread.id,

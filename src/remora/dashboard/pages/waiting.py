@@ -21,7 +21,7 @@ ALIKE = 4  # more than so many waiters of one kind are drawn as one
 
 @dataclass(slots=True)
 class Box:
-    """What is drawn as one."""
+    """A group of nodes that is drawn as one."""
 
     nodes: list[Node]
     text: str
