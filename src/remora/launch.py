@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 
 from remora.supervision import Outcome, RestartPolicy, Supervisor
-from remora.supervision.output import Output
+from remora.supervision.prefixed_output import Output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,15 +32,15 @@ from remora.errors import RendezvousError, WorkerNotFound
 from remora.faults.worker_faults import WorkerFaults
 from remora.introspection import endings, entries, stack_signal
 from remora.introspection.dumps import AutomaticDumps
+from remora.introspection.observer_server import ObserverServer
 from remora.introspection.questions import OBSERVERS, Questions
-from remora.introspection.server import ObserverServer
 from remora.introspection.subject import Subject
 from remora.long_wait import listed
 from remora.observer import meeting
 from remora.observer.directory import WorkerEntry, host_name
 from remora.options import TRANSPORTS, Settings
 from remora.protocol.handshake import Home
-from remora.protocol.membership import Member
+from remora.protocol.member_rules import Member
 from remora.protocol.observing import observer_key
 from remora.rendezvous.group import DynamicGroup, Group, StaticGroup
 from remora.rendezvous.record import WorkerRecord

@@ -72,13 +72,13 @@ OWN_VARIABLES = ("remora.options",)
 EXCEPTIONS = {
     ("remora.compat.children", "REMORA_COMPAT"): "sets it for the processes that this one starts",
     ("remora.compat.startup.sitecustomize", "REMORA_COMPAT"): "runs before anything of Remora can be imported",
-    ("remora.observer.group", "concurrent.futures.ThreadPoolExecutor"): "asks all workers at once, each on a thread",
+    ("remora.observer.group_observer", "concurrent.futures.ThreadPoolExecutor"): "asks all workers at once",
     ("remora.optim.local", "threading.Lock"): "steps of several trainers on a parameter come one after the other",
-    ("remora.protocol.observing", "secrets"): "the same",
+    ("remora.protocol.observing", "secrets"): "a nonce must be unpredictable",
     ("remora.protocol.handshake", "secrets"): "a nonce must be unpredictable; tests pass their own",
     ("remora.rendezvous.group", "threading.Lock"): "any thread that calls a worker nobody told of looks it up",
     ("remora.supervision.supervisor", "REMORA_RESTARTS"): "sets it for the processes that it starts",
-    ("remora.supervision.output", "threading.Thread"): "reads what processes print, however the supervisor is busy",
+    ("remora.supervision.prefixed_output", "threading.Thread"): "reads what processes print, however the supervisor is busy",
     ("remora.rpc.all_gather", "threading.Event"): "AllGatherStates.proceed_signal is an Event for programs that look",
 }
 

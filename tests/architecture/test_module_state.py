@@ -24,10 +24,10 @@ STATE = {
         agent.runtime.current.process_state agent.runtime.current.thread_state worker._workers""",
     "a counter: its numbers are unique in the process": """
         agent.calls.call.next_call_id agent.memory.device._numbers optim.local._numbers optim.optimizer._next_number
-        rpc.profiler.spans._next_ticket rpc.profiler.tracing._next_id rref.state._serial transport.cuda_ipc.exporter._numbers
-        transport.shm.lender._numbers""",
+        rpc.profiler.spans._next_ticket rpc.profiler.profiler_trace._next_id rref.state._serial
+        transport.cuda_ipc.exporter._numbers transport.shm.lender._numbers""",
     "the state of one thread, while it packs, unpacks, profiles or gathers calls": """
-        rpc.api._thread_local_var rpc.profiler.tracing._thread wire.pack_scope.incoming""",
+        rpc.api._thread_local_var rpc.profiler.profiler_trace._thread wire.pack_scope.incoming""",
     "what a forked child must close or leave alone": """
         agent.runtime.try_lock._MAIN transport.fault_pump._pumps transport.shm.borrower._arenas
         transport.shm.mapping._mappings""",
@@ -39,7 +39,7 @@ STATE = {
         autograd.graph.looking devices.streams.watched optim.local._claiming optim.local._claims rendezvous.store._hosted
         rendezvous.store_table._probes transport.cuda_ipc.deferred_free._left transport.cuda_ipc.deferred_free._lock""",
     "filled once, while modules are imported": """
-        introspection.waits._EXPLANATIONS wire.fast_pickle._writers wire.pickler._registered""",
+        introspection.wait_finder._EXPLANATIONS wire.fast_pickle._writers wire.pickler._registered""",
     "a process has one of it: handlers of signals, ways to end, torch's profiler": """
         introspection.endings.process introspection.operators._one_at_a_time introspection.stack_signal.process""",
     "a constant; its class has names that it sets nowhere": """

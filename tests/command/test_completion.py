@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remora.command.completion import MAKERS
 from remora.command.verbs import VERBS
+from remora.command.verbs.completion_verb import MAKERS
 
 BASH = shutil.which("bash")
 

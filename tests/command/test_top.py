@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.command.history import History, sparkline
+from remora.command.rates import History, sparkline
 from remora.errors import NothingFound
 from remora.observer.model import GroupSnapshot, LinkStatus, Pool, Stage
 from remora.testing.processes import Processes

@@ -15,7 +15,7 @@ import pytest
 
 import remora.autograd
 from remora import rpc
-from remora.compat import names
+from remora.compat import replacements
 from remora.testing.world import World
 
 PACKAGES = ["torch.distributed.rpc", "torch.distributed.autograd", "torch.distributed.optim", "torch.distributed.nn"]
@@ -101,9 +101,9 @@ def modules() -> Iterator[str]:
     for package in PACKAGES:
         yield package
         for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-            if names.counterpart(info.name) is not None:
+            if replacements.counterpart(info.name) is not None:
                 yield info.name
-    yield from names.COMPILED
+    yield from replacements.COMPILED
 
 
 def short(name: str) -> str:
@@ -119,10 +119,10 @@ def own_names(module: str) -> Iterator[str]:
     for name, value in vars(found).items():
         home = getattr(value, "__module__", None) or module
         foreign = isinstance(value, types.ModuleType | typing.TypeVar | typing.ParamSpec) or not home.startswith("torch")
-        elsewhere = not names.is_replaced(home) and not hasattr(found, "__path__")
+        elsewhere = not replacements.is_replaced(home) and not hasattr(found, "__path__")
         if foreign or elsewhere or name.startswith("__") or name == "TYPE_CHECKING":
             continue
-        if names.is_replaced(f"{module}.{name}"):  # of packages that hold other things, too, the rest stays torch's
+        if replacements.is_replaced(f"{module}.{name}"):  # of packages that hold other things, too, the rest stays torch's
             yield name
 
 
@@ -132,7 +132,7 @@ def missing_in(module: str) -> set[str]:
 
 def is_here(dotted: str) -> bool:
     try:
-        names.find(dotted)
+        replacements.find(dotted)
     except LookupError:
         return False
     return True
@@ -140,7 +140,7 @@ def is_here(dotted: str) -> bool:
 
 @pytest.mark.parametrize("module", modules())
 def test_a_name_that_torch_has_is_here_or_left_out_for_a_reason(module: str) -> None:
-    if names.counterpart(module) and not is_here(module):
+    if replacements.counterpart(module) and not is_here(module):
         assert short(module) in ABSENT
     else:
         assert {name for name in missing_in(module) if not {name, offered_as(name)} & ABSENT} == set()
@@ -154,7 +154,7 @@ def offered_as(name: str) -> str:
 @pytest.mark.parametrize("name", [*CLASSES, *INSTANCES])
 def test_what_an_object_of_torch_has_one_of_ours_has(name: str) -> None:
     theirs = pkgutil.resolve_name(f"torch.distributed.{name}")
-    ours = INSTANCES.get(name) or names.find(f"torch.distributed.{name}")
+    ours = INSTANCES.get(name) or replacements.find(f"torch.distributed.{name}")
     members = {member for member in dir(theirs) if not member.startswith("__") and member != "_pybind11_conduit_v1_"}
     assert {f"{name}.{member}" for member in members if not hasattr(ours, member)} - ABSENT == set()
 

@@ -17,8 +17,8 @@ from remora import rpc
 from remora.errors import CallCancelled
 from remora.rpc import api
 from remora.rpc.internal import check_arguments
-from remora.rpc.profiler import callee_events, tracing
-from remora.rpc.profiler.tracing import Event, TracedCall, _skew
+from remora.rpc.profiler import callee_events, profiler_trace
+from remora.rpc.profiler.profiler_trace import Event, TracedCall, _skew
 from tests.workers import Workers
 
 SYNC, ASYNC, REMOTE = (f"rpc_{kind}#{{}}(worker0 -> worker1)" for kind in ("sync", "async", "remote"))
@@ -110,17 +110,17 @@ def test_a_call_is_in_its_place_though_the_thread_was_descheduled_when_the_profi
             return rpc.rpc_sync("worker1", double, (torch.ones(3),)).tolist()
 
     def descheduled() -> Any:
-        real = tracing._start
+        real = profiler_trace._start
 
         def start(profile: Any) -> None:
             real(profile)
             time.sleep(0.05)
 
-        tracing._start = start
+        profiler_trace._start = start
         try:
             return profiled_by(work)
         finally:
-            tracing._start = real
+            profiler_trace._start = real
 
     _, events = workers.run(0, descheduled)
     outer, call = only(events, "outer"), only(events, SYNC.format("double"))

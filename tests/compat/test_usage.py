@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.compat import names
+from remora.compat import replacements
 from remora.compat.usage import Use, uses
 
 RPC = "torch.distributed.rpc"
@@ -71,12 +71,12 @@ def plain():
 
 def test_the_tables_agree() -> None:
     """Every module that is replaced has its counterpart; every class offered is in one of them."""
-    for theirs in (*names.PACKAGES, *names.MODULES, *names.COMPILED):
-        assert names.is_replaced(theirs)
-        assert names.find(theirs) is not None
-    for package, (name, module) in names.OFFERED.items():
-        assert names.find(f"{package}.{name}") is names.find(f"{module}.{name}")
+    for theirs in (*replacements.PACKAGES, *replacements.MODULES, *replacements.COMPILED):
+        assert replacements.is_replaced(theirs)
+        assert replacements.find(theirs) is not None
+    for package, (name, module) in replacements.OFFERED.items():
+        assert replacements.find(f"{package}.{name}") is replacements.find(f"{module}.{name}")
     with pytest.raises(LookupError):
-        names.find(f"{RPC}.not_a_name")
+        replacements.find(f"{RPC}.not_a_name")
     with pytest.raises(LookupError):
-        names.find("torch.nn.Linear")
+        replacements.find("torch.nn.Linear")

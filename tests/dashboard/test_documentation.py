@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.command import dashboard as verb
+from remora.command.verbs import dashboard_verb as verb
 from remora.dashboard.pages import PAGES
 from remora.observer.openmetrics import render
 from tests.dashboard.simulated import SimulatedGroup

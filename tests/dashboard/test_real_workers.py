@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from remora.observer.group import GroupObserver
+from remora.observer.group_observer import GroupObserver
 from remora.testing.processes import Processes
 from tests.dashboard import workers as programs
 from tests.dashboard.browser import Visitor

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from remora.errors import AuthenticationError, ObserverError
-from remora.introspection import server as server_module
+from remora.introspection import observer_server as server_module
 from remora.introspection import visitors
-from remora.introspection.server import MOST, STRANGERS, ObserverServer
+from remora.introspection.observer_server import MOST, STRANGERS, ObserverServer
 from remora.introspection.visitors import Later
 from remora.observer.client import ObserverLink, Unanswered
 from remora.protocol.handshake import Identity

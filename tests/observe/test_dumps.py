@@ -11,7 +11,7 @@ import pytest
 from remora.command.main import main
 from remora.observer.dump import Cause, read_dump
 from remora.observer.explain import Kind, explain
-from remora.observer.group import GroupObserver, groups
+from remora.observer.group_observer import GroupObserver, groups
 from remora.observer.model import Query, Stage
 from remora.testing.processes import Processes
 from tests.eventually import eventually

@@ -12,7 +12,7 @@ import pytest
 
 from remora.command.main import main
 from remora.errors import ObserverError
-from remora.observer.group import GroupObserver, groups
+from remora.observer.group_observer import GroupObserver, groups
 from remora.observer.group_trace import GroupTrace
 from remora.testing.processes import Processes
 from tests.eventually import eventually

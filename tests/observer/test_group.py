@@ -16,7 +16,7 @@ import pytest
 from remora import rpc
 from remora.errors import AuthenticationError, NothingFound, ObserverError
 from remora.observer import directory, stopped
-from remora.observer.group import GroupObserver, groups
+from remora.observer.group_observer import GroupObserver, groups
 from remora.observer.model import GroupSnapshot, Query, Stage
 from remora.testing.processes import Processes
 from remora.testing.world import World

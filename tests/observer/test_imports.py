@@ -15,4 +15,4 @@ def test_no_module_of_observers_imports_torch() -> None:
     code = f"import sys, {', '.join(sorted(MODULES))}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
-    assert "remora.observer.group" in MODULES
+    assert "remora.observer.group_observer" in MODULES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from remora.protocol.membership import Farewell, Parting, on_farewell
+from remora.protocol.member_rules import Farewell, Parting, on_farewell
 
 Rule = Callable[[bool, bool, bool], Parting]
 FAREWELL = -1

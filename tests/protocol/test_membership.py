@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.protocol.membership import Limits, Verdict, judge
+from remora.protocol.member_rules import Limits, Verdict, judge
 
 LIMITS = Limits(heartbeat=1.0, suspect_after=3.0, silence=30.0, unreachable=4.0)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.protocol.membership import LATE_TICK, MAX_GAPS, REGULAR_TICK, OwnTime
+from remora.protocol.member_rules import LATE_TICK, MAX_GAPS, REGULAR_TICK, OwnTime
 
 DELAYS = st.lists(st.floats(0.0, 20.0), max_size=30)
 

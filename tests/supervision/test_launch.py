@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from remora.supervision import output
-from remora.supervision.output import folded
+from remora.supervision import prefixed_output
+from remora.supervision.prefixed_output import folded
 
 STATIC = """
 import os
@@ -137,14 +137,14 @@ During handling of the above exception, another exception occurred:
 Traceback (most recent call last):
   File "train.py", line 3, in step
     work()
-  File "{output.__file__}", line 9, in take
+  File "{prefixed_output.__file__}", line 9, in take
     return new()
 KeyboardInterrupt
 """
     return text.encode().splitlines(keepends=True)
 
 
-@pytest.mark.parametrize("place", [output.__file__, os.__file__, "/x/site-packages/torch/futures.py"])
+@pytest.mark.parametrize("place", [prefixed_output.__file__, os.__file__, "/x/site-packages/torch/futures.py"])
 def test_what_a_library_was_handling_is_no_news_after_an_interrupt(place: str) -> None:
     assert list(folded([b"a\n", *chain(place), b"b\n"])) == [
         b"a\n", b"KeyboardInterrupt in step (train.py, line 3)\n", b"b\n",

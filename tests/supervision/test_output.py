@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from remora.supervision import output
-from remora.supervision.output import Output, pieces
+from remora.supervision import prefixed_output
+from remora.supervision.prefixed_output import Output, pieces
 
 
 class Reading:
@@ -83,7 +83,7 @@ def test_a_carriage_return_at_the_end_waits_for_a_line_feed_and_not_for_long(
 ) -> None:
     reading.print(b"10%\r")
     assert reading.next() == b"10%\r"
-    monkeypatch.setattr(output, "PAUSE", 20.0)
+    monkeypatch.setattr(prefixed_output, "PAUSE", 20.0)
     reading.print(b"done\r")
     time.sleep(0.01)  # (whether they are read together or not makes no difference)
     reading.print(b"\n")
@@ -95,7 +95,7 @@ def test_a_prompt_is_passed_on_after_a_moment(reading: Reading) -> None:
     began = time.monotonic()
     reading.print(b"name? ")
     assert reading.next() == b"name? "
-    assert time.monotonic() - began >= output.PAUSE * 0.9
+    assert time.monotonic() - began >= prefixed_output.PAUSE * 0.9
     reading.print(b"thanks\n")
     assert reading.next() == b"thanks\n"
     assert reading.end() == []
@@ -155,7 +155,7 @@ def test_a_launcher_of_hundreds_has_descriptors_above_1024() -> None:
 
 
 def test_a_process_that_is_quiet_for_some_time_is_noticed(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "QUIET", 0.01)
+    monkeypatch.setattr(prefixed_output, "QUIET", 0.01)
     reading.print(b"ValueError: x\n")
     assert reading.next() == b"ValueError: x\n"
     assert reading.quiet.get(timeout=20.0) == b""

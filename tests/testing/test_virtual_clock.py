@@ -16,7 +16,7 @@ from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.runtime.timers import Timers
 from remora.clock import NEVER, SYSTEM, Clock, SystemClock
 from remora.errors import CallTimeout, WorkerLost
-from remora.protocol.membership import Died, Suspected
+from remora.protocol.member_rules import Died, Suspected
 from remora.testing.virtual_clock import VirtualClock
 from remora.testing.world import World
 from remora.transport.shm.lender import IDLE

@@ -30,7 +30,7 @@ from remora.faults.injector import Injector, Stage
 from remora.faults.worker_faults import REMADE, WorkerFaults
 from remora.long_wait import LongWait, listed
 from remora.options import RECORDER_EVENTS, Settings
-from remora.protocol.membership import REGULAR_TICK
+from remora.protocol.member_rules import REGULAR_TICK
 from remora.recorder import Recorder
 from remora.transport.poller import make_poller
 from remora.vocabulary.ids import WorkerInfo

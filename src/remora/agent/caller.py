@@ -18,7 +18,7 @@ from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
 from remora.faults.worker_faults import WorkerFaults
-from remora.protocol.membership import REGULAR_TICK
+from remora.protocol.member_rules import REGULAR_TICK
 from remora.vocabulary.ids import WorkerInfo
 from remora.wire.frames import FAILED
 from remora.wire.packed import Packed

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from remora.command.errors import UsageError
 from remora.command.output import Output, make_output
 from remora.command.text import counted, seconds_of
-from remora.observer.group import GroupObserver
+from remora.command.usage_errors import UsageError
+from remora.observer.group_observer import GroupObserver
 from remora.observer.model import GroupSnapshot, Missing, Query, WorkerSnapshot, to_json
 
 TIMEOUT = 2.0

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from remora import __version__
-from remora.command.errors import UsageError
 from remora.command.text import clean
+from remora.command.usage_errors import UsageError
 from remora.command.verbs import VERBS, load, parser_of
 from remora.errors import RemoraError
 

@@ -15,10 +15,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedContent, TabPane
 
 from remora.command.arguments import partial_answer, troubles
-from remora.command.history import History
 from remora.command.output import Table
-from remora.command.stack import show_stacks
+from remora.command.rates import History
 from remora.command.text import clean, counted
+from remora.command.verbs.stack_verb import show_stacks
 from remora.command.views import VIEWS, Row, View
 from remora.errors import RemoraError
 from remora.observer.model import GroupSnapshot

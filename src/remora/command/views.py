@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from remora.command.calls import whole_calls
-from remora.command.history import History
+from remora.command.rates import History
 from remora.command.text import clean, duration, size
+from remora.command.verbs.calls_verb import whole_calls
 from remora.observer.model import GroupSnapshot
 
 

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-from remora.compat import names
+from remora.compat import replacements
 
 
 class Aliases(MetaPathFinder, Loader):
@@ -19,7 +19,7 @@ class Aliases(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        ours = names.counterpart(name)
+        ours = replacements.counterpart(name)
         if ours is None:
             return None
         if not _exists(ours):
@@ -28,7 +28,7 @@ class Aliases(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Replace the empty module that importlib made by ours; importlib takes what it finds in sys.modules."""
-        ours = names.counterpart(module.__name__)
+        ours = replacements.counterpart(module.__name__)
         assert ours is not None
         sys.modules[module.__name__] = importlib.import_module(ours)
 

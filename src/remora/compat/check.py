@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from remora.compat import names
+from remora.compat import replacements
 from remora.compat.usage import uses
 
 
@@ -56,7 +56,7 @@ def what_is_wrong(name: str, in_script: bool) -> str:
     if in_script:
         return "inside TorchScript, which is compiled to calls of torch's own C++ agent"
     try:
-        names.find(name)
+        replacements.find(name)
     except LookupError:
         return "Remora has no such name" if _is_in_torch(name) else "neither Remora nor this torch has such a name"
     return ""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, get_origin
 import torch
 
 import remora.rpc
-from remora.compat import names
+from remora.compat import replacements
 from remora.compat.changes import Changes
 
 
@@ -20,7 +20,7 @@ def replace(changes: Changes) -> Iterator[tuple[Any, Any]]:
 
     A name that has no counterpart raises when it is used: it must not reach torch's own agent.
     """
-    for name in names.COMPILED.keys() & sys.modules.keys():
+    for name in replacements.COMPILED.keys() & sys.modules.keys():
         module = sys.modules[name]
         for attribute, theirs in list(vars(module).items()):
             if not attribute.startswith("__"):
@@ -32,10 +32,10 @@ def replace(changes: Changes) -> Iterator[tuple[Any, Any]]:
 
 def provide(changes: Changes) -> None:
     """Make the modules that this torch was built without, with all the names that Remora has."""
-    for sign, name in names.SIGNS_OF_RPC.items():
+    for sign, name in replacements.SIGNS_OF_RPC.items():
         if not hasattr(torch._C, sign):
             module = ModuleType(name, "Remora's names in the place of a module that this torch was built without.")
-            for home in reversed(names.COMPILED[name]):
+            for home in reversed(replacements.COMPILED[name]):
                 vars(module).update(_contents(home))
             changes.put_module(name, module)
             changes.put(torch._C, name.rpartition(".")[2], module)
@@ -56,7 +56,7 @@ def _yes() -> bool:
 
 def _find(dotted: str, theirs: object) -> Any:
     try:
-        return names.find(dotted)
+        return replacements.find(dotted)
     except LookupError:
         return _stub(dotted) if callable(theirs) else theirs
 

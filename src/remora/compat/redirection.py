@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import remora.autograd
 import remora.rpc
-from remora.compat import compiled, names
+from remora.compat import compiled, replacements
 from remora.compat.aliases import Aliases
 from remora.compat.changes import Changes
 from remora.wire import exceptions
@@ -62,7 +62,7 @@ def uninstall() -> None:
     if _current is None:
         return
     _refuse_while_running("torch.distributed.rpc cannot be restored")
-    for name in [name for name in sys.modules if names.counterpart(name)]:
+    for name in [name for name in sys.modules if replacements.counterpart(name)]:
         del sys.modules[name]  # an alias; those of torch that were there come back now
     _current.changes.undo()
     pairs = [*_current.pairs, *_loaded_meanwhile()]
@@ -79,12 +79,12 @@ def _refuse_while_running(what: str) -> None:
 
 
 def _redirect(changes: Changes) -> list[Pair]:
-    originals = {name: module for name, module in sys.modules.items() if names.counterpart(name)}
+    originals = {name: module for name, module in sys.modules.items() if replacements.counterpart(name)}
     for name in (*originals, *_generated_modules()):
         changes.remove_module(name)
     compiled_pairs = [Pair(*pair) for pair in compiled.replace(changes)]
     changes.insert_finder(Aliases())
-    for name in (*names.PACKAGES, *(originals.keys() & names.MODULES.keys())):
+    for name in (*replacements.PACKAGES, *(originals.keys() & replacements.MODULES.keys())):
         _put(changes, name)
     pairs = [*compiled_pairs, *_pairs(originals)]
     _exchange(changes, pairs, keep=list(originals.values()))
@@ -121,7 +121,7 @@ def _pairs(originals: dict[str, ModuleType]) -> Iterator[Pair]:
 def _is_defined_in_what_we_replace(value: object) -> bool:
     home = getattr(value, "__module__", None)
     is_code = isinstance(value, (type, FunctionType, BuiltinFunctionType))
-    return is_code and isinstance(home, str) and names.is_replaced(home)
+    return is_code and isinstance(home, str) and replacements.is_replaced(home)
 
 
 def _exchange(
@@ -147,16 +147,16 @@ def _complete_torch(changes: Changes) -> None:
         for name, value in attributes.items():
             if module in sys.modules and not hasattr(sys.modules[module], name):
                 changes.put(sys.modules[module], name, value)
-    for package, (name, module) in names.OFFERED.items():
+    for package, (name, module) in replacements.OFFERED.items():
         if package in sys.modules:
             changes.put(sys.modules[package], name, getattr(importlib.import_module(module), name))
 
 
 def _loaded_meanwhile() -> Iterator[Pair]:
     """Yield classes of ours that packages of torch took when they were imported after the redirection, and torch's."""
-    for package, (name, module) in names.OFFERED.items():
+    for package, (name, module) in replacements.OFFERED.items():
         if package in sys.modules:
-            ours = importlib.import_module(names.MODULES[module])
+            ours = importlib.import_module(replacements.MODULES[module])
             try:
                 theirs = importlib.import_module(module)
             except ImportError:  # a torch built without RPC offers none

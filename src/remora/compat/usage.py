@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from remora.compat import names
+from remora.compat import replacements
 
 
 class Use(NamedTuple):
@@ -27,7 +27,7 @@ def uses(text: str, filename: str = "<program>") -> list[Use]:
     bindings = _Bindings()
     bindings.visit(tree)
     found = [*bindings.imported, *_References(bindings.names).of(tree)]
-    return sorted({use for use in found if names.is_replaced(use.name)}, key=lambda use: (use.line, use.name))
+    return sorted({use for use in found if replacements.is_replaced(use.name)}, key=lambda use: (use.line, use.name))
 
 
 class _Bindings(ast.NodeVisitor):

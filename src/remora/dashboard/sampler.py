@@ -38,7 +38,7 @@ _log = logging.getLogger("remora.dashboard")
 
 
 class Group(Protocol):
-    """The group that the sampler asks: `remora.observer.group.GroupObserver`, or a made-up group in tests."""
+    """The group that the sampler asks: `remora.observer.group_observer.GroupObserver`, or a made-up group in tests."""
 
     def snapshot(self, query: Query = ..., timeout: float = ...) -> GroupSnapshot: ...
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from remora.introspection import calls, history, links, references, threads, waits
+from remora.introspection import calls, links, recorded_calls, reference_lists, threads, wait_finder
 from remora.introspection.subject import Subject
 from remora.observer.directory import host_name
 from remora.observer.model import CallStatus, Event, Pool, Query, WorkerSnapshot
@@ -52,7 +52,7 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
     agent, cut = subject.agent, Cut(query)
     agent.recorder.fold()
     everybody = threads.look(subject.name) if {"threads", "waits", "calls"} & set(query.parts) else []
-    seen = waits.look(subject, everybody, locks="waits" in query.parts)
+    seen = wait_finder.look(subject, everybody, locks="waits" in query.parts)
     kept = subject.references.table.snapshot()
     limit, running = agent.pool.limit, agent.pool.counts()
     return WorkerSnapshot(
@@ -77,7 +77,7 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             threads=running[0],
             running=running[2],
             queued=len(agent.pool.user_tasks),
-            coroutines=waits.coroutines(subject),
+            coroutines=wait_finder.coroutines(subject),
         ),
         calls=cut.part("calls", lambda: _calls(subject, seen), lambda each: _fits_call(each, query, subject.name)),
         waits=cut.part(
@@ -87,24 +87,24 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
         ),
         owned=cut.part(
             "owned",
-            lambda: sorted(references.owned(kept), key=lambda each: -each.age),
+            lambda: sorted(reference_lists.owned(kept), key=lambda each: -each.age),
             lambda each: _old(each.age, query) and _concerns(query, *each.holders) and _named(query, each.function),
         ),
         held=cut.part(
             "held",
-            lambda: sorted(references.held(kept), key=lambda each: -each.age),
+            lambda: sorted(reference_lists.held(kept), key=lambda each: -each.age),
             lambda each: _old(each.age, query) and _concerns(query, each.owner) and _named(query, each.function),
         ),
         passes=cut.part(
             "passes",
-            lambda: references.passes(subject, time.monotonic()),
+            lambda: reference_lists.passes(subject, time.monotonic()),
             lambda each: _old(each.age, query) and _concerns(query, each.started_by, *each.owes, *each.awaits),
         ),
         links=cut.part("links", lambda: links.links(subject), lambda each: _concerns(query, each.peer)),
         events=cut.part("events", lambda: _events(subject, query), lambda each: _fits_event(each, query), last=True),
         histograms=cut.part(
             "histograms",
-            lambda: sorted(history.histograms(agent.recorder), key=lambda each: -each.total),
+            lambda: sorted(recorded_calls.histograms(agent.recorder), key=lambda each: -each.total),
             lambda each: _concerns(query, each.peer) and _named(query, each.function),
         ),
         threads=cut.part("threads", lambda: threads.statuses(everybody, seen.serving), lambda each: True),
@@ -123,14 +123,14 @@ def program() -> str:
     return " ".join([os.path.basename(sys.argv[0]) or "python", *sys.argv[1:]])[:200] if sys.argv else "python"
 
 
-def _calls(subject: Subject, seen: waits.Seen) -> list[CallStatus]:
+def _calls(subject: Subject, seen: wait_finder.Seen) -> list[CallStatus]:
     running = {key: thread for thread, key in seen.serving.items()}
     found = [*calls.made(subject, seen.waiting), *calls.served(subject, running)]
     return sorted(found, key=lambda each: -each.age)
 
 
 def _events(subject: Subject, query: Query) -> list[Event]:
-    found = history.events(subject.agent.recorder, subject.name, subject.agent.clock.now(), query.since)
+    found = recorded_calls.events(subject.agent.recorder, subject.name, subject.agent.clock.now(), query.since)
     return sorted(found, key=lambda each: each.time)
 
 

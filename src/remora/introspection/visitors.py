@@ -1,7 +1,7 @@
 """One connection of an observer to this worker: it proves the key, and then asks one question after the other.
 
-Bytes only: `remora.introspection.server` says when it may read or write, and for how long. Nothing it sends is unpickled,
-and it has no more than one question and one answer here at a time.
+Bytes only: `remora.introspection.observer_server` says when it may read or write, and for how long. Nothing it sends is
+unpickled, and it has no more than one question and one answer here at a time.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from remora.observe.snapshots import observer
-from remora.observer.group import GroupObserver
+from remora.observer.group_observer import GroupObserver
 from remora.observer.group_trace import GroupTrace
 from remora.observer.trace import write_trace
 

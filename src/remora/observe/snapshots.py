@@ -5,7 +5,7 @@ from __future__ import annotations
 from remora.errors import NothingFound
 from remora.introspection import questions
 from remora.introspection.snapshot import take
-from remora.observer.group import GroupObserver
+from remora.observer.group_observer import GroupObserver
 from remora.observer.members import Members
 from remora.observer.model import GroupSnapshot, Query, WorkerSnapshot, to_json
 from remora.rpc.current_worker import _get_current_rpc_agent

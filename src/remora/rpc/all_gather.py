@@ -23,7 +23,7 @@ from remora.agent.runtime.current import blocking_region, current_worker
 from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
 from remora.introspection.calls import copied
 from remora.introspection.subject import Subject
-from remora.introspection.waits import explains
+from remora.introspection.wait_finder import explains
 from remora.long_wait import LongWait, listed
 from remora.observer.model import WaitKind, WaitStatus
 from remora.rpc.constants import UNSET_RPC_TIMEOUT
@@ -134,8 +134,8 @@ def conclude(sequence_id: str, outcome: object) -> None:
 def all_gather(
     api: Any, worker: Worker, obj: object, names: set[str] | None, timeout: float, purpose: str = "_all_gather"
 ) -> dict[str, Any]:
-    """Gather the objects of all workers at each of them. `api` is the module whose functions are called: programs may replace
-    them there. `purpose` is the word for it in reports of a long wait."""
+    """Gather the objects of all workers at each of them. `api` is the module whose functions are called: programs may
+    replace them there. `purpose` is the word for it in reports of a long wait."""
     names = set(names) if names else _everybody(worker)
     me = worker.get_worker_info().name
     assert me in names, f"{me} is not part of this gathering: {sorted(names)}"

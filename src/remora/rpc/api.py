@@ -30,9 +30,9 @@ from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.profiler import spans
 from remora.rpc.profiler.spans import Target
 from remora.rref.create import create
+from remora.rref.reference_snapshot import Snapshot
 from remora.rref.references import Calls
 from remora.rref.rref import RRef
-from remora.rref.snapshot import Snapshot
 from remora.vocabulary.ids import WorkerInfo
 from remora.worker import Worker
 

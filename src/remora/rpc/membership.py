@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from remora.agent.peers.membership_events import Subscription
-from remora.protocol.membership import Died, Joined, Left, Member, MembershipEvent, Recovered, Suspected
+from remora.protocol.member_rules import Died, Joined, Left, Member, MembershipEvent, Recovered, Suspected
 from remora.rpc.current_worker import _get_current_rpc_agent
 from remora.vocabulary.ids import WorkerInfo
 

@@ -17,8 +17,8 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from remora.agent.serving.execution import Execution
 from remora.rpc.current_worker import _get_current_rpc_agent
-from remora.rpc.profiler import tracing
-from remora.rpc.profiler.tracing import What
+from remora.rpc.profiler import profiler_trace
+from remora.rpc.profiler.profiler_trace import What
 
 _profiles: WeakKeyDictionary[Execution, list[_server_process_global_profile]] = WeakKeyDictionary()
 
@@ -74,12 +74,12 @@ def _call(
 ) -> Any:
     """Call a function for all the profiles that are on. They have its events before its caller has the answer."""
     concerned = list(running)
-    if not concerned or tracing.start(concerned[-1].what) is None:
+    if not concerned or profiler_trace.start(concerned[-1].what) is None:
         return function(*args, **kwargs)
     try:
         return function(*args, **kwargs)
     finally:
-        recorded = tracing.stop()
+        recorded = profiler_trace.stop()
         for each in concerned:
             if recorded and each in running:
                 each.process_global_function_events.append(copy.deepcopy(recorded))

@@ -20,7 +20,7 @@ from remora.long_wait import LongWait
 from remora.rref.effect_runner import Action, EffectRunner
 from remora.rref.held_refs import HeldRefs
 from remora.rref.owned_values import OwnedValues
-from remora.rref.snapshot import Snapshot
+from remora.rref.reference_snapshot import Snapshot
 from remora.rref.state import RefState
 from remora.vocabulary.effects import ForkId, Worker
 

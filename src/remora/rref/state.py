@@ -16,7 +16,7 @@ from remora.agent.agent import Agent
 from remora.names import Name
 from remora.protocol.holder import Held, Holder
 from remora.protocol.owner import Owner
-from remora.rref.snapshot import HeldReference, OwnedValue, Snapshot
+from remora.rref.reference_snapshot import HeldReference, OwnedValue, Snapshot
 from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId, RRefId, Worker
 from remora.vocabulary.ids import GloballyUniqueId

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from remora.agent.peers.peer import Peer
-from remora.protocol.membership import Died, MembershipEvent, Recovered, Suspected
+from remora.protocol.member_rules import Died, MembershipEvent, Recovered, Suspected
 from remora.testing.world import World
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.agent.peers.membership_events import MembershipEvents
-from remora.protocol.membership import Died, Joined, Left, MembershipEvent
+from remora.protocol.member_rules import Died, Joined, Left, MembershipEvent
 from remora.vocabulary.ids import WorkerInfo
 
 ANN = WorkerInfo("ann", 1)

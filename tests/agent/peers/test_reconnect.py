@@ -15,7 +15,7 @@ from remora.agent.peers.handshake_client import PeerSilent
 from remora.agent.peers.peer import ENDED
 from remora.agent.peers.reconnect import AT_ONCE, DialQueue
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
-from remora.protocol.membership import OwnTime
+from remora.protocol.member_rules import OwnTime
 from remora.testing.world import World
 from tests.eventually import eventually
 

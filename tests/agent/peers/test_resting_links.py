@@ -11,7 +11,7 @@ import torch
 
 from remora import rpc
 from remora.agent.channel.outbox import Outbox
-from remora.protocol.membership import Died, Suspected
+from remora.protocol.member_rules import Died, Suspected
 from remora.testing.world import World
 
 N = 7

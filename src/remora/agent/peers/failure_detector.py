@@ -6,7 +6,7 @@ heartbeats grows with the number of workers, not with that of links. The end of 
 its kernel closes them; that of a host on links at rest by TCP keep-alive (`remora.transport.link.tune`).
 
 Every worker *watches* the next few workers by id: it keeps a link with them. When one dies, or its host does not answer, it
-tells all the others, and they look for themselves. The rule for judging a peer is in `remora.protocol.membership`.
+tells all the others, and they look for themselves. The rule for judging a peer is in `remora.protocol.member_rules`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
 from remora.agent.runtime.pool import WorkerPool
 from remora.options import Settings
-from remora.protocol.membership import Limits, OwnTime, Verdict, judge
+from remora.protocol.member_rules import Limits, OwnTime, Verdict, judge
 from remora.transport import tcp_info
 from remora.transport.link import StreamLink
 from remora.vocabulary.messages import MessageType

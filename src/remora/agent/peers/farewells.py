@@ -1,6 +1,6 @@
 """Goodbyes, said and heard: the last answers of a worker that leaves arrive before it is gone.
 
-The rules are in `remora.protocol.membership` (F1, and `Farewell` for how long to wait).
+The rules are in `remora.protocol.member_rules` (F1, and `Farewell` for how long to wait).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
 from remora.agent.peers.reconnect import LEFT
-from remora.protocol.membership import Farewell, Parting, on_farewell
+from remora.protocol.member_rules import Farewell, Parting, on_farewell
 from remora.vocabulary.messages import MessageType
 
 ACK, GOODBYE = int(MessageType.ACK), int(MessageType.GOODBYE)
@@ -34,7 +34,7 @@ class Farewells:
         self._connector = connector
 
     def hear(self, peer: Peer, behind_answers: bool) -> None:
-        """A peer leaves: what it answered before comes first (`remora.protocol.membership`, F1)."""
+        """A peer leaves: what it answered before comes first (`remora.protocol.member_rules`, F1)."""
         peer.leaving = True
         outgoing = peer.outgoing
         match on_farewell(behind_answers, bool(outgoing.pending), outgoing.link is not None):

@@ -13,7 +13,7 @@ from remora.errors import AuthenticationError, ProtocolError
 from remora.faults.worker_faults import WorkerFaults
 from remora.options import Settings
 from remora.protocol.handshake import Home, Identity, Initiator, Why
-from remora.protocol.membership import OwnTime
+from remora.protocol.member_rules import OwnTime
 from remora.rendezvous.record import WorkerRecord
 from remora.transport import sockets, tcp_info
 from remora.transport.addresses import Address, host_identity, is_loopback

@@ -15,7 +15,7 @@ from remora.agent.peers.peer import Peer, State
 from remora.agent.peers.peer_table import PeerTable
 from remora.agent.serving.dispatch import Dispatch
 from remora.clock import Clock
-from remora.protocol.membership import Died, Left, Recovered, Suspected
+from remora.protocol.member_rules import Died, Left, Recovered, Suspected
 from remora.recorder import DIED, LEFT, RECOVERED, SUSPECTED, Recorder
 
 log = logging.getLogger("remora")

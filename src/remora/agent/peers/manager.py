@@ -37,7 +37,7 @@ from remora.devices import streams
 from remora.errors import CallOutcomeUnknown, ProtocolError
 from remora.faults.worker_faults import WorkerFaults
 from remora.options import Settings
-from remora.protocol.membership import Joined
+from remora.protocol.member_rules import Joined
 from remora.recorder import DISCONNECTED, JOINED, Recorder
 from remora.rendezvous.record import WorkerRecord
 from remora.transport.link import keep_alive_limit

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.serial_queue import SerialQueue
-from remora.protocol.membership import MembershipEvent
+from remora.protocol.member_rules import MembershipEvent
 
 log = logging.getLogger("remora")
 

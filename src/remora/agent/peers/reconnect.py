@@ -8,7 +8,7 @@
     it does not know the secret               the calls that wait fail, and the next one tries again; on a redial, as above
     we lack descriptors, memory or ports      says nothing of the peer: the calls that wait fail, and it stays
 
-Times are counted while we ourselves are running (`remora.protocol.membership.OwnTime`).
+Times are counted while we ourselves are running (`remora.protocol.member_rules.OwnTime`).
 
 It blocks: a thread of the pool does it, and comes back at once when the worker stops.
 """

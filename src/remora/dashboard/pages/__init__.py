@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 from remora.dashboard.moment import Moment
 from remora.dashboard.pages import (
-    calls,
-    events,
-    functions,
-    gradients,
-    links,
-    overview,
-    references,
-    stacks,
-    timeline,
-    waiting,
-    worker,
+    calls_page,
+    events_page,
+    functions_page,
+    gradients_page,
+    links_page,
+    overview_page,
+    references_page,
+    stacks_page,
+    timeline_page,
+    waiting_page,
+    worker_page,
 )
 
 
@@ -35,15 +35,15 @@ class Page(Protocol):
 
 
 PAGES: dict[str, Page] = {
-    "overview": overview,
-    "calls": calls,
-    "waiting": waiting,
-    "timeline": timeline,
-    "references": references,
-    "links": links,
-    "gradients": gradients,
-    "events": events,
-    "stacks": stacks,
-    "functions": functions,
-    "workers": worker,
+    "overview": overview_page,
+    "calls": calls_page,
+    "waiting": waiting_page,
+    "timeline": timeline_page,
+    "references": references_page,
+    "links": links_page,
+    "gradients": gradients_page,
+    "events": events_page,
+    "stacks": stacks_page,
+    "functions": functions_page,
+    "workers": worker_page,
 }

@@ -12,8 +12,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from remora.agent.calls.future import Future, failure_of, when_done
 from remora.agent.runtime.current import current_worker
 from remora.agent.serving.execution import Deferred, call_script
-from remora.rpc.profiler import tracing
-from remora.rpc.profiler.tracing import Event, Trace, What
+from remora.rpc.profiler import profiler_trace
+from remora.rpc.profiler.profiler_trace import Event, Trace, What
 
 _MOST_KEPT = 1024
 
@@ -73,11 +73,11 @@ def hand_over(ticket: str) -> list[Event]:
 def _observe(order: Order, package: Package) -> Any:
     """Run it. If it goes on after it returned, the calls that it made are events when it is done."""
     me = current_worker().get_worker_info().id
-    trace = tracing.start(order.what)  # None: all that this worker serves is being profiled, and that goes first
+    trace = profiler_trace.start(order.what)  # None: all that this worker serves is being profiled, and that goes first
     try:
         result = order.run()
     finally:
-        recorded = tracing.stop() if trace is not None else []
+        recorded = profiler_trace.stop() if trace is not None else []
 
     def conclude(value: Any) -> Any:
         late = trace.take() if trace is not None else []

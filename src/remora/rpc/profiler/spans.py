@@ -18,9 +18,9 @@ from remora.agent.calls.unseen_failures import Origin
 from remora.agent.peers.manager import Peer
 from remora.rpc.functions import MARK
 from remora.rpc.internal import RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
-from remora.rpc.profiler import tracing
+from remora.rpc.profiler import profiler_trace
 from remora.rpc.profiler.callee_events import Order, Profiled, hand_over, run, run_and_keep
-from remora.rpc.profiler.tracing import Event, Trace
+from remora.rpc.profiler.profiler_trace import Event, Trace
 from remora.rpc.request_builder import arguments, pack_call, remote_target, script_name
 from remora.rref.create import create
 from remora.rref.proxy import call_method
@@ -125,7 +125,7 @@ def _begin(mode: RPCExecMode, worker: Worker, peer: Peer, target: Target) -> tup
     key = _build_rpc_profiling_key(mode, _name(target), me.name, peer.name)
     if torch._C._autograd._profiler_type() != _LEGACY:
         return None, _Record(key)
-    trace = tracing.current_trace()
+    trace = profiler_trace.current_trace()
     return trace, trace.call(key, me.id, is_async=mode is not RPCExecMode.SYNC)
 
 

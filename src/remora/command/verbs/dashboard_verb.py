@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from remora.command.arguments import add_group, find_group
-from remora.command.errors import UsageError, extra
+from remora.command.usage_errors import UsageError, extra
 from remora.errors import RendezvousError
 from remora.rendezvous.secret import find_secret
 from remora.transport.addresses import host_and_port, is_loopback

@@ -16,9 +16,9 @@ from remora.command.arguments import (
     tell_missing,
     troubles,
 )
-from remora.command.errors import UsageError
 from remora.command.output import Output
 from remora.command.text import counted, duration
+from remora.command.usage_errors import UsageError
 from remora.observer.model import GroupSnapshot, Query, to_json
 from remora.observer.waits import Chain, WaitGraph
 

@@ -24,7 +24,7 @@ from remora.agent.serving.dispatch import Request
 from remora.autograd.engine import Engine
 from remora.introspection.calls import copied, served, steadily
 from remora.introspection.locks import blocked_at
-from remora.introspection.references import id_text
+from remora.introspection.reference_lists import id_text
 from remora.introspection.subject import Subject
 from remora.introspection.threads import Thread, key_of
 from remora.names import function_name

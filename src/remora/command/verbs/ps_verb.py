@@ -9,7 +9,7 @@ from remora.command.output import Column, Output, Table
 from remora.command.text import duration, size
 from remora.errors import NothingFound
 from remora.observer.directory import folder
-from remora.observer.group import GroupObserver, groups
+from remora.observer.group_observer import GroupObserver, groups
 from remora.observer.model import GroupSnapshot, Query, WorkerSnapshot, to_json
 
 NAME = "ps"

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from remora.dashboard.moment import Moment
-from remora.dashboard.pages.overview import by_rank, worker_rows
+from remora.dashboard.pages.overview_page import by_rank, worker_rows
 from remora.dashboard.pages.rows import CALLS, EVENTS, RARE, call_row, event_rows, worker_facts
-from remora.dashboard.pages.stacks import describe_thread
+from remora.dashboard.pages.stacks_page import describe_thread
 from remora.dashboard.table import Column, View, table
 
 PARTS = ("calls", "waits", "threads", "owned", "held")

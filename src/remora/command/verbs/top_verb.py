@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from remora.command.arguments import add_group, find_group
-from remora.command.errors import UsageError, extra
+from remora.command.usage_errors import UsageError, extra
 from remora.observer.model import GroupSnapshot, Query
 
 NAME = "top"

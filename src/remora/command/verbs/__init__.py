@@ -40,7 +40,7 @@ class Verb(Protocol):
 
 def load(name: str) -> Verb:
     """The verb of that name."""
-    return cast(Verb, importlib.import_module(f"remora.command.{name}"))
+    return cast(Verb, importlib.import_module(f"remora.command.verbs.{name}_verb"))
 
 
 def parser_of(verb: Verb) -> argparse.ArgumentParser:

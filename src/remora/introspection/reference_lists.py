@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from remora.introspection.subject import Subject
 from remora.names import Name, joined
 from remora.observer.model import HeldReference, OwnedReference, PassStatus
-from remora.rref.snapshot import Snapshot
+from remora.rref.reference_snapshot import Snapshot
 from remora.vocabulary.effects import RRefId
 
 
