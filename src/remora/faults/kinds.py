@@ -86,9 +86,9 @@ class When:
 
     def __post_init__(self) -> None:
         if not _is_time(self.at):
-            raise ValueError(f"nothing happens at {self.at} s")
+            raise ValueError(f"a fault cannot come at {self.at} s")
         if self.after is not None and (self.after < 0 or self.at):
-            raise ValueError(f"nothing happens after {self.after} messages at {self.at} s: one of the two, and not below 0")
+            raise ValueError(f"a fault comes after a number of messages or at a time, not after {self.after} at {self.at} s")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Partition:
     def __post_init__(self) -> None:
         _check_lasting(self.lasting)
         if self.when.after is not None:
-            raise ValueError("a partition is no link on which messages are counted: say at what time it comes")
+            raise ValueError("a partition counts no messages: say at what time it comes")
 
     def separates(self, one: str, other: str) -> bool:
         """Return True if two workers are in different groups."""
@@ -160,12 +160,12 @@ def _is_time(seconds: float) -> bool:
 
 def _check_lasting(seconds: float | None) -> None:
     if seconds is not None and not _is_time(seconds):
-        raise ValueError(f"nothing lasts for {seconds} s; what is for good says nothing")
+        raise ValueError(f"a fault cannot last for {seconds} s; without a time it lasts for good")
 
 
 def _check_worker(name: str) -> None:
     if name == ANY:
-        raise ValueError("one worker freezes or dies at a time: name each of them")
+        raise ValueError("a freeze or a kill is of one worker: name it")
 
 
 LinkFault = Cut | Heal | Partition

@@ -68,6 +68,8 @@ class StreamLink:
         self._reader = FrameReader()
         self._spin = spin.for_reading(self._fd)
         self._await_bytes = waiter(self._fd, False)  # for the reader
+        # Written by the reader: `_gathering`, `unread`, `last_heard`, `bytes_read`. Written by the writer: `_outbox`,
+        # `outbox_bytes`, `failed`. Any thread may look at one of them at a time.
         self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
         self._gathering = False  # the kernel wakes the reader when enough has come
         self.unread = False  # there may be more to read than was read

@@ -93,10 +93,11 @@ class Call:
         self.target = target  # the function, or a word for what is asked
         self.began = 0.0  # when it was made; 0 before `limit`
         self.parent: Serving | None = None  # the call that was being served when it was made
-        self.deadline = NEVER
+        self.deadline = NEVER  # written by the caller alone, before the call is on the list of those that wait
         self.timeout = 0.0  # what was allowed, for messages to people
         self.whose = GIVEN  # … and by what
         self.progress: tuple[bool, float] | None = None  # whether the function had begun, and when the callee said so
+        # One of the two is written, by the thread that took the call off that list, before it wakes the waiter.
         self.reply: Frame | None = None
         self.failure: BaseException | None = None
         self.asynchronous = on_settled is not None  # no thread waits: the pool passes the outcome on

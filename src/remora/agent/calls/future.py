@@ -62,6 +62,8 @@ class Future(torch.futures.Future[T]):
         self._of = of  # the call, or a few words
         self._origin = origin
         self.followed = False  # the program has callbacks on it
+        # The thread that settles it writes the value or the failure first, then `_settled`, then looks at `_watchers`.
+        # A thread that waits adds its watcher, then looks at `_settled`: so the second of the two sees the first.
         self._failure: Failure | None = None
         self._settled = False
         self._value: T | None = None

@@ -51,10 +51,10 @@ class FlowControl:
     def __init__(self, channel: FlowControlled) -> None:
         self._channel = channel
         self.parked: deque[Resume] = deque()  # B1
-        self._lock = threading.RLock()  # guards what serves B2
+        self._lock = threading.RLock()  # guards: the five fields of B2
         self.held: deque[Resume] = deque()  # what may not begin yet
-        self._under_way = 0
-        self._allowed = WINDOW
+        self._under_way = 0  # asynchronous requests that have begun
+        self._allowed = WINDOW  # at most so many may have
         self._asked = False  # the caller has a ping to answer
         self._one_ended = False  # since then
         self.paused = False  # B3: too many requests are unanswered

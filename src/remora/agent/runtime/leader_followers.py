@@ -43,7 +43,7 @@ class LeaderFollowers:
         self._clock = clock
         self._thresholds = thresholds
         self._long, self._long_answer, self._medium = thresholds.long, thresholds.long_answer, thresholds.medium
-        self._stopped = False
+        self._stopped = False  # set once, before the threads are woken to end
         # Nothing is called or made while it is held, so no destructor can run there and wait.
         self._lock = threading.RLock()  # guards: state.thread and state.followers
         self._at_gate: set[int] = set()  # threads that count as followers, and are in `wait`; each change is one operation

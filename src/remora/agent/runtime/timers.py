@@ -51,8 +51,8 @@ class Timers:
         self._alarm = threading.Lock()  # guards: nothing; it is released to wake the thread
         self._alarm.acquire()
         self._next = float("inf")  # when the thread will look again
-        self._stopped = False
-        self.cancelled = 0
+        self._stopped = False  # set once; the thread looks at it after each sleep
+        self.cancelled = 0  # entries to be removed, about: a lost addition only puts the tidying off
         self._thread = threading.Thread(target=self._run, name=f"remora-{name}-timers", daemon=True)
 
     def start(self) -> None:

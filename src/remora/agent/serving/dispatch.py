@@ -66,13 +66,15 @@ class Request:
         self.came = now = dispatch.now()
         self.began = 0.0  # when the function was called
         self.deadline = now + frame.timeout if frame.timeout > 0.0 else NEVER  # (nor if it is no number)
+        # The thread that cancels says `cancelled` and then looks at `on_cancel`; the one that serves does it the other way
+        # round (`cancel_by`). So the second of the two sees the first, and stops what runs.
         self.on_cancel: Callable[[], None] | None = None
         self.cancelled = False
         self.parkable = parkable  # it is the program's business, and may wait until its answer can leave
         self.context: CallContext | None = None  # to which the request belongs, if to any
         self.function: Any = None  # what is run, in words or as it is: for errors
         self.grad_enabled = True  # false if it called under no_grad
-        self.answered = False
+        self.answered = False  # written by the thread that answers: one at a time serves the request
         self._admitted = False  # it runs asynchronously, and counts as such until it is answered
 
     def __call__(self) -> None:
