@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from remora import rpc
-from remora.recorder import BACKLOG, DENSE, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, Recorder
+from remora.recorder import DENSE, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, UNFOLDED, Recorder
 from remora.testing.world import World
 from tests.eventually import eventually
 
@@ -57,7 +57,7 @@ def test_it_is_bounded_while_many_threads_add_and_others_fold_and_look() -> None
     go_on = False
     for thread in lookers:
         thread.join()
-    assert len(recorder._fresh) <= BACKLOG * 100
+    assert len(recorder._fresh) <= UNFOLDED * 100
     assert len(recorder.calls()) == 100
     counted = sum(tally.count for _, tally in recorder.tallies())
     assert counted == recorder.made <= threads * each
@@ -67,14 +67,14 @@ def test_it_is_bounded_while_many_threads_add_and_others_fold_and_look() -> None
 def test_what_comes_between_two_folds_is_counted_to_the_last() -> None:
     recorder = Recorder(1000, FAILED)
     adders = [
-        threading.Thread(target=lambda: remember(recorder, *(entry() for _ in range(500)))) for _ in range(BACKLOG * 2)
+        threading.Thread(target=lambda: remember(recorder, *(entry() for _ in range(500)))) for _ in range(UNFOLDED * 2)
     ]
     for thread in adders:
         thread.start()
     for thread in adders:
         thread.join()
     recorder.fold()
-    assert recorder.made == 500 * BACKLOG * 2
+    assert recorder.made == 500 * UNFOLDED * 2
 
 
 def test_histograms_are_what_counting_by_hand_gives() -> None:

@@ -29,7 +29,7 @@ MADE, SERVED = 0, 1  # the two ends of a call
 JOINED, SUSPECTED, RECOVERED, LEFT, DIED = "joined", "suspected", "recovered", "left", "died"
 TIMED_OUT = "timed out"
 CONNECTED, DISCONNECTED, REFUSED, FAULT = "connected", "disconnected", "refused", "fault"
-BACKLOG = 8  # times as many fresh tuples as remembered ones are kept until they are folded
+UNFOLDED = 8  # times as many fresh tuples as remembered ones are kept until they are folded
 DENSE = 256  # tuples that are counted one by one each time; the rest is estimated, so that a flood costs no more
 MOST_NOTES = 1024
 MOST_TALLIES = 2048
@@ -106,7 +106,7 @@ class Recorder:
 
     def __init__(self, size: int, failed: int) -> None:
         self._failed = failed
-        self._fresh: deque[Raw] = deque(maxlen=BACKLOG * size)
+        self._fresh: deque[Raw] = deque(maxlen=UNFOLDED * size)
         self._history: deque[Raw] = deque(maxlen=size)
         self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
         # By end, module, name and peer; written by the thread that folds.

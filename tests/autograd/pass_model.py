@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from remora.autograd.countdown import Countdown
 from remora.autograd.ledger import Ledger
@@ -68,44 +69,44 @@ class Run:
         self.reports: list[str | None] = []
         self.complete_when_reported = False
         self.events: dict[str, Callable[[], None]] = {}
-        errand: Countdown[str] = Countdown(self._report)
-        self._arrive(0, [ROOTS], errand)
-        errand.finish()
+        countdown: Countdown[str] = Countdown(self._report)
+        self._arrive(0, [ROOTS], countdown)
+        countdown.finish()
 
     def _report(self, failure: str | None) -> None:
         self.reports.append(failure)
         self.complete_when_reported = all(worker.ledger.done for worker in self.workers.values())
 
-    def _arrive(self, number: int, sources: list[int], errand: Countdown[str]) -> None:
+    def _arrive(self, number: int, sources: list[int], countdown: Countdown[str]) -> None:
         worker = self.workers[number]
-        self._start(number, worker.ledger.arrive(worker.bits[source] for source in sources), errand)
+        self._start(number, worker.ledger.arrive(worker.bits[source] for source in sources), countdown)
 
-    def _start(self, number: int, ready: list[int], errand: Countdown[str]) -> None:
+    def _start(self, number: int, ready: list[int], countdown: Countdown[str]) -> None:
         for label in ready:
-            errand.begin()
-            self.events[f"worker {number} has run {label:b}"] = lambda label=label: self._ran(number, label, errand)
+            countdown.begin()
+            self.events[f"worker {number} has run {label:b}"] = lambda label=label: self._ran(number, label, countdown)
 
-    def _ran(self, number: int, label: int, errand: Countdown[str]) -> None:
+    def _ran(self, number: int, label: int, countdown: Countdown[str]) -> None:
         if self.fails == (number, label):
-            errand.finish(f"worker {number} failed")
+            countdown.finish(f"worker {number} failed")
             return
         worker = self.workers[number]
         for message in worker.segments[label]:
-            errand.begin()
-            self.events[f"gradient of {message} arrives"] = lambda message=message: self._parcel(message, errand)
-        self._start(number, worker.ledger.ran(label), errand)
+            countdown.begin()
+            self.events[f"gradient of {message} arrives"] = partial(self._gradient_arrives, message, countdown)
+        self._start(number, worker.ledger.ran(label), countdown)
         worker.ledger.check()
-        errand.finish()
+        countdown.finish()
 
-    def _parcel(self, message: int, parent: Countdown[str]) -> None:
+    def _gradient_arrives(self, message: int, parent: Countdown[str]) -> None:
         self.delivered.append(message)
 
         def answer(failure: str | None) -> None:
             self.events[f"answer for {message} arrives"] = lambda: parent.finish(failure)
 
-        errand: Countdown[str] = Countdown(answer)
-        self._arrive(self.world.messages[message][0], [message], errand)
-        errand.finish()
+        countdown: Countdown[str] = Countdown(answer)
+        self._arrive(self.world.messages[message][0], [message], countdown)
+        countdown.finish()
 
     def step(self, name: str) -> None:
         """Let one thing happen."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from remora import rpc
-from remora.agent.channel.flow_control import BACKLOG_LIMIT, OUTBOX_LIMIT, VANGUARD, WINDOW, FlowControl
+from remora.agent.channel.flow_control import OUTBOX_LIMIT, UNANSWERED_LIMIT, VANGUARD, WINDOW, FlowControl
 from tests.agent.alone import wait_until
 
 FULL = OUTBOX_LIMIT + 1
@@ -175,12 +175,12 @@ def test_the_window_is_small_again_when_all_have_ended(channel: FakeChannel) -> 
     assert Begun(channel, 2 * WINDOW).count == WINDOW
 
 
-# The backlog.
+# Unanswered requests.
 
 
 def test_nothing_is_read_while_too_many_requests_are_unanswered(channel: FakeChannel) -> None:
     flow_control = channel.flow_control
-    flow_control.took(BACKLOG_LIMIT)
+    flow_control.took(UNANSWERED_LIMIT)
     assert not flow_control.paused
     flow_control.took(1)
     assert (flow_control.paused, channel.looks) == (True, 1)

@@ -179,7 +179,7 @@ def test_a_worker_that_has_paused_reading_is_there_and_so_is_the_one_it_does_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It does not hear pings, and does not answer them; nor does it hear that its caller lives."""
-    monkeypatch.setattr(flow_control, "BACKLOG_LIMIT", 4)
+    monkeypatch.setattr(flow_control, "UNANSWERED_LIMIT", 4)
     with World(2, clock="virtual", watch=0) as world:
         heard = listen(world, 0, 1)
         call = partial(world.run, 0, partial(rpc.rpc_async, timeout=0), "worker1", wait_at_gate)

@@ -321,7 +321,7 @@ def test_long_tasks_that_pile_up_are_run_by_several(start: Start) -> None:
 
 
 def test_and_so_they_are_if_they_have_not_been_read(start: Start) -> None:
-    """Two callers, each of which waits for its answer: there is never anything in the backlog."""
+    """Two callers, each of which waits for its answer: there is never anything queued."""
     peer = start(look_every=0.1, long=HOUR)  # it is never found stuck: it is helped since it is behind
     pause = threading.Event()
     peer.work[1] = lambda: pause.wait(0.02)

@@ -9,7 +9,7 @@ There are three ways in which it could, and a bound for each:
         twice as many, the caller must have answered a ping, which shows that it reads, while none of those that had begun
         ended, which shows that they wait for something: perhaps for those that have not begun. So functions that wait
         for each other all begin, however many there are, and a caller that reads is held up for a few round trips.
-    B3  Requests wait to be run. With more than BACKLOG_LIMIT of them unanswered, nothing more is read.
+    B3  Requests wait to be run. With more than UNANSWERED_LIMIT of them unanswered, nothing more is read.
 
 No I/O and no threads: a channel is asked to say the ping, and what waits has left a function that lets it go on.
 """
@@ -24,7 +24,7 @@ from typing import Protocol
 
 OUTBOX_LIMIT = 32 << 20
 WINDOW = 32
-BACKLOG_LIMIT = 1 << 16
+UNANSWERED_LIMIT = 1 << 16
 VANGUARD = 16  # how many of those that waited for room look at once whether there is some
 
 Resume = Callable[[], None]
@@ -166,12 +166,12 @@ class FlowControl:
     def took(self, n: int) -> None:
         """Count the requests that came in. Called by the reader."""
         self._taken += n
-        if self.paused or self._taken - self.served > BACKLOG_LIMIT:
-            self.look_at_backlog()
+        if self.paused or self._taken - self.served > UNANSWERED_LIMIT:
+            self.limit_unanswered()
 
-    def look_at_backlog(self) -> None:
+    def limit_unanswered(self) -> None:
         """Stop or go on reading, by how many requests are unanswered."""
-        paused = self._taken - self.served > BACKLOG_LIMIT
+        paused = self._taken - self.served > UNANSWERED_LIMIT
         if paused != self.paused:
             self.paused = paused
             self._channel.reconsider_reading()
@@ -180,4 +180,4 @@ class FlowControl:
         """A request was answered, or dropped."""
         self.served = next(self.answers)
         if self.paused:
-            self.look_at_backlog()
+            self.limit_unanswered()

@@ -3,7 +3,7 @@
 A thread that gets an event reads the link and runs the requested function itself, without waking another thread first. The
 pool runs four kinds of tasks:
 
-    user tasks         functions of the program, limited in number; further ones wait in the backlog
+    user tasks         functions of the program, limited in number; further ones wait
     system tasks       Remora's own work that may block: completing futures, connecting
     nonblocking tasks  Remora's own work that cannot block and takes no time
     idle tasks         nonblocking work that can wait until the current thread has nothing else to do
@@ -70,7 +70,7 @@ class WorkerPool:
         self._system_tasks: deque[Task] = deque()
         self._nonblocking: deque[Task] = deque()
         self._idle_tasks: deque[Task] = deque()
-        self._woken_for_tasks = False  # a thread was woken for the backlog and has not come yet
+        self._woken_for_tasks = False  # a thread was woken for user tasks and has not come yet
         self._stopped = False
         self._left_behind = False  # `stop` waits no longer for threads that have not ended
         self._key = {0: True}  # the thread that takes it closes the poller
@@ -117,7 +117,7 @@ class WorkerPool:
     def _handle(self, events: list[Event]) -> None:
         """Handle events, and run the tasks that they queue. C1: another thread follows (`LeaderFollowers.events`)."""
         thread_state.handling_events_of = self
-        self._woken_for_tasks = False  # from here on it sees what is in the backlog
+        self._woken_for_tasks = False  # from here on it sees the user tasks
         for source, what in events:
             try:
                 source.ready(what)
@@ -140,18 +140,18 @@ class WorkerPool:
     # User tasks, limited in number (C2).
 
     def submit(self, task: Task) -> None:
-        """Queue a user task. (A thread that handles an event runs the backlog next, and only needs to append.)"""
+        """Queue a user task. (A thread that handles an event runs them next, and only needs to append.)"""
         if not self._stopped:
             self.user_tasks.append(task)
-            self._wake_for_backlog()
+            self._wake_for_user_tasks()
 
-    def _wake_for_backlog(self) -> None:
+    def _wake_for_user_tasks(self) -> None:
         if not self._woken_for_tasks and self._active < self.limit:
             self._woken_for_tasks = True
             self.leader.wake()
 
     def _run_user_tasks(self) -> None:
-        """Run the tasks of the backlog, one after the other, while there is a slot."""
+        """Run the user tasks, one after the other, while there is a slot."""
         done = 0
         while True:
             with self._lock:
@@ -185,7 +185,7 @@ class WorkerPool:
             self._active -= 1
         self.leader.leader_blocks()
         if self.user_tasks:
-            self._wake_for_backlog()
+            self._wake_for_user_tasks()
 
     def reacquire_slot(self) -> None:
         """Count the slot again. The limit may be exceeded for a moment: the task must go on."""

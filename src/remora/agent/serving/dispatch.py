@@ -78,7 +78,7 @@ class Request:
         self._admitted = False  # it runs asynchronously, and counts as such until it is answered
 
     def __call__(self) -> None:
-        """Serve it. The request itself is the job: one object less for each call that waits in the backlog."""
+        """Serve it. The request itself is the job: one object less for each call that waits."""
         if self.cancelled:
             self.drop()
             return
@@ -261,7 +261,7 @@ class Request:
             flow_control = channel.flow_control
             flow_control.served = next(flow_control.answers)
             if flow_control.paused:
-                flow_control.look_at_backlog()
+                flow_control.limit_unanswered()
             if self._admitted:
                 flow_control.ended()
 
@@ -367,7 +367,7 @@ class Dispatch:
         self._handlers[int(kind)] = (handler, service, inline)
 
     def request(self, caller: Peer, channel: Channel, frame: Frame) -> None:
-        """Queue an arrived request. Called by the thread that read it, which looks at the backlog next."""
+        """Queue an arrived request. Called by the thread that read it, which runs what is queued next."""
         handler, service, inline = self._handlers.get(frame.kind, _UNKNOWN)
         request = Request(self, caller, channel, frame, handler, not inline and not service)
         self.serving[channel.session_id, frame.call] = request
@@ -387,7 +387,7 @@ class Dispatch:
             request.cancel()
 
     def forget(self, channel: Channel) -> None:
-        """The caller on this channel is gone: no caller waits for its coroutines. What has begun or waits in the backlog
+        """The caller on this channel is gone: no caller waits for its coroutines. What has begun or is queued
         runs, as it would if the caller had gone a moment later."""
         for key, request in list(self.serving.items()):
             if key[0] == channel.session_id and request.frame.kind in _ANSWERED_WITH_THE_VALUE:
