@@ -112,8 +112,9 @@ def test_another_form_is_refused(told: Any) -> None:
 
 
 def test_a_misfit_is_named_with_its_place() -> None:
+    odd = to_json(FULL.calls[0]) | {"stage": "odd"}
     for told, place in [
-        (to_json(FULL) | {"calls": [to_json(FULL.calls[0]) | {"stage": "odd"}]}, r"WorkerSnapshot\.calls\[0\]\.stage is none .*odd"),
+        (to_json(FULL) | {"calls": [odd]}, r"WorkerSnapshot\.calls\[0\]\.stage is none .*odd"),
         (to_json(SMALL) | {"versions": {"remora": 1}}, r"WorkerSnapshot\.versions\['remora'\] .*'1'"),
         (to_json(FULL) | {"waits": [{}]}, r"WorkerSnapshot\.waits\[0\] is not complete: .*'kind'"),
         ([], r"WorkerSnapshot is not an object: '\[\]'"),
