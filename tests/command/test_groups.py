@@ -9,7 +9,7 @@ import pytest
 
 from remora import rpc
 from remora.command.main import main
-from remora.observer import directory, model
+from remora.observer import directory, snapshot_json
 from remora.testing.processes import Pending, Processes
 from tests.command import targets
 from tests.command.running import Done, group_of, remora
@@ -174,7 +174,7 @@ def test_a_worker_frozen_by_a_signal(workers: Processes) -> None:
 def test_workers_of_another_version(
     workers: Processes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(model, "VERSION", model.VERSION + 1)
+    monkeypatch.setattr(snapshot_json, "VERSION", snapshot_json.VERSION + 1)
     assert main(["ps", "--group", group_of(workers), "--timeout", LONG]) == 1
     told = capsys.readouterr().out
     assert "0 of 3 workers answered; worker0 is unreachable: this snapshot has version 1" in told

@@ -19,7 +19,7 @@ import torch
 from remora.introspection import calls, links, recorded_calls, reference_lists, threads, wait_finder
 from remora.introspection.subject import Subject
 from remora.observer.directory import host_name
-from remora.observer.model import CallStatus, Event, Pool, Query, WorkerSnapshot
+from remora.observer.model import CallStatus, Pool, Query, WorkerSnapshot
 
 T = TypeVar("T")
 
@@ -101,7 +101,16 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             lambda each: _old(each.age, query) and _concerns(query, each.started_by, *each.owes, *each.awaits),
         ),
         links=cut.part("links", lambda: links.links(subject), lambda each: _concerns(query, each.peer)),
-        events=cut.part("events", lambda: _events(subject, query), lambda each: _fits_event(each, query), last=True),
+        events=tuple(
+            recorded_calls.event(each, subject.name)
+            for each in cut.part(
+                "events",
+                lambda: recorded_calls.happened(agent.recorder, agent.clock.now(), query.since),
+                lambda each: (not query.peer or query.peer == recorded_calls.peer_of(each))
+                and (not query.function or _named(query, recorded_calls.function_of(each))),
+                last=True,
+            )
+        ),
         histograms=cut.part(
             "histograms",
             lambda: sorted(recorded_calls.histograms(agent.recorder), key=lambda each: -each.total),
@@ -129,11 +138,6 @@ def _calls(subject: Subject, seen: wait_finder.Seen) -> list[CallStatus]:
     return sorted(found, key=lambda each: -each.age)
 
 
-def _events(subject: Subject, query: Query) -> list[Event]:
-    found = recorded_calls.events(subject.agent.recorder, subject.name, subject.agent.clock.now(), query.since)
-    return sorted(found, key=lambda each: each.time)
-
-
 # Filters.
 
 
@@ -153,7 +157,3 @@ def _concerns(query: Query, *workers: str | None) -> bool:
 def _fits_call(call: CallStatus, query: Query, me: str) -> bool:
     other = call.callee if call.key.caller == me else call.key.caller
     return _old(call.age, query) and _named(query, call.function) and _concerns(query, other)
-
-
-def _fits_event(event: Event, query: Query) -> bool:
-    return _concerns(query, event.peer) and _named(query, event.function)
