@@ -101,7 +101,9 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             lambda each: _old(each.age, query) and _concerns(query, each.started_by, *each.owes, *each.awaits),
         ),
         links=cut.part("links", lambda: links.links(subject), lambda each: _concerns(query, each.peer)),
-        events=cut.part("events", lambda: _events(subject, query), lambda each: _fits_event(each, query), last=True),
+        events=_in_order(
+            cut.part("events", lambda: _events(subject, query), lambda each: _fits_event(each, query), last=True)
+        ),
         histograms=cut.part(
             "histograms",
             lambda: sorted(history.histograms(agent.recorder), key=lambda each: -each.total),
@@ -130,8 +132,18 @@ def _calls(subject: Subject, seen: waits.Seen) -> list[CallStatus]:
 
 
 def _events(subject: Subject, query: Query) -> list[Event]:
+    """What is seldom, up to half of the limit, stands last, so that it is not cut off: a busy worker has thousands of calls
+    a second, and a death between them is what the reader looks for."""
     found = history.events(subject.agent.recorder, subject.name, subject.agent.clock.now(), query.since)
-    return sorted(found, key=lambda each: each.time)
+    ordered = sorted(found, key=lambda each: (each.call is None, each.time))
+    notes = sum(each.call is None for each in ordered)
+    seldom = ordered[len(ordered) - min(notes, max(query.limit, 0) // 2) :]
+    others = ordered[: len(ordered) - len(seldom)]
+    return sorted(others, key=lambda each: each.time) + seldom
+
+
+def _in_order(events: Iterable[Event]) -> tuple[Event, ...]:
+    return tuple(sorted(events, key=lambda each: each.time))
 
 
 # Filters.
