@@ -115,6 +115,8 @@ class SimulatedGroup:
             "links": self._links, "events": self._events, "histograms": self._histograms, "threads": self._threads,
         }  # fmt: skip
         found = {name: tuple(make(rank, now, query)) for name, make in parts.items() if name in query.parts}
+        if "events" in found:
+            found["events"] = tuple(sorted(found["events"], key=lambda each: each.time))
         return WorkerSnapshot(
             name=self.names[rank],
             rank=rank,

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-WIDTH, HEIGHT = 236.0, 54.0  # of a box, as in static/graph.js
+WIDTH, HEIGHT = 250.0, 54.0  # of a box, as in static/graph.js
 ACROSS, DOWN = 90.0, 22.0  # between boxes
 SWEEPS = 6
 
