@@ -108,6 +108,12 @@ export function Spread({ width, counts, unit, label }) {
   </div>`;
 }
 
+// A text, cut so that it takes no more room than that on a canvas.
+export function fitted(context, text, room) {
+  const wide = context.measureText(text).width;
+  return wide <= room ? text : text.slice(0, Math.max(Math.floor((text.length * room) / wide) - 1, 0)) + "…";
+}
+
 // A canvas that fills its place at the resolution of the screen. `draw(context, width, height)` is called when `what` changes.
 export function Canvas({ height, draw, what, onReady, ...rest }) {
   const host = useRef(null), theme = useTheme();

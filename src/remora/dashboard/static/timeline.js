@@ -2,7 +2,7 @@
 
 import { html, useContext, useEffect, useRef, useState } from "/static/htm-preact.js";
 import { address, count, hue, plural, seconds, time } from "/static/format.js";
-import { Canvas, color } from "/static/charts.js";
+import { Canvas, color, fitted } from "/static/charts.js";
 import { go, Place } from "/static/ui.js";
 
 const ROW = 18, HEAD = 24, RUN = 0, CALL = 1, ERROR = 2, MANY = 3;
@@ -113,10 +113,10 @@ function draw(context, width, height, view, shown) {
     }
     if (row.worker !== before) {
       context.fillStyle = text;
-      context.fillText(row.worker, 2, y + ROW / 2, first - 10);
+      context.fillText(fitted(context, row.worker, first - 8), 2, y + ROW / 2);
     }
     context.fillStyle = faint;
-    context.fillText(row.name, first, y + ROW / 2, left - first - 6);
+    context.fillText(fitted(context, row.name, left - first - 6), first, y + ROW / 2);
     before = row.worker;
     context.save();
     context.beginPath();
@@ -134,7 +134,7 @@ function draw(context, width, height, view, shown) {
       }
       if (wide > 46 && kind !== CALL) {
         context.fillStyle = kind === ERROR ? color("card") : kind === MANY && busy < 0.6 ? text : ink(view.functions[name]);
-        context.fillText(number > 1 ? `${number} calls` : view.functions[name], begin + 4, y + ROW / 2, wide - 8);
+        context.fillText(fitted(context, number > 1 ? `${number} calls` : view.functions[name], wide - 8), Math.max(begin, left) + 4, y + ROW / 2);
       }
     }
     context.restore();
