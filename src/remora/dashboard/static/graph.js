@@ -32,7 +32,7 @@ function Box({ box }) {
 
 // `early`: its age stands near its beginning, where many arrows lead to one box; else near its end.
 function Arrow({ edge, from, to, early }) {
-  const forwards = to.x - from.x > WIDTH;
+  const forwards = to.x - from.x > WIDTH + 60; // the next column, not the next of a ring
   const [x1, y1] = forwards ? [from.x + WIDTH / 2, from.y] : border(from, to);
   const [x2, y2] = forwards ? [to.x - WIDTH / 2 - 2, to.y] : border(to, from);
   const half = (x2 - x1) / 2;

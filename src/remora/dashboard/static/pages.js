@@ -67,7 +67,7 @@ function Chain({ chain }) {
   return html`<${Card} title=${chain.cyclic ? "A cycle: it waits for itself" : "What it waits for"} note=${chain.cyclic && chain.expires != null ? `the first deadline ends it in ${seconds(chain.expires)}` : ""} id="chain">
     <p class=${chain.cyclic ? "sentence bad" : "sentence"}>${chain.text}.</p>
     <ol class="chain">${chain.steps.map((step, at) => html`<li class="${chain.cyclic ? "bad" : ""} ${step.gone ? "gone" : ""} ${at === last ? "last" : ""}">
-      <div class="what">${step.href ? html`<a href=${step.href}>${step.text}</a>` : step.text} ${step.thread && html`<span class="note">in <a href=${step.thread_href}>${step.thread}</a></span>`}
+      <div class="what">${step.href ? html`<a href=${step.href}>${step.text}</a>` : step.text} ${step.thread && step.thread !== step.text && html`<span class="note">in <a href=${step.thread_href}>${step.thread}</a></span>`}
         ${step.remark && at === last && !(chain.cyclic) ? html`<span class="note"> ${step.remark}</span>` : ""}</div>
       ${chain.cyclic && at === last ? html`<div class="note">↻ back to the beginning</div>` : step.stack.length > 0 && html`<details open=${at >= last - 1}><summary>Stack</summary><${Stack} lines=${step.stack} /></details>`}
       ${step.waits && html`<div class="waits">${step.waits}</div>`}</li>`)}</ol><//>`;
