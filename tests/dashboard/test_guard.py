@@ -199,7 +199,10 @@ def test_two_dashboards_of_one_host_have_cookies_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("header", "name"),
-    [("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a"), ("a:b", ""), ("[a", "")],
-)
+    [
+        ("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a"), ("a:b", ""),
+        ("[a", ""),
+    ],
+)  # fmt: skip
 def test_the_name_in_a_host_header(header: str, name: str) -> None:
     assert host_name(header) == name

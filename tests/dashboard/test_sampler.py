@@ -76,7 +76,7 @@ def test_all_references_are_asked_for_but_few_events() -> None:
     async def test() -> None:
         group = SimulatedGroup(2)
         sampler = Sampler(group, interval=0.01)
-        for parts, limit in (((), 500), (("owned",), 2000), (("threads",), 500)):
+        for parts, limit in (((), 2000), ((), 500), (("owned",), 2000), (("threads",), 500)):
             await sampler.ask_once(parts)
             assert group.queries[-1].limit == limit
 

@@ -78,7 +78,7 @@ class Access:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         if self._bearer is not None and scheme.lower() == "bearer":
             return hmac.compare_digest(shown.strip().encode(), self._bearer)
-        # Cookies of other programs on this host come, too, whatever is in them: read as browsers do, not as the standard says.
+        # Cookies of other programs on this host come, too, whatever is in them: these are read as browsers do.
         shown = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
         return _equal(shown, self._session)
 
