@@ -66,7 +66,7 @@ def brightness(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.parametrize(("theme", "found"), colours())
+@pytest.mark.parametrize(("theme", "found"), list(colours()))
 def test_text_stands_out_from_what_is_behind_it(theme: str, found: dict[str, str]) -> None:
     """At least 4.5 to 1, as the guidelines for accessible pages ask (WCAG 2, AA)."""
     behind = {

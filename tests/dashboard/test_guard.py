@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 from starlette.datastructures import URL
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from remora.dashboard.guard import SECURITY_HEADERS, host_name
 from remora.dashboard.server import Dashboard
 from tests.dashboard.client import get, let_in
+from tests.dashboard.serving import Served
 from tests.dashboard.simulated import SimulatedGroup
 
 PATHS = ["/", "/calls", "/api/overview", "/api/snapshot", "/stream/overview", "/metrics", "/static/app.js"]
@@ -159,6 +161,16 @@ def test_a_program_shows_the_bearer_token(dashboard: Dashboard) -> None:
     without = Dashboard(SimulatedGroup(1))
     for shown in ("Bearer", "Bearer ", "Bearer None"):
         assert get(without, "/metrics", authorization=shown).status == 403
+
+
+def test_strangers_cannot_fill_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    with Served(SimulatedGroup(1)) as served:
+        for asked in (b"GET /stream/overview HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n", b"nonsense\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", served.port), 10.0) as stranger:
+                stranger.sendall(asked)
+                assert stranger.recv(12) in (b"HTTP/1.1 403", b"HTTP/1.1 400")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
