@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import against, instructions, paths, report, runner, trees
+from benchmarks import against, instructions, observed, paths, report, runner, trees
 from benchmarks.contestants import CONTESTANTS, REMORA, Contestant
 from benchmarks.measure import Benchmark
 from benchmarks.results import Results
@@ -60,11 +60,15 @@ def parse() -> argparse.Namespace:
     words = f"count what calls cost, in place of time; of {', '.join(each.name for each in instructions.SUITE)}"
     parser.add_argument("--instructions", action="store_true", help=words)
     words = "what each fast path alone is worth, turn by turn, instead of the contestants; or what these are worth"
-    parser.add_argument("--paths", nargs="*", choices=[*paths.names(), *paths.RECORDER], metavar="PATH", help=words)
+    parser.add_argument("--paths", nargs="*", choices=[*paths.names(), *paths.PRICES], metavar="PATH", help=words)
     arguments = parser.parse_args()
     arguments.suite = SUITE if arguments.paths is None else paths.SUITE
     if arguments.instructions:
         arguments.suite = instructions.SUITE
+    if "observer" in (arguments.paths or []):
+        arguments.suite = observed.SUITE
+        if len(arguments.paths) > 1 or arguments.instructions:
+            parser.error("--paths observer has benchmarks of its own: name it alone, without --instructions")
     try:
         arguments.only = arguments.only and [find(name, arguments.suite) for name in arguments.only]
     except LookupError as error:

@@ -1,6 +1,7 @@
 """What each fast path alone is worth: `make bench ARGS=--paths`, and without the noise of times, `"--paths --instructions"`.
 
-`"--paths recorder"` tells in the same way what the recorder costs.
+`"--paths recorder"` tells in the same way what the recorder costs, and `"--paths observer"` what it costs to be observed
+(`benchmarks.observed`).
 
 The working tree takes turns with itself, one side without the fast path (`benchmarks.against` has the statistics). The ratio
 of a pair is the number with it by the number without it.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks import observed
 from benchmarks.against import BEFORE, NOW, Comparison, Say, alternate
 from benchmarks.contestants import REMORA
 from benchmarks.measure import Benchmark
@@ -28,7 +30,8 @@ SUITE = [
 ]
 
 
-RECORDER = {"recorder": ("REMORA_RECORDER", "0")}  # no fast path: it is measured only if it is named
+# These are no fast paths: they are measured only if they are named.
+PRICES = {"recorder": ("REMORA_RECORDER", "0"), "observer": (observed.VARIABLE, "0")}
 
 
 def names() -> list[str]:
@@ -46,6 +49,6 @@ def run(
 
     packages = ROOT / "src"
     compile_all(packages)
-    with Side(packages) as on, Side(packages, dict([(FastPaths.turned_off() | RECORDER)[path]])) as off:
+    with Side(packages) as on, Side(packages, dict([(FastPaths.turned_off() | PRICES)[path]])) as off:
         sides = {NOW: on, BEFORE: off}
         alternate(benchmarks, sides, found, rounds=rounds, quick=quick, say=lambda text: say(f"{path} · {text}"))

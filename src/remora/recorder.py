@@ -202,10 +202,14 @@ class Recorder:
             self._wall = found
         return self._wall
 
+    def ends(self) -> list[Raw]:
+        """Return the ends of calls that are remembered, oldest first: thousands, so they are plain tuples still."""
+        self.fold()
+        return copied(self._history) + copied(self._fresh)
+
     def calls(self) -> list[Ended]:
         """Return the ends of calls that are remembered, oldest first."""
-        self.fold()
-        return [Ended._make(each) for each in copied(self._history) + copied(self._fresh)]
+        return [Ended._make(each) for each in self.ends()]
 
     def notes(self) -> list[Note]:
         """Return what else is remembered, oldest first."""

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import benchmarks.__main__ as command_line
-from benchmarks import paths, report
+from benchmarks import observed, paths, report
 from benchmarks.against import Comparison
 from benchmarks.measure import Benchmark, Reading, Setting, Unit
 
@@ -48,6 +48,19 @@ def cost_here() -> float:
     return 1.0 if FAST_PATHS.stencils else 2.0
 
 
+def test_one_side_is_observed() -> None:
+    found = Comparison("observer")
+    paths.run("observer", [Benchmark("seen", "who answers an observer", seen)], found, rounds=1, quick=True, say=str)
+    assert found.notes == {}
+    assert set(found.of("seen")[0].rounds[0]) == {(2.0, 0.0)}
+
+
+def seen(setting: Setting) -> list[Reading]:
+    """On worker0."""
+    with observed.observer() as answered:
+        return [Reading("workers", float(answered), Unit.SECONDS)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -55,6 +68,7 @@ def cost_here() -> float:
         (["spin", "--who", "torch"], "of this tree alone"),
         (["--against", "HEAD"], "of this tree alone"),
         (["--only", "callers"], "no benchmark is called 'callers'"),
+        (["observer", "recorder"], "name it alone"),
     ],
 )
 def test_what_does_not_go_with_it(

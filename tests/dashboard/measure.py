@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from remora.dashboard.sampler import ALWAYS
-from remora.observer.model import GroupSnapshot, Query, from_json, to_json
+from remora.observer.model import GroupSnapshot, Query
+from remora.observer.snapshot_json import from_json, to_json
 from tests.dashboard.browser import launched
 from tests.dashboard.serving import Served
 from tests.dashboard.simulated import Recorded, SimulatedGroup

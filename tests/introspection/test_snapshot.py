@@ -14,7 +14,8 @@ import torch
 
 from remora import autograd, rpc
 from remora.introspection.snapshot import take
-from remora.observer.model import CallKey, EventKind, Query, Stage, WaitKind, WorkerSnapshot, from_json, to_json
+from remora.observer.model import CallKey, EventKind, Query, Stage, WaitKind, WorkerSnapshot
+from remora.observer.snapshot_json import from_json, to_json
 from remora.testing.world import World
 from tests.eventually import eventually
 

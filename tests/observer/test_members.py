@@ -6,7 +6,7 @@ import pytest
 
 from remora.observer.directory import WorkerEntry
 from remora.observer.members import Member, Members
-from remora.observer.model import to_json
+from remora.observer.snapshot_json import to_json
 
 
 def entry(incarnation: str) -> WorkerEntry:

@@ -30,9 +30,8 @@ from remora.observer.model import (
     WaitKind,
     WaitStatus,
     WorkerSnapshot,
-    from_json,
-    to_json,
 )
+from remora.observer.snapshot_json import from_json, to_json
 
 KEY = CallKey(caller="w0", id=7)
 SMALL = WorkerSnapshot(name="w1", rank=1, group="g", incarnation="i", pid=5, host="h", time=1.5, up=2.0)
@@ -110,3 +109,15 @@ def test_fields_of_a_later_version_are_not_looked_at() -> None:
 def test_another_form_is_refused(told: Any) -> None:
     with pytest.raises(ValueError):
         from_json(WorkerSnapshot, told)
+
+
+def test_a_misfit_is_named_with_its_place() -> None:
+    odd = to_json(FULL.calls[0]) | {"stage": "odd"}
+    for told, place in [
+        (to_json(FULL) | {"calls": [odd]}, r"WorkerSnapshot\.calls\[0\]\.stage is none .*odd"),
+        (to_json(SMALL) | {"versions": {"remora": 1}}, r"WorkerSnapshot\.versions\['remora'\] .*'1'"),
+        (to_json(FULL) | {"waits": [{}]}, r"WorkerSnapshot\.waits\[0\] is not complete: .*'kind'"),
+        ([], r"WorkerSnapshot is not an object: '\[\]'"),
+    ]:
+        with pytest.raises(ValueError, match=place):
+            from_json(WorkerSnapshot, told)

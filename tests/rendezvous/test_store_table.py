@@ -99,7 +99,7 @@ def test_a_store_that_failed_is_not_touched_again() -> None:
 def test_a_store_that_does_not_answer_is_not_waited_for_for_long() -> None:
     """Its host may be frozen, or cut off; then it may be there again."""
     store = FrozenStore(HashStore())
-    table = StoreTable(store, patience=0.05)
+    table = StoreTable(store, answer_timeout=0.05)
     for _ in range(3):
         with pytest.raises(RendezvousError, match=r"did not answer within 0\.05 s\. If .* frozen or cut off"):
             table.put("a", "b")

@@ -13,7 +13,8 @@ from remora.command.errors import UsageError
 from remora.command.output import Output, make_output
 from remora.command.text import counted, seconds_of
 from remora.observer.group import GroupObserver
-from remora.observer.model import GroupSnapshot, Missing, Query, WorkerSnapshot, to_json
+from remora.observer.model import GroupSnapshot, Missing, Query, WorkerSnapshot
+from remora.observer.snapshot_json import to_json
 
 TIMEOUT = 2.0
 MOST = 1000  # entries of a part that each worker is asked for; what `--limit` cuts is cut here, after sorting

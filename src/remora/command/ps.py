@@ -10,7 +10,8 @@ from remora.command.text import duration, size
 from remora.errors import NothingFound
 from remora.observer.directory import folder
 from remora.observer.group import GroupObserver, groups
-from remora.observer.model import GroupSnapshot, Query, WorkerSnapshot, to_json
+from remora.observer.model import GroupSnapshot, Query, WorkerSnapshot
+from remora.observer.snapshot_json import to_json
 
 NAME = "ps"
 HELP = "groups and their workers"

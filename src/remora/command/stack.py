@@ -21,7 +21,8 @@ from remora.command.arguments import (
 )
 from remora.command.output import Output, lines
 from remora.command.text import counted, duration
-from remora.observer.model import CallKey, GroupSnapshot, Query, ThreadStatus, WaitStatus, WorkerSnapshot, to_json
+from remora.observer.model import CallKey, GroupSnapshot, Query, ThreadStatus, WaitStatus, WorkerSnapshot
+from remora.observer.snapshot_json import to_json
 
 NAME = "stack"
 HELP = "where all threads are, equal stacks together"

@@ -19,7 +19,8 @@ from remora.command.arguments import (
 from remora.command.errors import UsageError
 from remora.command.output import Output
 from remora.command.text import counted, duration
-from remora.observer.model import GroupSnapshot, Query, to_json
+from remora.observer.model import GroupSnapshot, Query
+from remora.observer.snapshot_json import to_json
 from remora.observer.waits import Chain, WaitGraph
 
 NAME = "why"

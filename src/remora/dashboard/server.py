@@ -32,7 +32,8 @@ from remora.dashboard.pages import PAGES
 from remora.dashboard.sampler import INTERVAL, Group, Sampler
 from remora.errors import RemoraError
 from remora.observer import openmetrics
-from remora.observer.model import PARTS, to_json
+from remora.observer.model import PARTS
+from remora.observer.snapshot_json import to_json
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 PUBLIC = frozenset({"/static/style.css", "/static/icon.svg"})  # what the page of a refusal shows

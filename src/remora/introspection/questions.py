@@ -12,7 +12,8 @@ from remora.introspection import snapshot, threads
 from remora.introspection.subject import Subject
 from remora.introspection.tracing import Traces
 from remora.observer.members import Member
-from remora.observer.model import Query, from_json, to_json
+from remora.observer.model import Query
+from remora.observer.snapshot_json import from_json, to_json
 from remora.wire.frames import FAILED
 
 Answer = Callable[[Subject, dict[str, Any]], Any]

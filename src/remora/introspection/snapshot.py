@@ -19,7 +19,7 @@ import torch
 from remora.introspection import calls, history, links, references, threads, waits
 from remora.introspection.subject import Subject
 from remora.observer.directory import host_name
-from remora.observer.model import CallStatus, Event, Pool, Query, WorkerSnapshot
+from remora.observer.model import CallStatus, Pool, Query, WorkerSnapshot
 
 T = TypeVar("T")
 
@@ -101,8 +101,15 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             lambda each: _old(each.age, query) and _concerns(query, each.started_by, *each.owes, *each.awaits),
         ),
         links=cut.part("links", lambda: links.links(subject), lambda each: _concerns(query, each.peer)),
-        events=_in_order(
-            cut.part("events", lambda: _events(subject, query), lambda each: _fits_event(each, query), last=True)
+        events=history.events(
+            cut.part(
+                "events",
+                lambda: history.seldom_last(history.happened(agent.recorder, agent.clock.now(), query.since), query.limit),
+                lambda each: (not query.peer or query.peer == history.peer_of(each))
+                and (not query.function or _named(query, history.function_of(each))),
+                last=True,
+            ),
+            subject.name,
         ),
         histograms=cut.part(
             "histograms",
@@ -131,21 +138,6 @@ def _calls(subject: Subject, seen: waits.Seen) -> list[CallStatus]:
     return sorted(found, key=lambda each: -each.age)
 
 
-def _events(subject: Subject, query: Query) -> list[Event]:
-    """What is seldom, up to half of the limit, stands last, so that it is not cut off: a busy worker has thousands of calls
-    a second, and a death between them is what the reader looks for."""
-    found = history.events(subject.agent.recorder, subject.name, subject.agent.clock.now(), query.since)
-    ordered = sorted(found, key=lambda each: (each.call is None, each.time))
-    notes = sum(each.call is None for each in ordered)
-    seldom = ordered[len(ordered) - min(notes, max(query.limit, 0) // 2) :]
-    others = ordered[: len(ordered) - len(seldom)]
-    return sorted(others, key=lambda each: each.time) + seldom
-
-
-def _in_order(events: Iterable[Event]) -> tuple[Event, ...]:
-    return tuple(sorted(events, key=lambda each: each.time))
-
-
 # Filters.
 
 
@@ -165,7 +157,3 @@ def _concerns(query: Query, *workers: str | None) -> bool:
 def _fits_call(call: CallStatus, query: Query, me: str) -> bool:
     other = call.callee if call.key.caller == me else call.key.caller
     return _old(call.age, query) and _named(query, call.function) and _concerns(query, other)
-
-
-def _fits_event(event: Event, query: Query) -> bool:
-    return _concerns(query, event.peer) and _named(query, event.function)

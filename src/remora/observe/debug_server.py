@@ -10,7 +10,8 @@ import json
 from typing import Any
 
 from remora.observe.snapshots import snapshot
-from remora.observer.model import PARTS, Query, to_json
+from remora.observer.model import PARTS, Query
+from remora.observer.snapshot_json import to_json
 
 try:
     from torch._C._distributed_c10d import _register_handler

@@ -7,7 +7,8 @@ from remora.introspection import questions
 from remora.introspection.snapshot import take
 from remora.observer.group import GroupObserver
 from remora.observer.members import Members
-from remora.observer.model import GroupSnapshot, Query, WorkerSnapshot, to_json
+from remora.observer.model import GroupSnapshot, Query, WorkerSnapshot
+from remora.observer.snapshot_json import to_json
 from remora.rpc.current_worker import _get_current_rpc_agent
 from remora.worker import Worker
 

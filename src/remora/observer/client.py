@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from remora.errors import AuthenticationError, ObserverError, ProtocolError
-from remora.observer.model import Query, UnknownVersion, WorkerSnapshot, from_json, to_json
+from remora.observer.model import Query, UnknownVersion, WorkerSnapshot
+from remora.observer.snapshot_json import from_json, to_json
 from remora.protocol.conversation import printable
 from remora.protocol.handshake import Identity
 from remora.protocol.observing import MAX_ANSWER, Observer, Reader, frame

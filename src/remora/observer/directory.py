@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 from remora.errors import AuthenticationError
-from remora.observer.model import from_json
+from remora.observer.snapshot_json import from_json
 from remora.rendezvous.secret import private_directory, user_directory
 from remora.transport.addresses import host_identity
 

@@ -28,9 +28,8 @@ from remora.observer.model import (
     ThreadStatus,
     UnknownVersion,
     WorkerSnapshot,
-    from_json,
-    to_json,
 )
+from remora.observer.snapshot_json import from_json, to_json
 
 FORMAT = "remora dump"
 VERSION = 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from remora.observer.directory import WorkerEntry
-from remora.observer.model import from_json
+from remora.observer.snapshot_json import from_json
 
 GONE = ("left", "dead")
 

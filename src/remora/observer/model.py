@@ -7,25 +7,17 @@ All ages and durations are seconds. `time` is the worker's wall clock (seconds s
 `GroupSnapshot.clock_offsets` says by how much. A call has one name in the whole group: the caller's name and its number
 there (`CallKey`), so the two ends of a call can be matched.
 
-JSON: every class is an object with the names of its fields; a reader ignores fields that it does not know, and refuses
-another `version` (`UnknownVersion`). A field that is added has a default, and needs no new version.
+Its JSON form is in `remora.observer.snapshot_json`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from typing import Any, TypeVar
 
 from remora.errors import RemoraError
 
 VERSION = 1
-
-T = TypeVar("T")
 
 
 class UnknownVersion(RemoraError):
@@ -335,78 +327,3 @@ class Query:
     function: str = ""  # only what has this text in the name of its function
     peer: str = ""  # only what concerns this worker
     since: float = 0.0  # events after this time of the worker's wall clock
-
-
-def to_json(value: Any) -> Any:
-    """A snapshot as dictionaries, lists, texts and numbers. Empty fields that have a default are left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            each.name: to_json(item)
-            for each in dataclasses.fields(value)
-            if (item := getattr(value, each.name)) != _default(each) or each.name == "version"
-        }
-    if isinstance(value, (tuple, list)):
-        return [to_json(each) for each in value]
-    if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
-    return value
-
-
-def from_json(kind: type[T], data: Any) -> T:
-    """Read what `to_json` made. ValueError if it is not the form of `kind`; UnknownVersion if it is of another version."""
-    found: T = _read(kind, data, kind.__name__)
-    return found
-
-
-@cache
-def _fields(kind: Any) -> dict[str, Any]:
-    """The types of the fields of a class."""
-    hints = typing.get_type_hints(kind)
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
-
-
-def _default(each: dataclasses.Field[Any]) -> object:
-    return each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
-
-
-def _read(kind: Any, data: Any, place: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _read_object(typing.cast(type, kind), data, place)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:  # `X | None` is the only union of the model
-        return None if data is None else _read(arguments[0], data, place)
-    if origin is tuple and isinstance(data, list):
-        return tuple(_read(arguments[0], each, f"{place}[{n}]") for n, each in enumerate(data))
-    if origin is dict and isinstance(data, dict):
-        item = arguments[1]
-        return {_read_key(arguments[0], key, place): _read(item, each, f"{place}[{key!r}]") for key, each in data.items()}
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(data)
-    if kind is float and type(data) is int:
-        return float(data)
-    if isinstance(kind, type) and type(data) is kind:
-        return data
-    raise ValueError(f"{place} is not what it should be: {str(data)[:80]!r}")
-
-
-def _read_key(kind: type, key: str, place: str) -> Any:
-    try:
-        return kind(key)
-    except ValueError:
-        raise ValueError(f"{place} has the key {key[:80]!r}, which is none") from None
-
-
-def _read_object(kind: type, data: Any, place: str) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"{place} is not an object: {str(data)[:80]!r}")
-    hints = _fields(kind)
-    if "version" in hints and data.get("version", VERSION) != VERSION:
-        raise UnknownVersion(
-            f"this snapshot has version {data['version']!r}, and this is a Remora that reads version {VERSION}: use the "
-            "version of Remora that made it, or install the same one everywhere"
-        )
-    found = {name: _read(hints[name], item, f"{place}.{name}") for name, item in data.items() if name in hints}
-    try:
-        return kind(**found)
-    except TypeError as error:  # a field without default is missing
-        raise ValueError(f"{place}: {error}") from None
