@@ -28,7 +28,7 @@ MOST = 10.0  # seconds between two questions
 TIMEOUT = 1.0  # for a worker's answer: a silent one shall not hide for long what the others say
 LIMIT = 2000  # entries of a part from each worker, in small groups
 # After the first look, where no page adds up references. Workers that end thousands of calls a second would tell of as many
-# at each look: it takes them 20 ms, this process 35 ms for each of them, and no page draws so many.
+# at each look: it takes them 10 ms, this process 10 ms for each of them, and no page draws so many.
 FEW = 500
 ENTRIES = 10_000  # of all workers together
 ALWAYS = ("calls", "waits")  # to find cycles
