@@ -35,7 +35,7 @@ def get(
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method,
         "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent.items()],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8080),
     }  # fmt: skip
     messages: list[dict[str, Any]] = []

@@ -115,6 +115,8 @@ class SimulatedGroup:
             "links": self._links, "events": self._events, "histograms": self._histograms, "threads": self._threads,
         }  # fmt: skip
         found = {name: tuple(make(rank, now, query)) for name, make in parts.items() if name in query.parts}
+        if "events" in found:
+            found["events"] = tuple(sorted(found["events"], key=lambda each: each.time))
         return WorkerSnapshot(
             name=self.names[rank],
             rank=rank,
@@ -346,6 +348,13 @@ class Recorded:
     def _later(self, worker: WorkerSnapshot, now: float) -> WorkerSnapshot:
         passed = now - self._frame.time
         served = worker.calls_served + int(passed * (200 + worker.rank * 37 % 150))
-        return replace(worker, time=now, up=worker.up + passed, calls_served=served, cpu=worker.cpu + passed * 0.4)
+        later = replace(worker, time=now, up=worker.up + passed, calls_served=served, cpu=worker.cpu + passed * 0.4)
+        if worker.rank >= 8:  # those of some workers are enough for a curve of latencies
+            return later
+        return replace(later, histograms=tuple(self._more(each, passed / worker.up) for each in worker.histograms))
+
+    def _more(self, histogram: Histogram, share: float) -> Histogram:
+        buckets = {bucket: int(count * (1 + share)) for bucket, count in histogram.buckets.items()}
+        return replace(histogram, count=sum(buckets.values()), buckets=buckets)
 
     def close(self) -> None: ...

@@ -41,6 +41,11 @@ IS_DRAWN = """() => [...document.querySelectorAll('canvas')].some((canvas) => {
     const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
     return new Set(pixels).size > 9;
 })"""
+TEXTS_BEYOND_THEIR_BOX = """() => [...document.querySelectorAll('.box')].flatMap((box) => {
+    const edge = box.querySelector('rect').getBoundingClientRect().right;
+    const texts = [...box.querySelectorAll('.title, .note')];
+    return texts.filter((each) => each.getBoundingClientRect().right > edge).map((each) => each.textContent);
+})"""
 HIDE = """(hidden) => {
     Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });
     document.dispatchEvent(new Event('visibilitychange'));
@@ -70,6 +75,8 @@ def test_every_page_is_drawn(served: Served, visit: Visit) -> None:
         assert "6 of 8 workers answered" in visitor.page.locator(".answered").inner_text()
         if name in ("overview", "timeline", "function", "link"):  # what is drawn on a canvas is not blank
             visitor.page.wait_for_function(IS_DRAWN)
+        if PICTURES and name == "references":  # what they were is known since the page is open
+            eventually(lambda: len(served.dashboard.sampler.history.owners["worker3"].times) > 25)
         visitor.picture(name)
 
 
@@ -110,8 +117,25 @@ def test_a_cycle_is_red_where_it_is(served: Served, visit: Visit) -> None:
     assert visitor.page.locator(".box.bad").count() == 3
     assert visitor.page.locator(".arrow.bad").count() == 3
     red = visitor.page.locator(".arrow.bad path").first.evaluate("(each) => getComputedStyle(each).stroke")
-    assert red == "rgb(214, 41, 62)"
+    assert red == "rgb(196, 32, 58)"
     assert "⚠" in visitor.page.title()
+
+
+def test_what_waits_is_said_in_words_and_stays_in_its_box(served: Served, visit: Visit) -> None:
+    visitor = visit(served)
+    visitor.go("/waiting")
+    lines = visitor.page.locator(".lines li").all_inner_texts()
+    assert [line for line in lines if "have not come" in line] == ["barrier 3: worker6 and worker7 have not come"]
+    assert any(line.startswith("backward pass 4711 on worker1 waits for 2 gradients") for line in lines)
+    assert not [line for line in lines if " is →" in line]
+    assert visitor.page.evaluate(TEXTS_BEYOND_THEIR_BOX) == []
+
+
+def test_an_address_that_is_no_text_is_a_page_that_says_so(served: Served, visit: Visit) -> None:
+    visitor = visit(served)
+    for path in ("/calls/%ff%", "/workers/%E0%A4%A"):
+        visitor.go(path)
+        assert visitor.page.locator(".empty").count()
 
 
 def test_names_are_text(visit: Visit) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,14 @@ def test_all_boxes_have_a_place_of_their_own(graph: tuple[list[int], list[tuple[
         assert WIDTH / 2 - 0.01 <= x <= made.width - WIDTH / 2 + 0.01
         assert HEIGHT / 2 - 0.01 <= y <= made.height - HEIGHT / 2 + 0.01
     assert lay_out(nodes, edges) == made
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_in_a_ring_there_is_room_for_arrows_and_their_ages(count: int) -> None:
+    nodes = list(range(count))
+    made = lay_out(nodes, [(node, (node + 1) % count) for node in nodes])
+    for (x1, y1), (x2, y2) in itertools.combinations(made.places.values(), 2):
+        assert abs(x1 - x2) >= WIDTH + 80 or abs(y1 - y2) >= HEIGHT + 50
 
 
 @given(graphs)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from remora.dashboard.guard import SECURITY_HEADERS, host_name
 from remora.dashboard.server import Dashboard
 from tests.dashboard.client import get, let_in
+from tests.dashboard.serving import Served
 from tests.dashboard.simulated import SimulatedGroup
 
 PATHS = ["/", "/calls", "/api/overview", "/api/snapshot", "/stream/overview", "/metrics", "/static/app.js"]
@@ -45,6 +49,22 @@ def test_a_token_is_good_once(dashboard: Dashboard) -> None:
     assert "set-cookie" not in second.headers
 
 
+def test_a_browser_that_was_let_in_may_open_its_address_again(dashboard: Dashboard) -> None:
+    token = dashboard.access.make_token()
+    cookie = get(dashboard, f"/?token={token}").headers["set-cookie"].partition(";")[0]
+    again = get(dashboard, f"/?token={token}", cookie=cookie)
+    assert again.status == 200
+    assert "url=/" in again.text
+
+
+def test_cookies_of_others_on_this_host_do_no_harm(dashboard: Dashboard) -> None:
+    """Browsers send the cookies of all ports, and some programs write what no standard allows."""
+    ours = let_in(dashboard)
+    for others in ('a={"b": 1}', "a[b]=c", "x", 'quoted="half', "\xe4=\xf6", "a=b,c=d"):
+        for cookie in (f"{others}; {ours}", f"{ours}; {others}"):
+            assert get(dashboard, "/api/overview", cookie=cookie).status == 200, cookie
+
+
 @pytest.mark.parametrize("token", ["", "wrong", "x" * 10_000, "%00", "ümlaut"])
 def test_a_wrong_token_gets_no_cookie_and_uses_none_up(dashboard: Dashboard, token: str) -> None:
     right = dashboard.access.make_token()
@@ -78,6 +98,31 @@ def test_a_name_that_is_not_ours_is_refused_even_with_the_cookie(dashboard: Dash
     assert get(dashboard, f"/?token={token}").status == 200  # not used up
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["localhost:/static/style.css?", "localhost:80#", "localhost:80]", "[::1", "[::1]x", "[::1]:80:80", "localhost:80:80"],
+)
+def test_a_host_that_is_no_name_and_port_is_refused(dashboard: Dashboard, host: str) -> None:
+    for path in PATHS:
+        assert get(dashboard, path, host=host, cookie=let_in(dashboard)).status == 421
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_path_that_is_asked_for_counts_whatever_the_url_of_the_request_says(
+    dashboard: Dashboard, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starlette before 1.0.1 makes `request.url` of the `Host` header, unchecked (CVE-2026-48710): a request could name a
+    file that all may read there."""
+    claimed = property(lambda request: URL("http://localhost:/static/style.css?/calls"))
+    monkeypatch.setattr(Request, "url", claimed)
+    assert get(dashboard, path).status == 403
+
+
+@pytest.mark.parametrize("path", ["/static/style.css%3f", "/static/style.css%23", "/static/style.css/../app.js"])
+def test_a_path_that_begins_as_a_public_one_does_is_not_public(dashboard: Dashboard, path: str) -> None:
+    assert get(dashboard, path).status == 403
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8080", "[::1]:8080", "localhost."])
 def test_names_of_this_host_are_ours_on_any_port(dashboard: Dashboard, host: str) -> None:
     assert get(dashboard, "/api/overview", host=host, cookie=let_in(dashboard)).status == 200
@@ -96,7 +141,7 @@ def get_cookie(dashboard: Dashboard, host: str) -> str:
     return get(dashboard, f"/?token={dashboard.access.make_token()}", host=host).headers["set-cookie"].partition(";")[0]
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
 def test_there_is_nothing_to_change(dashboard: Dashboard, method: str) -> None:
     cookie = let_in(dashboard)
     for path in PATHS:
@@ -105,7 +150,8 @@ def test_there_is_nothing_to_change(dashboard: Dashboard, method: str) -> None:
 
 def test_only_a_get_uses_a_token_up(dashboard: Dashboard) -> None:
     token = dashboard.access.make_token()
-    assert get(dashboard, f"/?token={token}", method="POST").status == 405
+    for method in ("HEAD", "POST"):  # a program that looks where an address leads asks for its head
+        assert get(dashboard, f"/?token={token}", method=method).status == 405
     assert get(dashboard, f"/?token={token}").status == 200
 
 
@@ -115,6 +161,16 @@ def test_a_program_shows_the_bearer_token(dashboard: Dashboard) -> None:
     without = Dashboard(SimulatedGroup(1))
     for shown in ("Bearer", "Bearer ", "Bearer None"):
         assert get(without, "/metrics", authorization=shown).status == 403
+
+
+def test_strangers_cannot_fill_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    with Served(SimulatedGroup(1)) as served:
+        for asked in (b"GET /stream/overview HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n", b"nonsense\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", served.port), 10.0) as stranger:
+                stranger.sendall(asked)
+                assert stranger.recv(12) in (b"HTTP/1.1 403", b"HTTP/1.1 400")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -155,7 +211,10 @@ def test_two_dashboards_of_one_host_have_cookies_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     ("header", "name"),
-    [("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a")],
-)
+    [
+        ("a:1", "a"), ("A.", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a.:80", "a"), ("a:b", ""),
+        ("[a", ""),
+    ],
+)  # fmt: skip
 def test_the_name_in_a_host_header(header: str, name: str) -> None:
     assert host_name(header) == name

@@ -69,6 +69,42 @@ def test_an_event_is_kept_once_and_on_the_clock_of_the_observer() -> None:
     assert [each.time for each in history.events["a"]] == pytest.approx([each.time for each in events])
 
 
+def test_an_event_that_is_told_again_is_kept_once_though_the_clocks_are_estimated_anew() -> None:
+    history = History()
+    event = Event(time=1090.0, kind=EventKind.JOINED, peer="b")
+    for offset in (1000.0, 999.9995):
+        history.add(snapshot(100.0, worker(1100.0, events=(event,)), offset=offset), PARTS)
+    assert len(history.events["a"]) == 1
+    restarted = worker(500.0, incarnation="2", events=(replace(event, time=490.0),))
+    history.add(snapshot(101.0, restarted, offset=0.0), PARTS)
+    assert len(history.events["a"]) == 2
+
+
+def test_calls_that_went_well_push_out_neither_a_death_nor_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVENTS", 20)
+    history = History()
+    seldom = (
+        Event(time=1.0, kind=EventKind.DIED, peer="b"),
+        Event(time=2.0, kind=EventKind.RUN_FAILED, function="f", seconds=0.1),
+    )
+    history.add(snapshot(3.0, worker(3.0, events=seldom)), PARTS)
+    for begin in (10, 40):
+        calls = tuple(Event(time=float(n), kind=EventKind.RUN_ENDED, seconds=0.1) for n in range(begin, begin + 30))
+        history.add(snapshot(begin + 30.0, worker(begin + 30.0, events=calls)), PARTS)
+    told = [each.kind for name, each in history.all_events() if name == "a"]
+    assert told == [EventKind.DIED, EventKind.RUN_FAILED] + [EventKind.RUN_ENDED] * 20
+
+
+def test_what_is_seldom_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, bound in (("EVENTS", 30), ("NOTABLE", 10), ("NOTABLE_OF_ALL", 15)):
+        monkeypatch.setattr(module, name, bound)
+    history = History()
+    joins = tuple(Event(time=float(n), kind=EventKind.JOINED, peer="b") for n in range(50))
+    history.add(snapshot(100.0, worker(100.0, events=joins), worker(100.0, name="b", events=joins)), PARTS)
+    assert sum(map(len, history.notable.values())) <= 15
+    assert [each.time for name, each in history.all_events() if name == "a"] == [float(n) for n in range(20, 50)]
+
+
 def test_events_are_asked_for_from_the_last_time_on() -> None:
     history = History()
     assert history.since == 0.0

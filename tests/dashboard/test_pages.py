@@ -240,6 +240,15 @@ def test_nonsense_in_the_address_of_a_timeline_shows_now(words: str) -> None:
     assert 0 < view["seconds"] <= 600
 
 
+@pytest.mark.parametrize(
+    "address",
+    [f"stacks/worker1/{'9' * 5000}", f"links?block={'9' * 5000}-1", f"links?block=0-{'9' * 5000}", "links?block=7-2"]
+    + [f"{page}/%ff/%00?filter=%ff&sort=%00&limit=-1" for page in PAGES],
+)
+def test_nonsense_in_an_address_is_no_error(address: str) -> None:
+    shown(SimulatedGroup(4), address, looks=1)
+
+
 def test_metrics_are_those_of_the_whole_group() -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     group = SimulatedGroup(3)

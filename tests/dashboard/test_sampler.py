@@ -72,6 +72,17 @@ def test_a_large_group_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> Non
     run(test())
 
 
+def test_all_references_are_asked_for_but_few_events() -> None:
+    async def test() -> None:
+        group = SimulatedGroup(2)
+        sampler = Sampler(group, interval=0.01)
+        for parts, limit in (((), 2000), ((), 500), (("owned",), 2000), (("threads",), 500)):
+            await sampler.ask_once(parts)
+            assert group.queries[-1].limit == limit
+
+    run(test())
+
+
 def test_a_new_page_does_not_wait_for_the_next_turn() -> None:
     async def test() -> None:
         sampler = Sampler(SimulatedGroup(2), interval=60.0)

@@ -351,6 +351,17 @@ def test_events_and_histograms_match_the_calls_that_were_made() -> None:
         assert {EventKind.JOINED, EventKind.CONNECTED} <= kinds
 
 
+def test_a_limit_cuts_calls_that_are_over_before_what_is_seldom() -> None:
+    with World(2) as world, world.acting(0):
+        for _ in range(50):
+            rpc.rpc_sync("worker1", work, args=(1,))
+        events = look(world, 0, parts=("events",), limit=20).events
+        assert EventKind.JOINED in {each.kind for each in events}
+        assert sum(each.kind is EventKind.CALL_ENDED for each in events) >= 10  # and not the other way round
+        assert [each.time for each in events] == sorted(each.time for each in events)
+        assert len(events) == 20
+
+
 def test_links_count_bytes_and_messages_at_both_ends() -> None:
     with World(2, transports=["tcp"]) as world, world.acting(0):
         for _ in range(10):

@@ -15,6 +15,7 @@ import pytest
 
 from remora import rpc
 from remora.errors import AuthenticationError, NothingFound, ObserverError
+from remora.introspection import questions
 from remora.observer import directory, stopped
 from remora.observer.group_observer import GroupObserver, groups
 from remora.observer.model import GroupSnapshot, Query, Stage
@@ -58,6 +59,18 @@ def hold_interpreter(path: str) -> None:
     pipe = os.open(path, os.O_RDONLY)  # which waits until the test opens it, too
     ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)  # … and this until it writes: no other thread runs
     os.close(pipe)
+
+
+def answer_slowly(seconds: float) -> None:
+    """Have this worker take so long for its next answer."""
+    real = questions.snapshot.take
+
+    def take(*arguments: Any) -> Any:
+        questions.snapshot.take = real
+        time.sleep(seconds)
+        return real(*arguments)
+
+    questions.snapshot.take = take
 
 
 def start_holding(path: str) -> None:
@@ -171,6 +184,15 @@ def test_a_stopped_worker_is_silent_and_the_reason_is_said(workers: Processes, o
         assert found.missing[0].stacks == ""
     finally:
         workers.thaw(1)
+    eventually(lambda: len(observer.snapshot(timeout=5.0).workers) == 3)
+
+
+def test_a_worker_that_is_slow_to_answer_is_not_said_to_be_stuck(workers: Processes, observer: GroupObserver) -> None:
+    observer.snapshot(timeout=10.0)
+    workers.run(2, answer_slowly, 2.0)
+    found = observer.snapshot(timeout=1.0)
+    assert names(found) == (["worker0", "worker1"], [("worker2", "silent")])
+    assert "it was still making its answer" in found.missing[0].reason
     eventually(lambda: len(observer.snapshot(timeout=5.0).workers) == 3)
 
 

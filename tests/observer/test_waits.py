@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from remora.observer.model import GroupSnapshot, OwnedReference, PassStatus, Pool, Stage, WaitKind, WorkerSnapshot
+from remora.observer.wait_edges import ago
 from remora.observer.wait_graph import Edge, Graph, Node, NodeKind
 from remora.observer.waits import WaitGraph
 from tests.observer.snapshots import MAIN, OTHER, POOL, call, gone, group, waits, waits_for, worker
@@ -455,3 +456,11 @@ def test_gatherings_that_turn_out_to_be_one_are_one() -> None:
     (meeting,) = [node for node in WaitGraph.of(group(*arrivals)).nodes if node.kind is NodeKind.GATHERING]
     assert meeting.id == "all_gather"
     assert all("worker8 and worker9 have not come" in text for text in explain(*arrivals))
+
+
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [(None, ""), (0.04, " (0.0 s)"), (89.9, " (89.9 s)"), (424.9, " (7 min 4 s)"), (7500.0, " (2 h 5 min)")],
+)
+def test_ages_are_in_units_that_people_read(age: float | None, text: str) -> None:
+    assert ago(age) == text

@@ -16,8 +16,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-WIDTH, HEIGHT = 236.0, 54.0  # of a box, as in static/graph.js
+WIDTH, HEIGHT = 250.0, 54.0  # of a box, as in static/graph.js
 ACROSS, DOWN = 90.0, 22.0  # between boxes
+IN_RING = 56.0  # between those of a ring that stand below each other: for an arrow and its age
 SWEEPS = 6
 
 
@@ -155,7 +156,7 @@ def _ring(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> _Block[T]:
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return abs(one[0] - other[0]) < WIDTH + ACROSS and abs(one[1] - other[1]) < HEIGHT + DOWN
+    return abs(one[0] - other[0]) < WIDTH + ACROSS and abs(one[1] - other[1]) < HEIGHT + IN_RING
 
 
 def _along(component: Sequence[T], after: Mapping[T, Sequence[T]]) -> list[T]:

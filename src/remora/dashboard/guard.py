@@ -11,12 +11,12 @@ rebinding) it may even read the answers. So the `Host` of every request has to b
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +34,9 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+
+# A name or an address, and perhaps a port.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+?)\.?)(?::[0-9]*)?", re.ASCII | re.IGNORECASE)
 
 # A redirect would lose the cookie where the address was clicked on a page of another site (a terminal in a browser): the
 # browser keeps a Strict cookie from the whole chain. A page that leads on starts a chain of its own.
@@ -75,11 +78,9 @@ class Access:
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         if self._bearer is not None and scheme.lower() == "bearer":
             return hmac.compare_digest(shown.strip().encode(), self._bearer)
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return False
-        return morsel is not None and _equal(morsel.value, self._session)
+        # Cookies of other programs on this host come, too, whatever is in them: these are read as browsers do.
+        shown = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
+        return _equal(shown, self._session)
 
 
 class Guard:
@@ -95,42 +96,42 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            request = Request(scope)
-            refusal = self._refusal(request)
+            refusal = self._refusal(scope, Headers(scope=scope))
             await (self._app if refusal is None else refusal)(scope, receive, _with_headers(send))
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the error to send instead of an answer; None if the request gets one."""
-        name = host_name(request.headers.get("host", ""))
-        if name not in self._hosts:
+        # What is asked for is in `scope`. `Request.url` is not: it is made of the `Host` header, which may name any path.
+        path: str = scope["path"]
+        if host_name(headers.get("host", "")) not in self._hosts:
             return PlainTextResponse(
                 "This is not the host that the request names. If you reach the dashboard by another name, tell it so: "
                 "remora dashboard --allow-host NAME\n",
                 status_code=421,
             )
-        if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("The dashboard only shows: use GET.\n", 405, {"Allow": "GET, HEAD"})
-        token = parse_qs(request.url.query).get("token")
-        if token and request.url.path == "/":
-            return self._let_in(token[0])
-        if request.url.path in self._public or self._access.admits(request.headers):
+        if scope["method"] != "GET":
+            return PlainTextResponse("The dashboard only shows: use GET.\n", 405, {"Allow": "GET"})
+        if path == "/" and (token := parse_qs(scope["query_string"].decode("latin-1")).get("token")):
+            return self._let_in(token[0], headers)
+        if path in self._public or self._access.admits(headers):
             return None
         return _refused("Its address has no token, or the dashboard was started anew.")
 
-    def _let_in(self, token: str) -> Response:
+    def _let_in(self, token: str, headers: Headers) -> Response:
         session = self._access.exchange(token)
-        if session is None:
-            return _refused("The token of this address is wrong, or was used before.")
-        answer = HTMLResponse(_WELCOME)
-        answer.set_cookie(self._access.cookie, session, httponly=True, samesite="strict", path="/")
-        return answer
+        if session is not None:
+            answer = HTMLResponse(_WELCOME)
+            answer.set_cookie(self._access.cookie, session, httponly=True, samesite="strict", path="/")
+            return answer
+        if self._access.admits(headers):  # it opens its address again
+            return HTMLResponse(_WELCOME)
+        return _refused("The token of this address is wrong, or was used before.")
 
 
 def host_name(host: str) -> str:
-    """The name in a `Host` header, without the port: lower case, no dot at its end, no brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower().removesuffix(".")
+    """The name in a `Host` header, without the port: lower case, no dot at its end, no brackets. Empty if it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _refused(reason: str) -> Response:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from remora.observer.model import Event, GroupSnapshot, Histogram, LinkStatus, WorkerSnapshot
+from remora.observer.model import Event, EventKind, GroupSnapshot, Histogram, LinkStatus, WorkerSnapshot
 
 LENGTH = 600  # five minutes at two a second
 EVENTS = 4000
 EVENTS_OF_ALL = 60_000
+# Of those that are no call that went well, so many more are kept: thousands of calls a second push a death out in no time.
+NOTABLE = 500
+NOTABLE_OF_ALL = 20_000
+WENT_WELL = frozenset({EventKind.CALL_ENDED, EventKind.RUN_ENDED})
 LINKS = 2000  # pairs with a series of their own
 GAP = 5.0  # seconds: after a longer silence no rate is computed, and lines are broken
 
@@ -103,6 +107,8 @@ class History:
         self.owners: dict[str, Series] = {}  # references by their owner
         self.links: dict[tuple[str, str], Series] = {}
         self.events: dict[str, deque[Event]] = {}  # by worker; times are those of the observer's clock
+        self.notable: dict[str, deque[Event]] = {}  # those among them, and before them, that are no call that went well
+        self._last_event: dict[str, tuple[str, float]] = {}  # by worker: its incarnation, and the time on its own clock
         self._before: dict[str, WorkerSnapshot] = {}
         self._links_before: dict[tuple[str, str], tuple[float, LinkStatus]] = {}
         self._counts_before: dict[str, Counter[int]] = {}
@@ -115,6 +121,17 @@ class History:
     def since(self) -> float:
         """Events before this time of the workers' clocks are all here."""
         return min(self._events_until.values(), default=0.0)
+
+    def all_events(self) -> Iterator[tuple[str, Event]]:
+        """Each with its worker; those of one worker in order."""
+        for name, events in self.events.items():
+            first = events[0].time if events else math.inf
+            for each in self.notable[name]:
+                if each.time >= first:
+                    break
+                yield name, each
+            for each in events:
+                yield name, each
 
     def add(self, snapshot: GroupSnapshot, parts: Iterable[str]) -> None:
         """Take in one more snapshot, in which `parts` were asked for."""
@@ -168,10 +185,16 @@ class History:
         )
 
     def _add_events(self, worker: WorkerSnapshot, offset: float) -> None:
-        kept = self.events.setdefault(worker.name, deque(maxlen=EVENTS))
-        last = kept[-1].time + 1e-7 if kept else 0.0
-        new = [each for each in sorted(worker.events, key=lambda each: each.time) if each.time - offset > last]
-        kept.extend(_at(each, each.time - offset) for each in new)
+        incarnation, last = self._last_event.get(worker.name, ("", -math.inf))
+        if incarnation != worker.incarnation:
+            last = -math.inf
+        # What was told before is told apart on the worker's clock: what we know of its difference to ours changes.
+        told = sorted((each for each in worker.events if each.time > last), key=lambda each: each.time)
+        new = [_at(each, each.time - offset) for each in told]
+        self.events.setdefault(worker.name, deque(maxlen=EVENTS)).extend(new)
+        notable = self.notable.setdefault(worker.name, deque(maxlen=NOTABLE))
+        notable.extend(each for each in new if each.kind not in WENT_WELL)
+        self._last_event[worker.name] = worker.incarnation, told[-1].time if told else last
         self._events_until[worker.name] = worker.time
 
     def _add_links(self, time: float, worker: WorkerSnapshot) -> None:
@@ -250,12 +273,18 @@ class History:
             del self.links[pair]
             self._links_before.pop(pair, None)
         for name in self.events.keys() - self.workers.keys():
-            del self.events[name]
-        if sum(map(len, self.events.values())) > EVENTS_OF_ALL:
-            share = EVENTS_OF_ALL // len(self.events)
-            for events in self.events.values():
-                while len(events) > share:
-                    events.popleft()
+            del self.events[name], self.notable[name], self._last_event[name]
+        _bound(self.events, EVENTS_OF_ALL)
+        _bound(self.notable, NOTABLE_OF_ALL)
+
+
+def _bound(events: dict[str, deque[Event]], most: int) -> None:
+    """Keep the newest: all workers the same number at most."""
+    if sum(map(len, events.values())) > most:
+        share = most // len(events)
+        for each in events.values():
+            while len(each) > share:
+                each.popleft()
 
 
 def _at(event: Event, time: float) -> Event:

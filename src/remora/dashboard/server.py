@@ -73,8 +73,9 @@ class Dashboard:
         """Answer requests until `stop` or a signal. Closes the socket."""
         config = uvicorn.Config(
             self.app,
-            log_level="warning",
+            log_level="error",  # a warning is about a request that makes no sense, and any stranger can send many
             access_log=False,
+            ws="none",
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=1,

@@ -38,13 +38,18 @@ class View:
     def of(cls, arguments: Mapping[str, str], limit: int = 200) -> View:
         """From the query of an address. Nonsense counts as nothing said."""
         sort = arguments.get("sort", "")
-        asked = arguments.get("limit", "")
+        asked = whole_number(arguments.get("limit", ""))
         return cls(
             words=arguments.get("filter", "")[:200],
             sort=sort.lstrip("-"),
             descending=sort.startswith("-"),
-            limit=min(int(asked), 1000) if asked.isascii() and asked.isdigit() and len(asked) < 5 else limit,
+            limit=limit if asked is None or asked > 9999 else min(asked, 1000),
         )
+
+
+def whole_number(text: str) -> int | None:
+    """What an address says where a whole number belongs; None if it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
 
 
 def table(columns: Iterable[Column], rows: Iterable[Row], view: View, *, left_out: int = 0, name: str = "") -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
 from remora.names import joined
@@ -17,7 +17,7 @@ _peer, _module, _name, _ended = (itemgetter(Ended._fields.index(each)) for each 
 
 def happened(recorder: Recorder, now: float, since: float = 0.0) -> list[Happened]:
     """Return what happened after `since`, by the wall clock, oldest first. `now` is the time of the worker's clock, which
-    may be a test's. These are thousands of tuples; an event is made only of those that an observer gets (`event`)."""
+    may be a test's. These are thousands of tuples; an event is made only of those that an observer gets (`events`)."""
     wall = recorder.wall(now)
     found: list[Happened] = [(wall + _ended(each), each) for each in recorder.ends()]
     found += [(note.time, note) for note in recorder.notes()]
@@ -37,7 +37,23 @@ def function_of(entry: Happened) -> str | None:
     return None if isinstance(what, Note) else joined(_module(what), _name(what))
 
 
-def event(entry: Happened, me: str) -> Event:
+def seldom_last(found: list[Happened], limit: int) -> list[Happened]:
+    """Return them so that a limit, which cuts the first ones, spares what is seldom, up to half of it: a busy worker has
+    thousands of calls a second, and a death between them is what the reader looks for."""
+    if len(found) <= limit:
+        return found
+    notes = [each for each in found if isinstance(each[1], Note)]
+    spared = notes[len(notes) - min(len(notes), max(limit, 0) // 2) :]
+    known = set(map(id, spared))
+    return [each for each in found if id(each) not in known] + spared
+
+
+def events(entries: Iterable[Happened], me: str) -> tuple[Event, ...]:
+    """Return them as events, oldest first."""
+    return tuple(_event(each, me) for each in sorted(entries, key=lambda each: each[0]))
+
+
+def _event(entry: Happened, me: str) -> Event:
     """Return it as an event. A call that is over is one event at each of its ends: `time` is when it ended, `seconds` how
     long it took."""
     time, what = entry

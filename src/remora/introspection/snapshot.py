@@ -101,15 +101,17 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             lambda each: _old(each.age, query) and _concerns(query, each.started_by, *each.owes, *each.awaits),
         ),
         links=cut.part("links", lambda: links.links(subject), lambda each: _concerns(query, each.peer)),
-        events=tuple(
-            recorded_calls.event(each, subject.name)
-            for each in cut.part(
+        events=recorded_calls.events(
+            cut.part(
                 "events",
-                lambda: recorded_calls.happened(agent.recorder, agent.clock.now(), query.since),
+                lambda: recorded_calls.seldom_last(
+                    recorded_calls.happened(agent.recorder, agent.clock.now(), query.since), query.limit
+                ),
                 lambda each: (not query.peer or query.peer == recorded_calls.peer_of(each))
                 and (not query.function or _named(query, recorded_calls.function_of(each))),
                 last=True,
-            )
+            ),
+            subject.name,
         ),
         histograms=cut.part(
             "histograms",

@@ -5,6 +5,7 @@ need the interpreter, and writes the stacks when its signal comes (`remora.intro
 from __future__ import annotations
 
 import os
+import re
 import time
 
 from remora.observer import directory
@@ -14,6 +15,7 @@ MAX_STACKS = 256 << 10  # bytes that are read
 TOO_LONG = 4 << 20  # a file of stacks that has become so long is emptied
 PAUSE = 0.01
 SETTLED = 0.05  # seconds for which the file has not grown: the process has written it
+_ANSWERING = re.compile(r"introspection/visitors\.py\", line \d+ in _try\b")  # the thread that answers observers does so
 
 
 def explain(entry: WorkerEntry | None, reason: str, end: float) -> tuple[str, str, str]:
@@ -27,8 +29,13 @@ def explain(entry: WorkerEntry | None, reason: str, end: float) -> tuple[str, st
         why = "a debugger holds it" if state == "t" else f"SIGSTOP or Ctrl-Z; kill -CONT {entry.pid} lets it go on"
         return "silent", f"its process (pid {entry.pid}) is stopped ({why})", ""
     stacks = _ask_for_stacks(entry, end)
-    what = "its process lives, and no thread of Python gets to run: C code may hold the interpreter"
-    return "silent", f"{reason}: {what}" if stacks else reason, stacks
+    if not stacks:
+        return "silent", reason, ""
+    if _ANSWERING.search(stacks):
+        what = "it was still making its answer: it or its host is busy, or C code may hold the interpreter"
+    else:
+        what = "its process lives, and no thread of Python got to run: C code may hold the interpreter, or its host is busy"
+    return "silent", f"{reason}: {what}", stacks
 
 
 def _ask_for_stacks(entry: WorkerEntry, end: float) -> str:

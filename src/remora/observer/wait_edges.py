@@ -33,8 +33,13 @@ def graph_of(group: GroupSnapshot) -> Graph:
 
 
 def ago(age: float | None) -> str:
-    """Such as " (12.3 s)"; nothing if it is not known."""
-    return "" if age is None else f" ({age:.1f} s)"
+    """Such as " (12.3 s)" or " (7 min 4 s)"; nothing if it is not known."""
+    if age is None:
+        return ""
+    if age < 90:
+        return f" ({age:.1f} s)"
+    minutes, seconds = divmod(int(age), 60)
+    return f" ({minutes} min {seconds} s)" if minutes < 90 else f" ({minutes // 60} h {minutes % 60} min)"
 
 
 def _named(names: list[str]) -> str:

@@ -57,8 +57,7 @@ def _facts(call: CallEnds) -> dict[str, Any]:
 def _events(moment: Moment, key: str) -> list[dict[str, Any]]:
     found = [
         {**event_row(name, each), "seconds": each.seconds}
-        for name, events in moment.history.events.items()
-        for each in events
+        for name, each in moment.history.all_events()
         if each.call is not None and str(each.call) == key
     ]
     return sorted(found, key=lambda row: row["time"])[-EVENTS_OF_CALL:]

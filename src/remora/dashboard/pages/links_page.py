@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remora.dashboard.moment import Moment
-from remora.dashboard.table import Column, Row, View, table
+from remora.dashboard.table import Column, Row, View, table, whole_number
 from remora.observer.model import LinkStatus
 
 PARTS = ("links",)
@@ -51,10 +51,8 @@ def view(moment: Moment, path: Sequence[str], arguments: Mapping[str, str]) -> d
 
 def _names(moment: Moment, block: str) -> list[str]:
     """All workers, or those of a block "first-last" by place."""
-    first, _, last = block.partition("-")
-    if first.isascii() and first.isdigit() and last.isascii() and last.isdigit():
-        return moment.names[int(first) : int(last) + 1] or moment.names
-    return moment.names
+    first, last = map(whole_number, block.partition("-")[::2])
+    return moment.names if first is None or last is None else moment.names[first : last + 1] or moment.names
 
 
 def _matrix(names: list[str], rows: Sequence[Row], metric: str) -> dict[str, Any]:

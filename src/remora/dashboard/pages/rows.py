@@ -7,7 +7,7 @@ from typing import Any
 
 from remora.dashboard.moment import CallEnds, Moment
 from remora.dashboard.table import Column, Row
-from remora.observer.model import CallKey, Event, EventKind, WorkerSnapshot
+from remora.observer.model import Event, EventKind, WorkerSnapshot
 
 CALLS = (
     Column("age", "Age", "seconds", hint="since the call was made"),
@@ -59,8 +59,7 @@ def event_rows(moment: Moment, kinds: Iterable[EventKind], worker: str = "") -> 
     kinds = frozenset(kinds)
     found = [
         (each.time, name, each)
-        for name, events in moment.history.events.items()
-        for each in events
+        for name, each in moment.history.all_events()
         if each.kind in kinds and worker in ("", name, each.peer)
     ]
     found.sort(key=lambda item: (-item[0], item[1]))
@@ -76,12 +75,6 @@ def event_row(worker: str, event: Event) -> Row:
         "text": " ".join(filter(None, [event.text, event.function if event.call else None])),
         "call": None if event.call is None else str(event.call),
     }
-
-
-def key_of(text: str) -> CallKey | None:
-    """Return the key that `str(CallKey)` wrote."""
-    caller, mark, number = text.rpartition("#")
-    return CallKey(caller=caller, id=int(number)) if mark and number.isascii() and number.isdigit() else None
 
 
 def worker_facts(worker: WorkerSnapshot) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remora.dashboard.moment import Moment
-from remora.dashboard.table import View
+from remora.dashboard.table import View, whole_number
 from remora.observer.model import ThreadStatus, WaitStatus
 
 PARTS = ("threads", "waits", "calls")
@@ -80,7 +80,8 @@ def waits_of(moment: Moment, worker: str, thread: int) -> list[WaitStatus]:
 
 
 def _one(moment: Moment, worker: str, number: str) -> dict[str, Any]:
-    thread = moment.threads.get((worker, int(number))) if number.isascii() and number.isdigit() else None
+    asked = whole_number(number)
+    thread = None if asked is None else moment.threads.get((worker, asked))
     return {
         "worker": worker,
         "number": number,

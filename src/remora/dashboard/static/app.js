@@ -16,8 +16,13 @@ const KEYS = [
 ];
 
 function here() {
-  const [page, ...path] = location.pathname.split("/").slice(1).map(decodeURIComponent);
+  const [page, ...path] = location.pathname.split("/").slice(1).map(decoded);
   return { page: page || "overview", path: path.filter(Boolean), query: Object.fromEntries(new URLSearchParams(location.search)), href: location.pathname + location.search };
+}
+
+// A part of an address as it was meant; one that is no text at all as it stands.
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
 }
 
 // What the server tells of this address: { data, state, problem }. Nothing is asked for while the page is hidden or paused.
@@ -137,7 +142,7 @@ function App() {
         ${shown.data && shown.data.page === place.page ? html`<${Page} ...${shown.data} />` : html`<${Waiting} shown=${shown} />`}
       </main>
     </div>
-    ${help && html`<div class="veil" onClick=${() => setHelp(false)}><dialog open aria-label="Keys"><h2>Keys</h2><dl>${KEYS.map(([keys, what]) => html`<div><dt>${keys.split(" ").map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${what}</dd></div>`)}</dl><button onClick=${() => setHelp(false)}>Close</button></dialog></div>`}
+    ${help && html`<div class="veil" onClick=${() => setHelp(false)}><dialog open aria-modal="true" aria-label="Keys" onClick=${(event) => event.stopPropagation()}><h2>Keys</h2><dl>${KEYS.map(([keys, what]) => html`<div><dt>${keys.split(" ").map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${what}</dd></div>`)}</dl><button ref=${(button) => button?.focus()} onClick=${() => setHelp(false)}>Close</button></dialog></div>`}
   <//>`;
 }
 

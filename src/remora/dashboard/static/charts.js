@@ -3,6 +3,12 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "/static/htm-preact.js";
 import { bytes, count, plural, rate, seconds } from "/static/format.js";
 
+// Steps of an axis at which its marks are round numbers, as people read them, and no two are alike.
+const STEPS = {
+  time: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600],
+  bytes: Array.from({ length: 60 }, (_, power) => 2 ** power),
+  count: Array.from({ length: 39 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3)),
+};
 const FORMATS = { seconds, bytes, count, rate, percent: (value) => (value == null ? "–" : `${Math.round(value * 100)} %`) };
 
 export function color(name) {
@@ -31,14 +37,14 @@ export function Chart({ data, lines, kind = "rate", height = 170, label }) {
     const options = {
       width: host.current.clientWidth || 300,
       height,
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],  // room for the half of the last time
       cursor: { y: false, points: { size: 5 } },
       legend: { live: true },
       // Durations differ by factors: the median and the slowest are both seen on a scale of powers of ten.
       scales: { y: kind === "seconds" ? { distr: 3 } : { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
       axes: [
-        { ...axis, size: 26, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString("en-GB")), space: 80 },
-        { ...axis, size: 64, values: (_, marks) => marks.map((mark) => (mark == null ? "" : FORMATS[kind](mark))) },
+        { ...axis, size: 26, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString("en-GB")), space: 80, incrs: STEPS.time },
+        { ...axis, size: 64, values: (_, marks) => marks.map((mark) => (mark == null ? "" : FORMATS[kind](mark))), ...(STEPS[kind] && { incrs: STEPS[kind] }) },
       ],
       series: [
         { label: "Time", value: (_, value) => (value == null ? "" : new Date(value * 1000).toLocaleTimeString("en-GB")) },
@@ -100,6 +106,12 @@ export function Spread({ width, counts, unit, label }) {
     <div class="bars">${counts.map((number, place) => html`<i title=${`${count(place * width)} to ${count((place + 1) * width)} ${unit}: ${plural(number, "worker")}`} style=${{ height: `${number ? Math.max((number / most) * 100, 2) : 0}%` }}></i>`)}</div>
     <div class="axis"><span style=${{ left: 0 }}>0</span><span style=${{ right: 0, left: "auto" }}>${count(width * counts.length)} ${unit}</span></div>
   </div>`;
+}
+
+// A text, cut so that it takes no more room than that on a canvas.
+export function fitted(context, text, room) {
+  const wide = context.measureText(text).width;
+  return wide <= room ? text : text.slice(0, Math.max(Math.floor((text.length * room) / wide) - 1, 0)) + "…";
 }
 
 // A canvas that fills its place at the resolution of the screen. `draw(context, width, height)` is called when `what` changes.

@@ -14,12 +14,13 @@ export function Matrix({ matrix, metric, query }) {
   const [tip, setTip] = useState(null);
   const canvas = useRef(null);
   const { labels, cells, bad, most, size } = matrix;
-  const left = labels.length <= 40 ? 84 : 16, top = labels.length <= 40 ? 64 : 16;
+  const letters = Math.min(Math.max(...labels.map((label) => label.length)), 14), named = labels.length <= 40;
+  const left = named ? 24 + 6.5 * letters : 16, top = named ? 16 + 6 * letters : 16, right = named ? 3.5 * letters : 0;
   const side = Math.max(6, Math.min(38, Math.floor(640 / labels.length)));
   const least = Math.min(...cells.flat().filter((cell) => cell > 0), most || 1);
   const broken = new Set(bad.map(([at, to]) => `${at} ${to}`));
   const draw = (context, width) => {
-    const cell = Math.min(side, (width - left) / labels.length);
+    const cell = Math.min(side, (width - left - right) / labels.length);
     context.font = "11px system-ui";
     context.textBaseline = "middle";
     const text = color("faint"), none = color("line"), red = color("bad");
@@ -34,7 +35,7 @@ export function Matrix({ matrix, metric, query }) {
         context.strokeRect(left + to * cell + 1, top + at * cell + 1, cell - 3, cell - 3);
       }
     }));
-    if (labels.length > 40) return;
+    if (!named) return;
     context.fillStyle = text;
     labels.forEach((label, at) => {
       context.textAlign = "right";
@@ -48,7 +49,7 @@ export function Matrix({ matrix, metric, query }) {
     });
   };
   const find = (event) => {
-    const cell = Math.min(side, (canvas.current.clientWidth - left) / labels.length);
+    const cell = Math.min(side, (canvas.current.clientWidth - left - right) / labels.length);
     const box = canvas.current.getBoundingClientRect();
     const at = Math.floor((event.clientY - box.top - top) / cell), to = Math.floor((event.clientX - box.left - left) / cell);
     return labels[at] != null && labels[to] != null ? { at, to, x: event.clientX - box.left, y: event.clientY - box.top } : null;

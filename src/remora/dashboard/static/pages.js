@@ -67,7 +67,7 @@ function Chain({ chain }) {
   return html`<${Card} title=${chain.cyclic ? "A cycle: it waits for itself" : "What it waits for"} note=${chain.cyclic && chain.expires != null ? `the first deadline ends it in ${seconds(chain.expires)}` : ""} id="chain">
     <p class=${chain.cyclic ? "sentence bad" : "sentence"}>${chain.text}.</p>
     <ol class="chain">${chain.steps.map((step, at) => html`<li class="${chain.cyclic ? "bad" : ""} ${step.gone ? "gone" : ""} ${at === last ? "last" : ""}">
-      <div class="what">${step.href ? html`<a href=${step.href}>${step.text}</a>` : step.text} ${step.thread && html`<span class="note">in <a href=${step.thread_href}>${step.thread}</a></span>`}
+      <div class="what">${step.href ? html`<a href=${step.href}>${step.text}</a>` : step.text} ${step.thread && step.thread !== step.text && html`<span class="note">in <a href=${step.thread_href}>${step.thread}</a></span>`}
         ${step.remark && at === last && !(chain.cyclic) ? html`<span class="note"> ${step.remark}</span>` : ""}</div>
       ${chain.cyclic && at === last ? html`<div class="note">↻ back to the beginning</div>` : step.stack.length > 0 && html`<details open=${at >= last - 1}><summary>Stack</summary><${Stack} lines=${step.stack} /></details>`}
       ${step.waits && html`<div class="waits">${step.waits}</div>`}</li>`)}</ol><//>`;
@@ -79,11 +79,18 @@ function Waiting({ view }) {
     <${Card}>${view.boxes.length
       ? html`<${Graph} view=${view} />${view.left_out > 0 && html`<p class="note">${plural(view.left_out, "more box", "")} not drawn: cycles and the longest waits come first.</p>`}`
       : html`<${Empty} title="Nothing waits">When a thread waits for a call, a lock, a reference, a barrier or room, it is drawn here with what it waits for.<//>`}<//>
-    ${view.edges.length > 0 && html`<${Card} title="The same in words"><ul class="lines">${view.edges.map((edge) => html`<li class=${edge.bad ? "bad" : ""}>${label(view, edge.from)} ${edge.text || "is"} ${edge.text.includes(label(view, edge.to)) ? "" : html`<span class="note">→ ${label(view, edge.to)}</span>`}</li>`)}</ul><//>`}`;
+    ${view.edges.length > 0 && html`<${Card} title="The same in words"><ul class="lines">${sentences(view).map(([edge, text, to]) => html`<li class=${edge.bad ? "bad" : ""}>${text} ${text.includes(to) ? "" : html`<span class="note">→ ${to}</span>`}</li>`)}</ul><//>`}`;
 }
 
-function label(view, id) {
-  return view.boxes.find((box) => box.id === id)?.text ?? id;
+// Each edge in words, and what it leads to. A barrier says once who has not come, and a call to a worker that is gone says where it is.
+function sentences(view) {
+  const boxes = new Map(view.boxes.map((box) => [box.id, box])), found = new Map();
+  for (const edge of view.edges) {
+    const from = boxes.get(edge.from), said = edge.text || from.note || "waits";
+    const text = `${from.text}${from.kind === "gathering" ? ":" : ""} ${said}`;
+    if (!edge.text || !found.has(text)) found.set(edge.text ? text : `${text}\n${edge.to}`, [edge, text, boxes.get(edge.to).text]);
+  }
+  return [...found.values()];
 }
 
 function TimelinePage({ view }) {

@@ -2,7 +2,7 @@
 
 import { html, useContext, useEffect, useRef, useState } from "/static/htm-preact.js";
 import { address, count, hue, plural, seconds, time } from "/static/format.js";
-import { Canvas, color } from "/static/charts.js";
+import { Canvas, color, fitted } from "/static/charts.js";
 import { go, Place } from "/static/ui.js";
 
 const ROW = 18, HEAD = 24, RUN = 0, CALL = 1, ERROR = 2, MANY = 3;
@@ -14,7 +14,7 @@ export function Timeline({ view }) {
   // What the reader looks at; the server's bars follow a moment later and are drawn at their true place meanwhile.
   const [moved, setMoved] = useState(null);
   const shown = moved || { begin: view.begin, end: view.end };
-  const left = () => Math.min(150, canvas.current.clientWidth * 0.3);
+  const left = () => namesWidth(canvas.current.clientWidth);
 
   useEffect(() => setMoved(null), [view.begin, view.seconds, view.end]);
   useEffect(() => () => clearTimeout(timer.current), []);
@@ -84,13 +84,26 @@ export function barColor(name) {
   return `hsl(${hue(name)} 58% ${color("dark") === "1" ? 56 : 52}%)`;
 }
 
+// White or black, whichever is read better on the bar of that function.
+function ink(name) {
+  const turn = hue(name) / 30, middle = color("dark") === "1" ? 0.56 : 0.52, far = 0.58 * Math.min(middle, 1 - middle);
+  const part = (number) => middle - far * Math.max(-1, Math.min((number + turn) % 12 - 3, 9 - (number + turn) % 12, 1));
+  const [red, green, blue] = [part(0), part(8), part(4)].map((each) => each ** 2.2);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.25 ? "#16181d" : "#fff";
+}
+
+function namesWidth(width) {
+  return Math.min(190, width * 0.3);
+}
+
 function draw(context, width, height, view, shown) {
-  const left = Math.min(150, width * 0.3), room = width - left, scale = room / (shown.end - shown.begin);
+  const left = namesWidth(width), room = width - left, scale = room / (shown.end - shown.begin);
   const x = (moment) => left + (moment - shown.begin) * scale;
   const faint = color("faint"), line = color("line"), text = color("text"), black = color("black"), colors = view.functions.map(barColor);
   context.font = "11px system-ui";
   context.textBaseline = "middle";
   grid(context, shown, x, height, faint, line, left);
+  const first = Math.min(Math.max(0, ...view.rows.map((row) => context.measureText(row.worker).width)), left * 0.45) + 10;
   let before = null;
   view.rows.forEach((row, at) => {
     const y = HEAD + at * ROW;
@@ -98,12 +111,12 @@ function draw(context, width, height, view, shown) {
       context.fillStyle = line;
       context.fillRect(0, y - 0.5, width, 1);
     }
-    context.fillStyle = row.worker !== before ? text : faint;
-    context.fillText(row.worker === before ? row.name : row.worker, row.worker === before ? 14 : 2, y + ROW / 2, row.worker === before ? left - 18 : left / 2 - 4);
     if (row.worker !== before) {
-      context.fillStyle = faint;
-      context.fillText(row.name, left / 2, y + ROW / 2, left / 2 - 6);
+      context.fillStyle = text;
+      context.fillText(fitted(context, row.worker, first - 8), 2, y + ROW / 2);
     }
+    context.fillStyle = faint;
+    context.fillText(fitted(context, row.name, left - first - 6), first, y + ROW / 2);
     before = row.worker;
     context.save();
     context.beginPath();
@@ -120,8 +133,8 @@ function draw(context, width, height, view, shown) {
         context.fillRect(begin, y + ROW - 5, wide, 3);
       }
       if (wide > 46 && kind !== CALL) {
-        context.fillStyle = kind === ERROR ? color("card") : "#fff";
-        context.fillText(number > 1 ? `${number} calls` : view.functions[name], begin + 4, y + ROW / 2, wide - 8);
+        context.fillStyle = kind === ERROR ? color("card") : kind === MANY && busy < 0.6 ? text : ink(view.functions[name]);
+        context.fillText(fitted(context, number > 1 ? `${number} calls` : view.functions[name], wide - 8), Math.max(begin, left) + 4, y + ROW / 2);
       }
     }
     context.restore();
