@@ -308,7 +308,7 @@ def test_a_rank_outside_the_world_is_told_before_anything_is_waited_for(
 def test_a_rank_0_that_is_not_at_the_address_of_the_store_is_told_so(
     size: int | None, environment: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own client would wait there for as long as a group may take to form, in silence, and end with a C++ stack trace."""
+    """Its own client would wait there for as long as a group may take to form, in silence, and write a C++ trace."""
     environment.setenv("MASTER_ADDR", "192.0.2.1")  # of no host (RFC 5737)
     start = time.monotonic()
     with pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is no address of this host.*MASTER_ADDR.*start rank 0 there"):

@@ -247,9 +247,9 @@ def _check_that_it_leads_here(meeting: _Meeting, host: str, port: int) -> None:
         probe = until(lambda: _probe(meeting, host, port), deadline, wait.look)
     except (NoStore, OSError) as error:
         raise meeting.failed(
-            f"{host} is no address of this host, where rank 0 hosts the store, and {place} does not lead here ({error}; tried "
-            f"for {allowed:.0f} s). MASTER_ADDR, or the host in init_method, must be an address of rank 0's host: give "
-            "another, or start rank 0 there."
+            f"{host} is no address of this host, where rank 0 hosts the store, and {place} does not lead here ({error}; "
+            f"tried for {allowed:.0f} s). MASTER_ADDR, or the host in init_method, must be an address of rank 0's host: "
+            "give another, or start rank 0 there."
         ) from None
     if probe is not None:
         probe.close()
