@@ -338,7 +338,8 @@ def test_the_variables_are_named_that_gave_a_rank_outside_the_world(environment:
 
 
 def test_numbers_of_numpy_are_ranks_as_in_pytorch() -> None:
-    found = rank_and_size(np.int64(1), np.int32(2), {})
+    numbers: Any = (np.int64(1), np.int32(2))
+    found = rank_and_size(*numbers, {})
     assert found == (1, 2)
     assert [type(number) for number in found] == [int, int]
 
