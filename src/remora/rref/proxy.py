@@ -47,6 +47,9 @@ class Proxy:
     def __repr__(self) -> str:
         return f"<{self._call.__name__} proxy of {self._rref}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._rref, self._call, self._timeout)
+
 
 def _invoke(
     rref: Reference, call: Callable[..., Any], timeout: float, name: str, /, *args: Any, **kwargs: Any
