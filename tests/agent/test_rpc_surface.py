@@ -56,6 +56,12 @@ def test_a_backend_that_is_none_is_refused(tmp_path: Path, backend: Any) -> None
         rpc.init_rpc("w", backend=backend, rank=0, world_size=1, rpc_backend_options=options(tmp_path))
 
 
+@pytest.mark.parametrize("kind", [rpc.TensorPipeRpcBackendOptions, rpc.RemoraRpcBackendOptions])
+def test_a_place_that_is_no_text_is_refused_where_it_is_given(kind: Any) -> None:
+    with pytest.raises(TypeError, match="init_method=29500 is not a str"):
+        kind(init_method=29500)
+
+
 def test_options_that_are_none_are_refused() -> None:
     with pytest.raises(TypeError, match="must be an instance of RpcBackendOptions"):
         rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options={"init_method": "env://"})  # type: ignore[arg-type]
