@@ -14,8 +14,16 @@ What is where:
     remora.nn           RemoteModule
     remora.errors       every exception that is not the program's own
     remora.supervision  start worker processes, and restart those that fail; `python -m remora.launch` does the same
+    remora.observe      what the workers do, from inside a program; remora.observer: from outside
     remora.testing      workers in one process or in many, and faults on purpose, for tests
     remora.compat       run programs that import torch.distributed.rpc as they are
 """
 
 __version__ = "0.1.0"
+
+_PUBLIC = ("autograd", "compat", "errors", "nn", "observe", "observer", "optim", "rpc", "supervision", "testing")
+
+
+def __dir__() -> list[str]:
+    """Return what programs use, for a user who looks around in a notebook. The rooms of the house are there, too."""
+    return [name for name in globals() if name in _PUBLIC or name.startswith("__")]

@@ -217,17 +217,25 @@ class Worker:
             if type(to) is int:
                 return peers.find(to)
         except WorkerNotFound:
-            if not self._look_for_newcomers():
+            if self.is_static_group:
                 raise
-            return peers.find(to.id if isinstance(to, WorkerInfo) else to)
+            return self._newcomer(to.id if isinstance(to, WorkerInfo) else to)
         raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
 
-    def _look_for_newcomers(self) -> bool:
+    def _newcomer(self, key: str | int) -> Peer:
+        """Find a worker of a dynamic group of which this one has not heard yet."""
         try:
-            return self.membership.refresh()
+            self.membership.refresh()
         except RendezvousError as error:  # the store is gone: known workers can still be called
             log.info("%s cannot look for workers it has never heard of: %s", self._me, error)
-            return False
+        try:
+            return self.agent.peers.find(key)
+        except WorkerNotFound as error:
+            text = str(error) if str(error).endswith("?") else f"{error}."
+            raise WorkerNotFound(
+                f"{text} It may still join: this group is dynamic, because init_rpc was given no world_size. Give it one to "
+                "wait for all workers."
+            ) from None
 
     def get_worker_info(self, to: str | int | WorkerInfo | None = None) -> WorkerInfo:
         """Name and id of a worker; of this one by default."""

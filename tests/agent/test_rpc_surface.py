@@ -52,8 +52,14 @@ def test_starting_twice_is_refused(me: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["TENSORPIPE", 3])
 def test_a_backend_that_is_none_is_refused(tmp_path: Path, backend: Any) -> None:
-    with pytest.raises(TypeError, match="must be a member of BackendType"):
+    with pytest.raises(TypeError, match=r"must be a member of BackendType.*give rank and world_size by name"):
         rpc.init_rpc("w", backend=backend, rank=0, world_size=1, rpc_backend_options=options(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [rpc.TensorPipeRpcBackendOptions, rpc.RemoraRpcBackendOptions])
+def test_a_place_that_is_no_text_is_refused_where_it_is_given(kind: Any) -> None:
+    with pytest.raises(TypeError, match="init_method=29500 is not a str"):
+        kind(init_method=29500)
 
 
 def test_options_that_are_none_are_refused() -> None:

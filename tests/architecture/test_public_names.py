@@ -53,6 +53,14 @@ def test_looking_around_shows_public_names_only() -> None:
     assert not [name for name in shown if name.startswith("_")]
 
 
+def test_looking_around_in_the_package_shows_what_programs_use_and_not_its_rooms() -> None:
+    shown = {name for name in dir(remora) if not name.startswith("__")}
+    assert "rpc" in shown
+    assert not shown & {"agent", "wire", "transport", "protocol", "vocabulary", "worker", "options"}
+    assert all(f"remora.{name}" in (remora.__doc__ or "") for name in shown), "each is in the package's docstring"
+    assert "__version__" in dir(remora)
+
+
 def test_the_package_says_what_it_is_and_which() -> None:
     assert "remora.rpc" in (remora.__doc__ or "")
     assert remora.__version__.count(".") == 2

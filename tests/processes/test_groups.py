@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from remora import rpc
-from remora.errors import RendezvousError
+from remora.errors import RendezvousError, WorkerNotFound
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.seal import RecordSeal
 from remora.rendezvous.secret import loopback_secret
@@ -80,6 +80,15 @@ def leave_all(workers: Workers, ranks: list[int]) -> None:
 
 
 # Static groups.
+
+
+def test_who_is_not_found_in_a_dynamic_group_may_still_join(pair: Workers, tmp_path: Path) -> None:
+    """Under a launcher, a program that gives a rank and no world size may take its group for one of all processes."""
+    assert pair.run(0, start, "a", 0, None, f"file://{tmp_path}/store") == ["a"]
+    with pytest.raises(WorkerNotFound, match=r"among 1 workers \(a\)\. It may still join: .*given no world_size"):
+        pair.run(0, rpc.rpc_sync, "w1", abs, (1,))
+    pair.run(0, leave)
+
 
 
 def test_init_again_after_shutdown_in_the_same_place(pair: Workers) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from remora import rpc
-from remora.rpc import all_gather
+from remora.rpc import all_gather, api
 from tests.eventually import eventually
 from tests.processes import targets, witness
 from tests.workers import Workers
@@ -171,8 +171,37 @@ def test_the_leader_may_die_too() -> None:
         workers.kill(0)
         for pending in leaving:
             _, kind, words = pending.result(timeout=30.0)
-            assert kind in ("WorkerLost", "CallNotSent"), words
+            assert kind == "WorkerLost", words
             assert "worker0" in words
+
+
+asked = threading.Event()
+
+
+def hold_gatherings() -> None:
+    """Serve no gathering: those who come wait for an answer."""
+
+    def hold(*arguments: object) -> None:
+        asked.set()
+        threading.Event().wait()
+
+    api._gather_to_leader = hold  # type: ignore[assignment]
+
+
+def test_a_leader_that_dies_while_it_is_asked_is_named_and_so_is_what_was_waited_for() -> None:
+    """Not the call in which shutdown happened to be."""
+    with Workers(2) as workers:
+        workers.run(0, hold_gatherings)
+        leaving = workers.start(1, graceful)
+        workers.run(0, wait_until_asked)
+        workers.kill(0)
+        _, kind, words = leaving.result()
+        assert kind == "WorkerLost"
+        assert words == "shutdown: WorkerInfo(id=0, name=worker0) was lost while worker1 waited for it: its process ended"
+
+
+def wait_until_asked() -> None:
+    assert asked.wait(30.0)
 
 
 def test_shutdown_gives_up_after_its_timeout_and_names_who_is_missing() -> None:

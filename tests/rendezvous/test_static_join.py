@@ -302,6 +302,7 @@ def test_a_rank_0_that_hosts_the_store_and_does_not_come_is_pointed_out(
     text = "Rank 0 hosts this store and has not called init_rpc of remora.rpc: if it uses torch.distributed.rpc, import"
     assert text in failures(lambda: store, 2, record("b", 1))[0]
     assert text in caplog.records[0].getMessage()
+    assert caplog.records[0].getMessage().endswith("(see docs/migrating.md), 10 s")
     assert text not in failures(lambda: store, 3, record("a", 0), timeout=0.05)[0], "it is another one that is missing"
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert text not in failures(lambda: store, 2, record("b", 1), timeout=0.05)[0], "the launcher hosts it"

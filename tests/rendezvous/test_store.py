@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -301,6 +302,46 @@ def test_a_rank_outside_the_world_is_told_before_anything_is_waited_for(
     with pytest.raises(RendezvousError, match=f"rank {rank} is outside the world"):
         open_store(f"tcp://127.0.0.1:{port}", rank, size, 20)
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("size", [2, None])
+def test_a_rank_0_that_is_not_at_the_address_of_the_store_is_told_so(
+    size: int | None, environment: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own client would wait there for as long as a group may take to form, in silence, and write a C++ trace."""
+    environment.setenv("MASTER_ADDR", "192.0.2.1")  # of no host (RFC 5737)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is no address of this host.*MASTER_ADDR.*start rank 0 there"):
+        open_store("env://", 0, size, 60, name_timeout=0.5)
+    assert time.monotonic() - start < 10
+    assert "c10d" not in capfd.readouterr().err
+    assert not waiting_threads()
+
+
+def test_an_address_that_leads_here_on_a_way_round_will_do(environment: pytest.MonkeyPatch) -> None:
+    environment.setattr("remora.rendezvous.store.is_own_address", lambda host: False)
+    first = open_store("env://", 0, 2, 20)
+    check_shared(first, open_store("env://", 1, 2, 20))
+    assert stores.hosts(first)
+
+
+def test_an_address_without_a_scheme_is_shown() -> None:
+    text = refusal("127.0.0.1:29500")
+    assert "init_method='127.0.0.1:29500', which begins with no scheme. Give env://, tcp://host:port" in text
+
+
+def test_the_variables_are_named_that_gave_a_rank_outside_the_world(environment: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RendezvousError, match=r"rank 5 \(RANK\) is outside the world: world_size is 2 \(WORLD_SIZE\)"):
+        rank_and_size(-1, None, {"RANK": "5", "WORLD_SIZE": "2"})
+    with pytest.raises(RendezvousError, match=r"rank 5 \(RANK\) is outside the world: world_size is 2, so"):
+        rank_and_size(-1, 2, {"RANK": "5", "WORLD_SIZE": "9"})
+
+
+def test_numbers_of_numpy_are_ranks_as_in_pytorch() -> None:
+    numbers: Any = (np.int64(1), np.int32(2))
+    found = rank_and_size(*numbers, {})
+    assert found == (1, 2)
+    assert [type(number) for number in found] == [int, int]
 
 
 def test_a_missing_setting_is_our_error_under_few_frames(environment: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from remora import autograd, rpc
 from remora.errors import CallNotSent, OwnerDied
+from remora.rpc.rref_proxy import RRefProxy
 from remora.testing.world import World
 
 
@@ -122,6 +123,24 @@ def test_methods_of_every_kind_are_called_on_the_owner(world: World) -> None:
             counter.rpc_sync().nothing()
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             counter.remote().nothing()
+
+
+def add_through(proxy: Any) -> Any:
+    found = proxy.add(5)
+    return found.wait() if isinstance(found, torch.futures.Future) else found
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async"])
+def test_a_proxy_can_be_sent(way: str, world: World) -> None:
+    with world.acting(0):
+        counter = rpc.remote("worker1", Counter, args=(10,))
+        proxy = getattr(counter, way)(timeout=20.0)
+        assert rpc.rpc_sync("worker2", add_through, args=(proxy,)) == 15
+        assert add_through(copy.copy(proxy)) == 20
+        assert rpc.rpc_sync("worker2", repr, args=(proxy,)).startswith(f"<{way} proxy of ")
+        assert rpc.rpc_sync("worker1", add_through, args=(RRefProxy(counter, rpc.rpc_sync),)) == 25
+        del counter, proxy
+    nothing_is_left(world, 0, 1, 2)
 
 
 def test_the_arguments_of_a_method_may_have_any_name(world: World) -> None:

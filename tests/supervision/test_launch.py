@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,33 @@ def launch(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProc
     program.write_text(text)
     command = [sys.executable, "-m", "remora.launch", *options, str(program)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["-n", "0"], "argument -n/--nproc-per-node/--nproc_per_node: give a number of processes, at least 1, not '0'"),
+        (["--port", "99999"], "argument --port: give a number from 1 to 65535, or 0 for any port that is free, not '99999'"),
+        (["--host", "192.0.2.1"], "cannot host the store at --host 192.0.2.1: it is no address or name of this host"),
+        (["--host", "nowhere.invalid"], "cannot host the store at --host nowhere.invalid: it is no address or name of this"),
+        (["--port", "{taken}"], "cannot host the store at 127.0.0.1:{taken}: another program has that port. Choose another"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_line(options: list[str], text: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = str(server.getsockname()[1])
+        done = launch(tmp_path, "print('ran')", *(each.format(taken=taken) for each in options))
+    assert done.returncode != 0
+    assert text.format(taken=taken) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "c10d" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--nproc-per-node=2", "--nproc_per_node=2"])
+def test_the_number_of_processes_may_be_given_as_to_torchrun(option: str, tmp_path: Path) -> None:
+    done = launch(tmp_path, "import os; os.write(1, os.environ['WORLD_SIZE'].encode() + b'\\n')", option)
+    assert sorted(done.stdout.splitlines()) == ["[0] 2", "[1] 2"], done.stderr
 
 
 def test_a_static_group_is_restarted_as_a_whole(tmp_path: Path) -> None:

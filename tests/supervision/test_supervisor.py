@@ -269,6 +269,35 @@ def test_stop_takes_no_name_and_says_so_before_anything_is_ended() -> None:
         assert supervisor.pids() == pids != {}
 
 
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("echo 'a b' c", r"got str .*: a command is a list: did you mean \['echo', 'a b', 'c'\]\?"),
+        (None, r"process 'w' needs a function or a command, got NoneType None: pass the function, .* start\('w', functio"),
+        (5, "got int 5"),
+    ],
+)
+def test_what_can_be_no_process_is_refused_with_what_was_meant(target: Any, text: str) -> None:
+    with Supervisor(NEVER) as supervisor:
+        with pytest.raises(TypeError, match=text):
+            supervisor.start("w", target)
+        supervisor.start("w", python(""))  # the name is free
+        assert supervisor.wait(timeout=20.0) == {"w": Outcome(0, 0)}
+
+
+def test_an_argument_that_no_process_can_be_given_is_named() -> None:
+    lock = threading.Lock()
+    with Supervisor(NEVER) as supervisor:
+        with pytest.raises(TypeError, match="cannot pickle") as caught:
+            supervisor.start("w", note_life, "path", {"code": lock})
+        note = "args[1] of note_life, of type dict, cannot be sent to a new process: make it there."
+        assert caught.value.__notes__ == [note]
+        assert caught.value.__context__ is None
+        with pytest.raises(TypeError, match="cannot pickle") as caught:
+            supervisor.start("w", lambda: lock)
+        assert "<lambda> uses cannot be sent to a new process" in caught.value.__notes__[0]
+
+
 def test_stop_ends_a_wait_for_the_next_life() -> None:
     with Supervisor(RestartPolicy(limit=1, delay=25.0)) as supervisor:
         supervisor.start("a", python("import sys; sys.exit(3)"))

@@ -215,7 +215,8 @@ class StaticJoin:
     def _still_waiting(self) -> str:
         absent = self._absent()
         ranks = f"rank{'s' if len(absent) > 1 else ''} {_listed(list(map(str, absent)))}" if absent else "the last to come"
-        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._table.where}{self._silent_host(absent)}"
+        hint = self._silent_host(absent).rstrip(".")
+        return f"init_rpc: still waiting for {ranks} of {self._size} at {self._table.where}{hint}"
 
     # The last to come decides on the roster.
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Integral
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlparse, urlunparse
 
@@ -25,7 +26,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers as _handlers  # th
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.long_wait import LongWait
 from remora.rendezvous.store_table import KIND, PREFIX, innermost, watch_process
-from remora.transport.addresses import host_and_port
+from remora.transport.addresses import host_and_port, is_own_address
 from remora.transport.deadlines import in_time, until, until_resolved
 from remora.transport.store_probe import NoStore, StoreProbe
 
@@ -76,18 +77,24 @@ def rank_and_size(
     """
     query = dict(parse_qsl(urlparse(init_method).query))
     told = {"rank": query.get("rank") or env.get("RANK"), "world_size": query.get("world_size") or env.get("WORLD_SIZE")}
+    rank_from = size_from = ""  # the variable that gave it, for errors
     if rank == -1:
-        rank = _number(told["rank"], "rank", "RANK")
+        rank, rank_from = _number(told["rank"], "rank", "RANK"), "" if query.get("rank") else " (RANK)"
         if world_size is None and told["world_size"] not in (None, "-1"):
             world_size = _number(told["world_size"], "world_size", "WORLD_SIZE")
+            size_from = "" if query.get("world_size") else " (WORLD_SIZE)"
     for what, given in (("rank", rank), ("world_size", world_size)):
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int)):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, Integral)):
             raise TypeError(f"{what} must be an int, got {type(given).__name__} {given!r}.")
+    rank, world_size = int(rank), None if world_size is None else int(world_size)
     if world_size is not None and world_size < 0:
-        raise MeetingUnknown(f"world_size must not be negative, got {world_size}. Leave it out for a dynamic group.")
+        raise MeetingUnknown(
+            f"world_size must not be negative, got {world_size}{size_from}. Leave it out for a dynamic group."
+        )
     if rank < 0 or (world_size and rank >= world_size):
         ranks = f"ranks are 0 to {world_size - 1}" if world_size else "ranks are 0 and up"
-        raise MeetingUnknown(f"rank {rank} is outside the world: world_size is {world_size or 'not given'}, so {ranks}.")
+        size = f"{world_size}{size_from}" if world_size else "not given"
+        raise MeetingUnknown(f"rank {rank}{rank_from} is outside the world: world_size is {size}, so {ranks}.")
     return rank, world_size
 
 
@@ -118,7 +125,8 @@ def open_store(
     elif meeting.scheme in _handlers:
         store = _rendezvous(meeting, url)
     else:
-        raise meeting.failed(f"No rendezvous handler for {meeting.scheme}://. Give env://, tcp://host:port or file:///path.")
+        unknown = f"{meeting.scheme}://" if meeting.scheme else f"init_method={meeting.url!r}, which begins with no scheme"
+        raise meeting.failed(f"No rendezvous handler for {unknown}. Give env://, tcp://host:port or file:///path.")
     store.set_timeout(_duration(timeout or math.inf))
     return store
 
@@ -185,7 +193,7 @@ def _check_file(meeting: _Meeting, path: str) -> None:
     """Raise if the file cannot be used: PyTorch's file store waits minutes for a directory that does not exist, and for ever
     after a write that failed."""
     if not path:
-        return  # PyTorch says so
+        raise MeetingUnknown(f"{meeting.url}: path missing. Give file:///path of a file that every worker can write.")
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
@@ -213,14 +221,38 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
         if probe is not None:
             watch_process(store, probe)
         return store
+    own = is_own_address(host)
+    if not own:  # torch's client would wait there in silence, and then write a C++ stack trace
+        url = urlunparse(urlparse(url)._replace(scheme="tcp", netloc=f"localhost:{port}"))
     try:
         store = _rendezvous(meeting, url)
     except RendezvousError as error:
         if "EADDRINUSE" not in str(error):
             raise
         return _join_former_host(meeting, host, port)
+    if not own:
+        _check_that_it_leads_here(meeting, host, port)
     _hosted[port] = store
     return store
+
+
+def _check_that_it_leads_here(meeting: _Meeting, host: str, port: int) -> None:
+    """Raise if no store answers at an address that is none of this host, where the others will look for the store that this
+    process hosts. (It may be one that is translated on the way.)"""
+    place = host_and_port(host, port)
+    wait = LongWait(lambda: f"init_rpc: still waiting for {place} to lead to the store that rank 0 hosts here")
+    allowed = meeting.left(meeting.name_timeout)
+    deadline = time.monotonic() + allowed
+    try:
+        probe = until(lambda: _probe(meeting, host, port), deadline, wait.look)
+    except (NoStore, OSError) as error:
+        raise meeting.failed(
+            f"{host} is no address of this host, where rank 0 hosts the store, and {place} does not lead here ({error}; "
+            f"tried for {allowed:.0f} s). MASTER_ADDR, or the host in init_method, must be an address of rank 0's host: "
+            "give another, or start rank 0 there."
+        ) from None
+    if probe is not None:
+        probe.close()
 
 
 def _place(meeting: _Meeting) -> tuple[str, int]:

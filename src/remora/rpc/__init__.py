@@ -120,7 +120,10 @@ def _backend_and_options(
     backend: BackendType | None, given: RpcBackendOptions | None
 ) -> tuple[BackendType, RpcBackendOptions]:
     if backend is not None and not isinstance(backend, BackendType):
-        raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
+        raise TypeError(
+            f"Argument backend must be a member of BackendType, got {backend!r}. Leave it out, and give rank and world_size "
+            "by name: init_rpc(name, rank=0, world_size=2)."
+        )
     if given is not None and not isinstance(given, RpcBackendOptions):
         raise TypeError(f"Argument rpc_backend_options must be an instance of RpcBackendOptions, got {type(given)!r}")
     if backend is None and given is not None:

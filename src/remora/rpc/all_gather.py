@@ -147,7 +147,7 @@ def all_gather(
     def note_loss(peer: Peer) -> None:
         waits = peer is peers.get(peer.name) and peer.name in awaited and peer.name not in state.gathered_objects
         if waits and not state.proceed_signal.is_set():
-            state.failure = WorkerLost(f"{peer.info} was lost while {me} waited for it: {peer.reason}")
+            state.failure = _lost(peer, me, purpose)
             state.proceed_signal.set()
 
     worker.agent.peers.on_gone.append(note_loss)
@@ -161,7 +161,7 @@ def all_gather(
             return _lead(api, worker, state, sequence_id, names, timeout, purpose)
         return _follow(api, worker, state, sequence_id, obj, leader, timeout, purpose)
     except WorkerLost as error:
-        raise _culprit(worker, peers, leader) or error from None
+        raise _culprit(worker, peers, leader, purpose) or error from None
     finally:
         worker.agent.peers.on_gone.remove(note_loss)
         gatherings.end(sequence_id)
@@ -182,7 +182,11 @@ def _identity(peers: dict[str, Peer]) -> str:
     return f"{''.join(sorted(peers))}/{hashlib.blake2b(lives.encode(), digest_size=8).hexdigest()}"
 
 
-def _culprit(worker: Worker, peers: dict[str, Peer], leader: str) -> WorkerLost | None:
+def _lost(peer: Peer, me: str, purpose: str) -> WorkerLost:
+    return WorkerLost(f"{purpose}: {peer.info} was lost while {me} waited for it: {peer.reason}")
+
+
+def _culprit(worker: Worker, peers: dict[str, Peer], leader: str, purpose: str) -> WorkerLost | None:
     """The leader has left in the midst of a gathering. That is what it does when a participant has died: that one is to
     blame, and we find out about it soon, if we have not yet."""
     if peers[leader].state != "left":
@@ -194,7 +198,7 @@ def _culprit(worker: Worker, peers: dict[str, Peer], leader: str) -> WorkerLost 
     worker.agent.peers.probe(peers)
     wait_until(lambda: died() is not None, time.monotonic() + FIND_CULPRIT)
     found, me = died(), worker.get_worker_info().name
-    return None if found is None else WorkerLost(f"{found.info} was lost while {me} waited for it: {found.reason}")
+    return None if found is None else _lost(found, me, purpose)
 
 
 def _still_waiting(worker: Worker, names: set[str], state: AllGatherStates, purpose: str) -> str:
@@ -259,7 +263,7 @@ def _lead(
         raise failure
     dead = [peer for name in errors if (peer := worker.peer(name)).state == "dead"]
     if dead:
-        raise WorkerLost(f"{dead[0].info} was lost before {me} could tell it how the gathering ended: {dead[0].reason}")
+        raise WorkerLost(f"{purpose}: {dead[0].info} was lost before {me} could tell it the outcome: {dead[0].reason}")
     if errors:
         seconds = api.get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
         name, first = next(iter(errors.items()))
@@ -304,6 +308,9 @@ def _follow(
         _ask(worker, leader, api._gather_to_leader, (sequence_id, me, obj), timeout).wait()
     except RuntimeError:
         if not state.proceed_signal.is_set():  # else the leader has told us the end, and its answer does not matter
+            peer = worker.peer(leader)
+            if peer.gone:
+                raise _lost(peer, me, purpose) from None
             raise
     in_time = _await(state, worker, {leader}, timeout, purpose)
     if state.failure is not None:

@@ -30,6 +30,7 @@ from remora.rpc.internal import _internal_rpc_pickler
 from remora.rpc.profiler import spans
 from remora.rpc.profiler.spans import Target
 from remora.rref.create import create
+from remora.rref.proxy import call_method, method_called
 from remora.rref.reference_snapshot import Snapshot
 from remora.rref.references import Calls
 from remora.rref.rref import RRef
@@ -120,7 +121,8 @@ def rpc_sync(
     if _profiler_enabled():
         return spans.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler)
     kind, packed, flags = request_builder.pack_call(peer, func, args, kwargs, _default_pickler, True)
-    return worker.agent.call(peer, kind, packed, flags, timeout, func)
+    name = func if func is not call_method else method_called(args)  # type: ignore[arg-type]
+    return worker.agent.call(peer, kind, packed, flags, timeout, name)
 
 
 @overload
@@ -164,7 +166,8 @@ def rpc_async(
         future = spans.rpc_async(worker, peer, Target(func, args, kwargs), timeout, _default_pickler, origin)
     else:
         kind, packed, flags = request_builder.pack_call(peer, func, args, kwargs, _default_pickler)
-        future = worker.agent.call_async(peer, kind, packed, flags, timeout, func, origin)
+        name = func if func is not call_method else method_called(args)  # type: ignore[arg-type]
+        future = worker.agent.call_async(peer, kind, packed, flags, timeout, name, origin)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -207,7 +210,8 @@ def remote(
     if _profiler_enabled():
         return spans.remote(worker, peer, Target(func, args, kwargs), timeout)
     kind, target, flags = request_builder.remote_target(peer, func, args, kwargs)
-    return create(worker.references, peer, kind, target, func, flags, timeout)
+    name = func if func is not call_method else method_called(args)  # type: ignore[arg-type]
+    return create(worker.references, peer, kind, target, name, flags, timeout)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ class RpcBackendOptions:
         rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
         init_method: str = constants.DEFAULT_INIT_METHOD,
     ) -> None:
+        if not isinstance(init_method, str):
+            raise TypeError(f"incompatible constructor arguments: init_method={init_method!r} is not a str")
         self.rpc_timeout = rpc_timeout
         self.init_method = init_method
 

@@ -17,6 +17,7 @@ from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.rpc.functions import MARK
 from remora.rpc.internal import PythonUDF, _internal_rpc_pickler, check_arguments, run_serialized
+from remora.rref.proxy import as_called
 from remora.vocabulary.messages import MessageType
 from remora.wire.callables import TORCH_NAMES
 from remora.wire.frames import ASYNC, TRACED
@@ -65,7 +66,7 @@ def pack_call(
     try:
         packed, more = pack_for(peer, way, value, context, ordered=True)
     except BaseException as error:
-        explain_arguments(error, peer, func, args, kwargs)
+        explain_arguments(error, peer, *as_called(func, args, kwargs))
         raise
     return kind, packed, flags | more
 

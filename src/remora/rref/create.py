@@ -10,7 +10,7 @@ from remora.agent.calls.call_context import current_call_context, pack_recorded
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
 from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
-from remora.names import calling_line, name_parts
+from remora.names import Word, calling_line, name_parts
 from remora.rref.handle import Handle
 from remora.rref.references import References
 from remora.rref.rref import RRef
@@ -111,7 +111,8 @@ def _ask(
     try:
         packed, more = pack_recorded(target, scope, current_call_context.get(), creates)
     except BaseException as error:
-        explain_arguments(error, peer, call.target, *target[-2:])
+        args, kwargs = target[-2:] if type(call.target) is not Word else target[-2][2:]  # those of a method (proxy.py)
+        explain_arguments(error, peer, call.target, args, kwargs)
         raise
     flags |= more
     try:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from remora.agent.calls.future import Future
 from remora.agent.serving.execution import Deferred
+from remora.names import Word, word
 from remora.rref.references import Calls
 from remora.vocabulary.ids import WorkerInfo
 
@@ -46,6 +47,9 @@ class Proxy:
     def __repr__(self) -> str:
         return f"<{self._call.__name__} proxy of {self._rref}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._rref, self._call, self._timeout)
+
 
 def _invoke(
     rref: Reference, call: Callable[..., Any], timeout: float, name: str, /, *args: Any, **kwargs: Any
@@ -62,6 +66,16 @@ def call_method(rref: Reference, name: str, args: tuple[Any, ...], kwargs: dict[
     method = getattr(rref.local_value(), name)
     result = method(*args, **kwargs)
     return Deferred(method, result) if hasattr(method, ASYNC_MARK) else result
+
+
+def method_called(args: tuple[Any, ...]) -> Word:
+    """Return what a call of `call_method` is named by, for messages to people: the method."""
+    return word(f"{args[1]}()")
+
+
+def as_called(func: object, args: Any, kwargs: Any) -> tuple[object, Any, Any]:
+    """Return function and arguments as the program gave them: those of the method, if `func` calls one."""
+    return (method_called(args), *args[2:]) if func is call_method else (func, args, kwargs)
 
 
 def _rref_typeof_on_owner(rref: Reference) -> type:

@@ -11,6 +11,7 @@ import multiprocessing.process
 import multiprocessing.spawn
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -28,6 +30,17 @@ DESCENDANT_TIMEOUT = 1.0  # seconds; where no init process reaps orphans, they s
 
 Target = Callable[..., Any] | Sequence[str]
 Streams = tuple[int, int]  # descriptors for what a process prints, and for its errors
+
+
+def check_target(name: str, target: object) -> None:
+    """Raise TypeError, with what was meant, if `target` is neither a function nor a command."""
+    if callable(target) or (isinstance(target, Sequence) and not isinstance(target, (str, bytes))):
+        return
+    if isinstance(target, str):
+        meant = f"a command is a list: did you mean {shlex.split(target)!r}?"
+    else:
+        meant = f"pass the function, and its arguments after it, and not what it returns: start({name!r}, function, x)."
+    raise TypeError(f"process {name!r} needs a function or a command, got {type(target).__name__} {target!r}: {meant}")
 
 
 class Child:
@@ -128,7 +141,7 @@ def _start_function(
     with tempfile.TemporaryFile() as luggage:
         pickle.dump(sys.path, luggage)
         main = _main_module()
-        parcels = _by_name_and_by_value((target, args)) if main else (None, cloudpickle.dumps((target, args)))
+        parcels = _by_name_and_by_value(target, args) if main else (None, _by_value(target, args))
         pickle.dump((main, *parcels), luggage)
         luggage.seek(0)
         number = luggage.fileno()
@@ -148,17 +161,38 @@ def _main_module() -> dict[str, Any]:
     return {**found, "sys_argv": sys.argv}
 
 
-def _by_name_and_by_value(target: tuple[Any, ...]) -> tuple[bytes | None, bytes | None]:
-    """Pickle the target by name and by value, where possible: the child knows the names only after it has loaded the main
-    module. (It lacks those defined under `if __name__ == "__main__"`.)"""
-    try:
-        by_name = pickle.dumps(target)
-    except Exception:
-        return None, cloudpickle.dumps(target)
-    try:
-        return by_name, cloudpickle.dumps(target)
-    except Exception:
+def _by_name_and_by_value(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bytes | None, bytes | None]:
+    """Pickle function and arguments by name and by value, where possible: the child knows the names only after it has loaded
+    the main module. (It lacks those defined under `if __name__ == "__main__"`.)"""
+    with suppress(Exception):
+        by_name = pickle.dumps((target, args))
+        with suppress(Exception):
+            return by_name, cloudpickle.dumps((target, args))
         return by_name, None
+    return None, _by_value(target, args)
+
+
+def _by_value(target: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps((target, args))
+    except Exception as error:
+        error.add_note(f"{_culprit(target, args)} cannot be sent to a new process: make it there.")
+        raise
+    return packed
+
+
+def _culprit(target: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Return in words which part of a function and its arguments cannot be pickled."""
+    for number, each in enumerate(args):
+        try:
+            cloudpickle.dumps(each)
+        except Exception:
+            return f"args[{number}] of {_name(target)}, of type {type(each).__qualname__},"
+    return f"What {_name(target)} uses"
+
+
+def _name(target: Callable[..., Any]) -> str:
+    return str(getattr(target, "__qualname__", type(target).__qualname__))
 
 
 # The path comes first: the child may need it to find this very module.

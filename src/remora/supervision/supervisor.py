@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from remora.options import check_timeout
-from remora.supervision.child import DESCENDANT_TIMEOUT, Child, Streams, Target
+from remora.supervision.child import DESCENDANT_TIMEOUT, Child, Streams, Target, check_target
 from remora.supervision.policy import RestartPolicy, Restarts
 
 log = logging.getLogger("remora")
@@ -165,6 +165,7 @@ class Supervisor:
         """Start a process, of a function (called with `args`) or a command. `REMORA_RESTARTS` tells it how often it was
         restarted. `streams` are descriptors in the place of our own standard output and standard error, also after restarts.
         The name of a process that has ended for good may be used again."""
+        check_target(name, target)
         restarts = self._shared if self._restart_all else Restarts(self._policy)
         charge = _Charge(name, target, args, env or {}, restarts, streams)
         if self._starting.setdefault(name, charge) is not charge:  # in one step: of two threads, one gets the name

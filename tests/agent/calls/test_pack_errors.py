@@ -114,6 +114,29 @@ def test_the_value_of_a_reference_that_cannot_be_pickled() -> None:
             world.run(0, rref.to_here)
 
 
+class Counter:
+    def add(self, *args: Any, **kwargs: Any) -> Any:
+        gate.wait()
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+def test_a_method_of_a_value_is_named_as_the_program_names_it(way: str, world: World) -> None:
+    counter = world.run(0, rpc.remote, "worker1", Counter)
+    proxy = getattr(counter, way)
+    with pytest.raises(TypeError, match=r"args\[1\]\['cfg'\] of add\(\) on worker1 is a lock"):
+        world.run(0, lambda: proxy().add(1, {"cfg": threading.Lock()}))
+    with pytest.raises(TypeError, match=r"kwargs\['x'\] of add\(\) on worker1 is a lock"):
+        world.run(0, lambda: proxy().add(x=threading.Lock()))
+
+
+def test_a_timeout_of_a_method_names_it(world: World) -> None:
+    counter = world.run(0, rpc.remote, "worker1", Counter)
+    late = world.run(0, lambda: counter.rpc_async(timeout=5.0).add(1))
+    assert repr(late) == "<Future of call of add() on worker1: pending>"
+    world.clock.advance(6.0)
+    assert "will now be marked with an error: call of add() on worker1. " in outcome(late)
+
+
 def test_an_error_of_our_own_names_the_place_too(me: str) -> None:
     wrapped: list[torch.Tensor] = []
     torch.func.vmap(lambda x: wrapped.append(x) or x)(torch.ones(2))  # type: ignore[func-returns-value]

@@ -266,15 +266,13 @@ class Membership:
         except RendezvousError:
             return False
 
-    def refresh(self) -> bool:
-        """Look at the store of a dynamic group for workers that we have not heard of. Return True if there are any."""
+    def refresh(self) -> None:
+        """Look at the store of a dynamic group for workers that we have not heard of."""
         if not self._dynamic:
-            return False
-        before = {peer.key for peer in self._peers.all()}
+            return
         for record in self._group.members():
             if not self._peers.admission.is_stale(record):  # the list may be older than what we know by now
                 self._peers.add(record)
-        return {peer.key for peer in self._peers.all()} != before
 
 
 def _ignore(call: Call) -> None:

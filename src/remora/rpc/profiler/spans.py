@@ -23,7 +23,7 @@ from remora.rpc.profiler.callee_events import Order, Profiled, hand_over, run, r
 from remora.rpc.profiler.profiler_trace import Event, Trace
 from remora.rpc.request_builder import arguments, pack_call, remote_target, script_name
 from remora.rref.create import create
-from remora.rref.proxy import call_method
+from remora.rref.proxy import call_method, method_called
 from remora.rref.rref import RRef
 from remora.worker import Worker
 
@@ -39,6 +39,11 @@ class Target(NamedTuple):
     args: Any
     kwargs: dict[str, Any] | None
 
+    @property
+    def named(self) -> object:
+        """What messages to people name the call by."""
+        return self.func if self.func is not call_method else method_called(self.args)
+
 
 class Span(Protocol):
     """A call, as an event of the profiler."""
@@ -52,7 +57,7 @@ def rpc_sync(worker: Worker, peer: Peer, target: Target, timeout: float, pickler
     trace, span = _begin(RPCExecMode.SYNC, worker, peer, target)
     try:
         request = pack_call(peer, *_profiled(peer, trace, target), pickler)
-        result = worker.agent.call(peer, *request, timeout, target.func)
+        result = worker.agent.call(peer, *request, timeout, target.named)
     except BaseException:
         span.end([])
         raise
@@ -66,7 +71,7 @@ def rpc_async(
     trace, span = _begin(RPCExecMode.ASYNC, worker, peer, target)
     try:
         request = pack_call(peer, *_profiled(peer, trace, target), pickler)
-        inner = worker.agent.call_async(peer, *request, timeout, target.func, origin)
+        inner = worker.agent.call_async(peer, *request, timeout, target.named, origin)
     except BaseException:
         span.end([])
         raise
@@ -81,7 +86,7 @@ def remote(worker: Worker, peer: Peer, target: Target, timeout: float) -> RRef[A
     if trace is not None:
         kind, what, flags = remote_target(peer, run_and_keep, (ticket, _order(peer, trace, target)), None)
     try:
-        rref = create(worker.references, peer, kind, what, target.func, flags, timeout)
+        rref = create(worker.references, peer, kind, what, target.named, flags, timeout)
     except BaseException:
         span.end([])
         raise
