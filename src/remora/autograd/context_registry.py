@@ -55,9 +55,14 @@ class Contexts:
                 f"be nested; leave the first one, or use another thread."
             )
         context = Context(self._next_context(), self._next_message)
-        with self._lock:
-            self._table[context.id] = context
-        current_recording.set(context)
+        try:
+            with self._lock:
+                self._table[context.id] = context
+            current_recording.set(context)
+        except BaseException:  # of a signal handler: nothing will leave the context
+            current_recording.set(None)
+            self._table.pop(context.id, None)
+            raise
         return context
 
     def get(self, context_id: int) -> Context:
@@ -99,14 +104,27 @@ class Contexts:
         self.get(context_id)
         self._release(context_id, None)
 
+    def release_again(self, context: Context) -> None:
+        """Finish a release that an exception of a signal handler interrupted, wherever that was."""
+        self._remove(context.id)
+        self._end(context, None)
+
     def _release(self, context_id: int, told_by: Peer | None) -> None:
+        context = self._remove(context_id)
+        if context is not None:
+            self._end(context, told_by)
+
+    def _remove(self, context_id: int) -> Context | None:
         with self._lock:
             context = self._table.pop(context_id, None)
             self._released[context_id] = None
             while len(self._released) > REMEMBERED:
                 self._released.popitem(last=False)
-        if context is None:
-            return
+        return context
+
+    def _end(self, context: Context, told_by: Peer | None) -> None:
+        """To do it again does no harm: who has no part of the context takes no notice."""
+        context_id = context.id
         context.released = True
         if told_by is None:
             context.release()
@@ -174,8 +192,13 @@ class ContextManager:
 
     def __exit__(self, *error: Any) -> None:
         assert self._context is not None
-        if sys.is_finalizing():
-            return  # of a generator that was never ended; a thread that is gone may hold any lock
-        current_recording.set(None)  # what was before, if anything, was released
-        if not self._context.released:
-            self._contexts.release(self._context.id)
+        try:
+            if sys.is_finalizing():
+                return  # of a generator that was never ended; a thread that is gone may hold any lock
+            current_recording.set(None)  # what was before, if anything, was released
+            if not self._context.released:
+                self._contexts.release(self._context.id)
+        except BaseException:  # of a signal handler: no other frame would do the rest
+            current_recording.set(None)
+            self._contexts.release_again(self._context)
+            raise
