@@ -326,3 +326,13 @@ def test_an_exception_of_a_signal_handler_leaves_no_context(world: World, scenar
         assert current_recording.get() is None, place
         scenario()
         wait_for_no_contexts(world)
+
+
+def test_a_context_whose_with_statement_is_gone_is_released_by_the_next(world: World) -> None:
+    """An exception of a signal handler struck at the first instruction of `__exit__`."""
+    first = autograd.context().__enter__()
+    rpc.rpc_sync("worker1", ask_two)
+    with autograd.context() as second:
+        assert second != first
+        assert current_id() == second
+    wait_for_no_contexts(world)

@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -46,15 +47,18 @@ class Contexts:
 
     # Finding them.
 
-    def enter(self) -> Context:
-        """Make a new context of this worker the current one."""
+    def enter(self, manager: ContextManager | None = None) -> Context:
+        """Make a new context of this worker the current one. `manager` leaves it; without one, `_release_context` does."""
         current = current_recording.get()
-        if current is not None and not getattr(current, "released", False):
+        if isinstance(current, Context) and current.is_abandoned:
+            self._release(current.id, None)
+        elif current is not None and not getattr(current, "released", False):
             raise RuntimeError(
                 f"Already have an autograd context id for this thread: {getattr(current, 'id', current)}. Contexts cannot "
                 f"be nested; leave the first one, or use another thread."
             )
         context = Context(self._next_context(), self._next_message)
+        context.manager = None if manager is None else weakref.ref(manager)
         try:
             with self._lock:
                 self._table[context.id] = context
@@ -187,7 +191,7 @@ class ContextManager:
         self._context: Context | None = None
 
     def __enter__(self) -> int:
-        self._context = self._contexts.enter()
+        self._context = self._contexts.enter(self)
         return self._context.id
 
     def __exit__(self, *error: Any) -> None:
