@@ -336,3 +336,18 @@ def test_a_context_whose_with_statement_is_gone_is_released_by_the_next(world: W
         assert second != first
         assert current_id() == second
     wait_for_no_contexts(world)
+
+
+def abandon_and_enter() -> None:
+    autograd.context().__enter__()
+    enter_and_leave()
+
+
+def test_a_strike_as_the_next_context_is_entered_leaves_none_that_is_released(world: World) -> None:
+    abandon_and_enter()
+    for place in [each for each in dict.fromkeys(places_of(abandon_and_enter, SIGNALS)) if each.file.startswith("autograd/")]:
+        with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
+            abandon_and_enter()
+        assert not getattr(current_recording.get(), "released", False), place
+        enter_and_leave()
+        wait_for_no_contexts(world)

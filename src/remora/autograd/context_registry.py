@@ -51,7 +51,10 @@ class Contexts:
         """Make a new context of this worker the current one. `manager` leaves it; without one, `_release_context` does."""
         current = current_recording.get()
         if isinstance(current, Context) and current.is_abandoned:
-            self._release(current.id, None)
+            try:
+                self._release(current.id, None)
+            finally:
+                current_recording.set(None)
         elif current is not None and not getattr(current, "released", False):
             raise RuntimeError(
                 f"Already have an autograd context id for this thread: {getattr(current, 'id', current)}. Contexts cannot "
