@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remora import autograd, rpc
+from remora.agent.calls.call_context import current_recording
 from remora.testing.world import World
 from tests.autograd.belongings import (
     assert_close,
@@ -23,6 +25,7 @@ from tests.autograd.belongings import (
     wait_for_no_contexts,
     weight_of,
 )
+from tests.systematic.tracing import SIGNALS, AtPlace, places_of, raising
 
 
 def current_id() -> int:
@@ -295,3 +298,56 @@ def test_a_context_is_released_beyond_a_dead_worker(world: World) -> None:
         assert contexts(world) == [1, 1, 1]
         world.kill(1)
     world.wait_until(lambda: (contexts(world)[0], contexts(world)[2]) == (0, 0), 10)
+
+
+class Struck(BaseException):
+    """What the signal handler of a program raises."""
+
+
+def enter_and_leave() -> None:
+    with autograd.context():
+        pass
+
+
+def enter_call_and_leave() -> None:
+    with autograd.context():
+        rpc.rpc_sync("worker1", ask_two)
+
+
+@pytest.mark.parametrize("scenario", [enter_and_leave, enter_call_and_leave])
+def test_an_exception_of_a_signal_handler_leaves_no_context(world: World, scenario: Callable[[], None]) -> None:
+    """Wherever it strikes, the thread can enter another context, and no worker keeps a part of the first."""
+    scenario()
+    places = [each for each in dict.fromkeys(places_of(scenario, SIGNALS)) if each.file.startswith("autograd/")]
+    assert len(places) > 10
+    for place in places:
+        with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
+            scenario()
+        assert current_recording.get() is None, place
+        scenario()
+        wait_for_no_contexts(world)
+
+
+def test_a_context_whose_with_statement_is_gone_is_released_by_the_next(world: World) -> None:
+    """An exception of a signal handler struck at the first instruction of `__exit__`."""
+    first = autograd.context().__enter__()
+    rpc.rpc_sync("worker1", ask_two)
+    with autograd.context() as second:
+        assert second != first
+        assert current_id() == second
+    wait_for_no_contexts(world)
+
+
+def abandon_and_enter() -> None:
+    autograd.context().__enter__()
+    enter_and_leave()
+
+
+def test_a_strike_as_the_next_context_is_entered_leaves_none_that_is_released(world: World) -> None:
+    abandon_and_enter()
+    for place in [each for each in dict.fromkeys(places_of(abandon_and_enter, SIGNALS)) if each.file.startswith("autograd/")]:
+        with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
+            abandon_and_enter()
+        assert not getattr(current_recording.get(), "released", False), place
+        enter_and_leave()
+        wait_for_no_contexts(world)

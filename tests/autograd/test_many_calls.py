@@ -15,7 +15,9 @@ from torch import Tensor
 from remora import autograd, rpc
 from remora.autograd import backward_pass, segments
 from remora.testing.world import World
+from tests.autograd import belongings
 from tests.autograd.belongings import gradient, leaf, my_weight, own, weight_of
+from tests.eventually import eventually
 
 CALLS = 12
 PATIENCE = 20.0
@@ -169,6 +171,53 @@ def test_threads_and_those_of_torch_fit_on_the_processors(
     monkeypatch.setattr(backward_pass, "PROCESSORS", processors)
     monkeypatch.setattr(torch, "get_num_threads", lambda: team)
     assert backward_pass.threads_that_fit() == threads
+
+
+class Crowding(torch.autograd.Function):
+    """The first backward has a function of the program wait for a slot, which ends after the pass."""
+
+    turns = itertools.count()
+    ended = threading.Event()
+    blocked: list[rpc.Future[bool]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        if not next(Crowding.turns):
+            worker = rpc._get_current_rpc_agent()
+            Crowding.blocked.append(rpc.rpc_async(worker.get_worker_info(), await_end, timeout=4 * PATIENCE))
+            eventually(lambda: worker.agent.pool.user_tasks)
+        return grad * 2
+
+
+def await_end() -> bool:
+    return Crowding.ended.wait(PATIENCE)
+
+
+def crowd(x: Tensor) -> Tensor:
+    result: Tensor = Crowding.apply(x * my_weight())
+    return result
+
+
+def test_a_pass_does_not_wait_for_threads_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of the program may have all slots, and wait for what comes after the pass."""
+    monkeypatch.setattr(backward_pass, "LONG", 0.0)
+    monkeypatch.setattr(backward_pass, "threads_that_fit", lambda: 2)
+    belongings.forget_all()
+    Crowding.turns, Crowding.blocked = itertools.count(), []
+    Crowding.ended.clear()
+    with World(2, threads=1, timeout=4 * PATIENCE) as world, world.acting(0):
+        x = leaf(0)
+        with autograd.context() as context_id:
+            results = [rpc.rpc_sync("worker1", crowd, args=(x,)) for _ in range(5)]
+            autograd.backward(context_id, [torch.stack(results).sum()])
+            Crowding.ended.set()
+            assert Crowding.blocked[0].wait(), "the pass waited for a thread that had nothing left to do"
+            assert torch.equal(gradient(world, 1, context_id, weight_of(world, 1)), 10 * x.detach())
+    belongings.forget_all()
 
 
 class Counted(torch.autograd.Function):

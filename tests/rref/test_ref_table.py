@@ -205,6 +205,59 @@ def test_a_strike_while_the_queue_is_emptied_loses_no_reference() -> None:
     assert moments_tried(release) > 20
 
 
+def test_a_strike_while_a_dropped_reference_is_confirmed_loses_no_goodbye() -> None:
+    def confirm(scene: Scene, n: int) -> bool:
+        table = scene.table()
+        scene.agent.timers = SimpleNamespace(soon=lambda seconds, task: None)
+        table.held.hold(VALUE, FORK, OTHER)
+        table.held.releases.put(FORK)
+        scene.pool.run()
+        struck = strike_at(n, lambda: table.held.confirmed(FORK))
+        if struck:
+            table.held.confirmed(FORK)  # as the inbox would, in which the answer is left
+        scene.pool.run()
+        assert any(pack_id(FORK) in body for body in scene.bodies), n
+        assert not table.state.holder.forks
+        return struck
+
+    assert moments_tried(confirm) > 10
+
+
+def test_a_strike_while_a_child_is_accepted_loses_no_goodbye() -> None:
+    def accept(scene: Scene, n: int) -> bool:
+        table = scene.table()
+        scene.agent.timers = SimpleNamespace(soon=lambda seconds, task: None)
+        table.held.hold(VALUE, FORK, OTHER)
+        table.held.confirmed(FORK)
+        table.held.share(FORK, CHILD, THIRD)
+        table.held.releases.put(FORK)
+        scene.pool.run()
+        struck = strike_at(n, lambda: table.held.accepted(CHILD))
+        if struck:
+            table.held.accepted(CHILD)
+        scene.pool.run()
+        assert any(pack_id(FORK) in body for body in scene.bodies), n
+        assert not table.state.holder.forks
+        assert not table.state.holder.parents
+        return struck
+
+    assert moments_tried(accept) > 10
+
+
+def test_a_strike_while_a_reference_of_another_holder_is_confirmed_leaves_its_parent_told() -> None:
+    def confirm(scene: Scene, n: int) -> bool:
+        table = scene.table()
+        assert not table.held.adopt(VALUE, FORK, OTHER, THIRD)
+        struck = strike_at(n, lambda: table.held.confirmed(FORK))
+        if struck:
+            table.held.confirmed(FORK)
+        scene.pool.run()
+        assert "RREF_CHILD_ACCEPT" in [name for _, name, _ in scene.sent], n
+        return struck
+
+    assert moments_tried(confirm) > 10
+
+
 def share_many(scene: Scene, n: int) -> tuple[Table, list[GloballyUniqueId], list[int]]:
     """A table with values that another worker holds, the ids of its goodbyes, and the list of values that were destroyed."""
     table, destroyed = scene.table(), []

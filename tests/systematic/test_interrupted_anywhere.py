@@ -11,16 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
 
-from remora import rpc
+from remora import autograd, rpc
 from remora.agent.calls.call import Call
 from remora.agent.channel import bulk
 from remora.agent.channel.pool_reads import PoolReads
+from remora.autograd.countdown import Countdown
 from tests.agent.alone import worker_alone
 from tests.eventually import eventually
 from tests.systematic.tracing import SIGNALS, AtPlace, Place, places_of
@@ -214,3 +216,35 @@ def test_a_struck_reader_wakes_the_thread_whose_reply_it_has(me: str, monkeypatc
         release.set()
         assert other.result(SOON) == 8
     assert len(set(wakes)) < len(wakes)
+
+
+def pass_over(me: str) -> torch.Tensor:
+    with autograd.context() as context_id:
+        x = torch.ones(3, requires_grad=True)
+        autograd.backward(context_id, [rpc.rpc_sync(me, double, args=(x,)).sum()])
+        return autograd.get_gradients(context_id)[x]
+
+
+def test_a_strike_does_not_end_what_another_thread_waits_for(me: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread reads the answers to the calls of a backward pass of another one. It leaves to the pool what counts
+    them: to do that twice, or half, would end the pass too early, or never."""
+    pass_over(me)  # so that there is a link
+    monkeypatch.setattr(PoolReads, "tick", lambda reads: None)  # however long it takes, no thread of the pool reads instead
+    channel = rpc._get_current_rpc_agent().agent.peers.find(me).outgoing
+
+    def pass_meanwhile() -> torch.Tensor:
+        eventually(lambda: channel.reading.locked())
+        try:
+            return pass_over(me)
+        finally:
+            release.set()
+
+    places = dict.fromkeys(places_of(lambda: Countdown[Any](lambda failure: None).finish(), SIGNALS))
+    assert len(places) >= 3
+    for place in places:
+        release.clear()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(pass_meanwhile)
+            with suppress(Struck), AtPlace(place, strike_here, SIGNALS):
+                rpc.rpc_sync(me, await_release)
+            assert torch.equal(other.result(SOON), torch.full((3,), 2.0)), place

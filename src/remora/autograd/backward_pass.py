@@ -34,7 +34,8 @@ Key = PassId
 WorkQueue = SimpleQueue[Callable[[], None] | None]  # work for a thread
 GradientBatch = dict[int, Gradients]  # gradients for what was sent: by message
 Deliver = Callable[["Peer", GradientBatch], None]
-Share = Callable[[Callable[[], None]], None]  # have another thread do some work, too
+# Have another thread do some work, too. Returned is a function that takes it back, unless a thread has begun.
+Share = Callable[[Callable[[], None]], Callable[[], None]]
 
 LONG = 0.001  # seconds: a segment that takes longer is worth another thread
 MANY = 1 << 20  # elements in the leaves of a segment: to write and to add their gradients takes longer than that in any case
@@ -187,24 +188,34 @@ class Pass:
         it has been run. If only one thread fits, segments that give nothing to other workers are run in one go all the
         same: no worker waits for them.
         """
-        if pace is Pace.UNKNOWN and len(ready) > 1 and _takes_long(ready[-1][1]):
-            pace = Pace.SLOW
-            self._share(schedule, ready, deliver, share)
-        while batch := self._taken(ready, pace):
-            begun = time.perf_counter()
-            outgoing = self._run_batch(schedule, batch, ready)
-            for peer, gradients in outgoing.items():
-                deliver(peer, gradients)
-            if pace is Pace.UNKNOWN and ready:
-                pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
-                if pace is Pace.SLOW:
-                    self._share(schedule, ready, deliver, share)
+        take_backs: list[Callable[[], None]] = []  # of work that no other thread may have begun
+        try:
+            if pace is Pace.UNKNOWN and len(ready) > 1 and _takes_long(ready[-1][1]):
+                pace = Pace.SLOW
+                take_backs += self._share(schedule, ready, deliver, share)
+            while batch := self._taken(ready, pace):
+                begun = time.perf_counter()
+                outgoing = self._run_batch(schedule, batch, ready)
+                for peer, gradients in outgoing.items():
+                    deliver(peer, gradients)
+                if pace is Pace.UNKNOWN and ready:
+                    pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
+                    if pace is Pace.SLOW:
+                        take_backs += self._share(schedule, ready, deliver, share)
+        finally:
+            for take_back in take_backs:
+                take_back()
 
-    def _share(self, schedule: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None) -> None:
-        """Have as many other threads as fit take from the list, too."""
-        if share is not None:
-            for _ in range(min(len(ready), threads_that_fit()) - 1):
-                share(partial(self._run, schedule, ready, deliver, None, Pace.SLOW))
+    def _share(
+        self, schedule: Whole | Divided, ready: Ready, deliver: Deliver, share: Share | None
+    ) -> list[Callable[[], None]]:
+        """Have as many other threads as fit take from the list, too. What is returned takes that back: a thread that has not
+        come when the list is empty is not waited for. Functions of the program may have all slots, and wait for the end of
+        the pass."""
+        if share is None:
+            return []
+        work = partial(self._run, schedule, ready, deliver, None, Pace.SLOW)
+        return [share(work) for _ in range(min(len(ready), threads_that_fit()) - 1)]
 
     def _taken(self, ready: Ready, pace: Pace) -> Ready:
         """Take from the list what is to be run next. Other threads may do so with the same list."""

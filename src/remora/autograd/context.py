@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,19 @@ class Context:
         self.heard_from: set[int] = set()  # those because of which we have a part of it
         self.gradients = Gathered()
         self.released = False
+        self.manager: weakref.ref[object] | None = None  # the `with` statement that leaves it, where it was made
         self._next_message = next_message
 
     @property
     def creator(self) -> int:
         """The id of the worker that made the context."""
         return self.id >> LOCAL_BITS
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return True if it was made here, and nothing will leave it: an exception of a signal handler struck at the first
+        instruction of `__exit__`."""
+        return self.manager is not None and self.manager() is None
 
     # As calls see it.
 

@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -46,18 +47,29 @@ class Contexts:
 
     # Finding them.
 
-    def enter(self) -> Context:
-        """Make a new context of this worker the current one."""
+    def enter(self, manager: ContextManager | None = None) -> Context:
+        """Make a new context of this worker the current one. `manager` leaves it; without one, `_release_context` does."""
         current = current_call_context.get()
-        if current is not None and not getattr(current, "released", False):
+        if isinstance(current, Context) and current.is_abandoned:
+            try:
+                self._release(current.id, None)
+            finally:
+                current_call_context.set(None)
+        elif current is not None and not getattr(current, "released", False):
             raise RuntimeError(
                 f"Already have an autograd context id for this thread: {getattr(current, 'id', current)}. Contexts cannot "
                 f"be nested; leave the first one, or use another thread."
             )
         context = Context(self._next_context(), self._next_message)
-        with self._lock:
-            self._table[context.id] = context
-        current_call_context.set(context)
+        context.manager = None if manager is None else weakref.ref(manager)
+        try:
+            with self._lock:
+                self._table[context.id] = context
+            current_call_context.set(context)
+        except BaseException:  # of a signal handler: nothing will leave the context
+            current_call_context.set(None)
+            self._table.pop(context.id, None)
+            raise
         return context
 
     def get(self, context_id: int) -> Context:
@@ -99,14 +111,27 @@ class Contexts:
         self.get(context_id)
         self._release(context_id, None)
 
+    def release_again(self, context: Context) -> None:
+        """Finish a release that an exception of a signal handler interrupted, wherever that was."""
+        self._remove(context.id)
+        self._end(context, None)
+
     def _release(self, context_id: int, told_by: Peer | None) -> None:
+        context = self._remove(context_id)
+        if context is not None:
+            self._end(context, told_by)
+
+    def _remove(self, context_id: int) -> Context | None:
         with self._lock:
             context = self._table.pop(context_id, None)
             self._released[context_id] = None
             while len(self._released) > REMEMBERED:
                 self._released.popitem(last=False)
-        if context is None:
-            return
+        return context
+
+    def _end(self, context: Context, told_by: Peer | None) -> None:
+        """To do it again does no harm: who has no part of the context takes no notice."""
+        context_id = context.id
         context.released = True
         if told_by is None:
             context.release()
@@ -169,13 +194,18 @@ class ContextManager:
         self._context: Context | None = None
 
     def __enter__(self) -> int:
-        self._context = self._contexts.enter()
+        self._context = self._contexts.enter(self)
         return self._context.id
 
     def __exit__(self, *error: Any) -> None:
         assert self._context is not None
-        if sys.is_finalizing():
-            return  # of a generator that was never ended; a thread that is gone may hold any lock
-        current_call_context.set(None)  # what was before, if anything, was released
-        if not self._context.released:
-            self._contexts.release(self._context.id)
+        try:
+            if sys.is_finalizing():
+                return  # of a generator that was never ended; a thread that is gone may hold any lock
+            current_call_context.set(None)  # what was before, if anything, was released
+            if not self._context.released:
+                self._contexts.release(self._context.id)
+        except BaseException:  # of a signal handler: no other frame would do the rest
+            current_call_context.set(None)
+            self._contexts.release_again(self._context)
+            raise

@@ -70,10 +70,23 @@ class PassMessages:
     def deliver(self, this: Pass, countdown: Countdown[PassFailure], peer: Peer, gradients: GradientBatch) -> None:
         self._call(this, countdown, peer, BackwardAutogradReq(this.key, None, gradients))
 
-    def share(self, countdown: Countdown[PassFailure], work: Callable[[], None]) -> None:
-        """Have another thread do some of the work that is counted."""
+    def share(self, countdown: Countdown[PassFailure], work: Callable[[], None]) -> Callable[[], None]:
+        """Have another thread do some of the work that is counted. The function that is returned takes it back, unless a
+        thread has begun."""
         countdown.begin()
-        self.agent.pool.submit(partial(self._act, countdown, work))
+        waiting = {0: work}  # the thread that takes it out does it, or takes it back
+
+        def begin() -> None:
+            taken = waiting.pop(0, None)
+            if taken is not None:
+                self._act(countdown, taken)
+
+        def take_back() -> None:
+            if waiting.pop(0, None) is not None:
+                countdown.finish()
+
+        self.agent.pool.submit(begin)
+        return take_back
 
     def deliver_with_part(self, this: Pass, peer: Peer, part: Part, gradients: GradientBatch) -> None:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:

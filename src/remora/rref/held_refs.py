@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
+from remora.agent.runtime.try_lock import may_be_struck
 from remora.errors import RemoraError
 from remora.names import Name
+from remora.protocol.holder import Holder
 from remora.rref.effect_runner import Action, EffectRunner
 from remora.rref.release_queue import ReleaseQueue
 from remora.rref.state import RefState
@@ -56,15 +59,51 @@ class HeldRefs:
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that this worker handed on."""
-        self._change(self._holder.accepted, child)
+        self._change(self._accept_step, child)
+
+    def _accept_step(self, child: ForkId) -> Iterable[Effect]:
+        return self._accept_exposed(child) if may_be_struck() else self._holder.accepted(child)
+
+    def _accept_exposed(self, child: ForkId) -> Iterator[Effect]:
+        parents = self._holder.parents
+        yield from self._exposed(parents.get(child), child, lambda holder: holder.accepted(child))
+        parents.pop(child, None)
 
     def confirmed(self, fork: ForkId) -> None:
         """The owner counts a reference of ours."""
         self._change(self._confirm_step, fork)
 
-    def _confirm_step(self, fork: ForkId) -> Sequence[Action]:
+    def _confirm_step(self, fork: ForkId) -> Iterable[Action]:
+        held = self._holder.forks.get(fork)
+        has_effects = held is None or not held.in_use or held.parent is not None or fork in self._state.waiters
+        if has_effects and may_be_struck():  # (most have none: their thread goes on to use what it asked for)
+            return self._confirm_exposed(fork)
         effects = self._holder.confirm(fork)
         return [*effects, *self.wake_waiters(fork)] if fork in self._state.waiters else effects
+
+    def _confirm_exposed(self, fork: ForkId) -> Iterator[Action]:
+        yield from self._exposed(fork, None, lambda holder: holder.confirm(fork))
+        waiters = self._state.waiters
+        for tell in waiters.get(fork, ()):
+            yield partial(self._agent.pool.submit_system, tell)
+        waiters.pop(fork, None)
+
+    def _exposed(
+        self, fork: ForkId | None, child: ForkId | None, event: Callable[[Holder], Iterable[Effect]]
+    ) -> Iterator[Effect]:
+        """Have an event that concerns one fork take place, on a thread that an exception of a signal handler may strike. A
+        copy decides. The effects are in the queue before the state changes, in one operation: so a step that is struck
+        leaves all of it to its repetition, and a message that is sent twice does no harm."""
+        forks = self._holder.forks
+        held = None if fork is None else forks.get(fork)
+        if fork is None or held is None:
+            return
+        copy = Holder({fork: replace(held, children=held.children.copy())}, {} if child is None else {child: fork})
+        yield from event(copy)
+        if fork in copy.forks:
+            forks[fork] = copy.forks[fork]
+        else:
+            forks.pop(fork, None)
 
     def fail(self, fork: ForkId, error: BaseException) -> None:
         """A reference will never work, and its owner does not count it."""
@@ -85,7 +124,7 @@ class HeldRefs:
         """A reference does not work, but its owner may count it: it says goodbye like any other."""
         self._change(self._mark_broken_step, fork, error)
 
-    def _mark_broken_step(self, fork: ForkId, error: BaseException) -> Sequence[Action]:
+    def _mark_broken_step(self, fork: ForkId, error: BaseException) -> Iterable[Action]:
         held = self._holder.forks.get(fork)
         if held is not None and held.in_use:
             self._state.failures[fork] = error

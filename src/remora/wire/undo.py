@@ -26,5 +26,5 @@ class Undo(list[Callable[[], None]]):
             self.pop()  # now: had it been interrupted, it would be run again
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.armed and self and not is_finalizing():
+        if getattr(self, "armed", False) and self and not is_finalizing():
             self.run()

@@ -246,9 +246,12 @@ class Inbox:
         if not call.asynchronous:
             if call.signal is not None:
                 call.wake()
-        elif call.future is None and not frame.flags & FAILED:
+        elif call.future is None and not frame.flags & FAILED and not (type(call.target) is str and may_be_struck()):
             settle((call,))  # our own business: no code of the program runs
         else:
+            # A call of ours that no function of the program is the target of may be one that others wait for, who count its
+            # answer. A thread that is struck would count it twice, or never. (That a reference was made is a step, which may
+            # run again.)
             self.answered.append(call)
 
     def _handle_special(self, frame: Frame) -> int:
