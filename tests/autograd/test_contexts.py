@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from remora import autograd, rpc
-from remora.agent.calls.call_context import current_recording
+from remora.agent.calls.call_context import current_call_context
 from remora.testing.world import World
 from tests.autograd.belongings import (
     assert_close,
@@ -323,7 +323,7 @@ def test_an_exception_of_a_signal_handler_leaves_no_context(world: World, scenar
     for place in places:
         with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
             scenario()
-        assert current_recording.get() is None, place
+        assert current_call_context.get() is None, place
         scenario()
         wait_for_no_contexts(world)
 
@@ -345,9 +345,10 @@ def abandon_and_enter() -> None:
 
 def test_a_strike_as_the_next_context_is_entered_leaves_none_that_is_released(world: World) -> None:
     abandon_and_enter()
-    for place in [each for each in dict.fromkeys(places_of(abandon_and_enter, SIGNALS)) if each.file.startswith("autograd/")]:
+    places = dict.fromkeys(places_of(abandon_and_enter, SIGNALS))
+    for place in [each for each in places if each.file.startswith("autograd/")]:
         with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
             abandon_and_enter()
-        assert not getattr(current_recording.get(), "released", False), place
+        assert not getattr(current_call_context.get(), "released", False), place
         enter_and_leave()
         wait_for_no_contexts(world)
