@@ -166,6 +166,38 @@ def test_a_proven_observer_that_makes_no_sense_is_sent_away(served: Served, said
     eventually(lambda: served.visitors == 0)
 
 
+@pytest.mark.parametrize("nonsense", [struct.pack(">I", MAX_QUESTION + 1), struct.pack(">I", 3) + b"abc"])
+def test_nonsense_behind_a_question_that_takes_time_costs_no_other_observer_anything(
+    served: Served, nonsense: bytes
+) -> None:
+    """It is read when the late answer has been sent, by the clock and not by the socket."""
+    other, link = served.link(), served.link()
+    link._send(frame({"question": "later", "arguments": {"seconds": 0.05}}) + nonsense)
+    while (told := link._reader.next()) is None:
+        link._reader.feed(link._receive())
+    assert told == ({"answer": "now"},)
+    with pytest.raises(ObserverError, match="closed the connection"):
+        link._receive()
+    assert other.ask("echo", timeout=20.0) == {}
+    other.close()
+    link.close()
+
+
+def test_many_questions_at_once_are_answered_in_turn_with_those_of_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = 1500
+    eager, other = served.link(), served.link()
+    eager._send(b"".join(frame({"question": "echo", "arguments": {"number": each}}) for each in range(questions)))
+    assert other.ask("echo", timeout=20.0) == {}
+    for number in range(questions):
+        while (told := eager._reader.next()) is None:
+            eager._reader.feed(eager._receive())
+        assert told == ({"answer": {"number": number}},)
+    eager.close()
+    other.close()
+
+
 def test_questions_without_arguments_that_make_sense(served: Served) -> None:
     link = served.link()
     link._send(frame({"question": "echo", "arguments": [1]}))

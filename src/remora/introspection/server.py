@@ -14,8 +14,8 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from remora.errors import RendezvousError
@@ -30,6 +30,7 @@ MOST = 16  # observers that have proven the key; one more takes the place of the
 STRANGERS = 16  # connections that have not
 BURST = 32  # connections that may come at once
 RATE = 50.0  # … and so many a second for long
+MOST_FAILURES = 3  # that are logged: an observer may provoke the same one again and again
 PATIENCE = 2.0  # seconds that `stop` waits for the thread
 
 
@@ -50,6 +51,7 @@ class ObserverServer:
         self._thread: threading.Thread | None = None
         self._tokens = float(BURST)  # connections that may come now
         self._counted_at = 0.0
+        self._failures = 0
         self._resting = False  # no token is left: the doors are not looked at
 
     # Life.
@@ -131,12 +133,8 @@ class ObserverServer:
                 for key, _ in selector.select(self._sleep()):
                     if key.fd == bell:
                         return
-                    try:
+                    with self._at_the_cost_of(key.data):
                         self._see(key)
-                    except Exception:  # of one visitor: the others are to be answered
-                        log.exception("%s failed to answer an observer", self._name)
-                        if key.data is not None:
-                            self._dismiss(key.data)
                 self._see_to_time()
         except BaseException:
             log.exception("%s cannot be observed any more", self._name)
@@ -146,6 +144,18 @@ class ObserverServer:
             self._close_doors()
             selector.close()
             os.close(bell)
+
+    @contextmanager
+    def _at_the_cost_of(self, visitor: Visitor | None) -> Iterator[None]:
+        """An error inside costs one visitor its connection: the others are to be answered."""
+        try:
+            yield
+        except Exception:
+            self._failures += 1
+            if self._failures <= MOST_FAILURES:
+                log.exception("%s failed to answer an observer", self._name)
+            if visitor is not None:
+                self._dismiss(visitor)
 
     def _see(self, key: selectors.SelectorKey) -> None:
         visitor = key.data
@@ -226,10 +236,11 @@ class ObserverServer:
         if self._resting and self._tokens >= BURST / 2:
             self._look_at_doors()
         for visitor in list(self._visitors.values()):
-            if now >= visitor.deadline or (now >= visitor.due and not visitor.finish()):
-                self._dismiss(visitor)
-            elif visitor.due == NEVER:
-                self._watch(visitor)
+            with self._at_the_cost_of(visitor):
+                if now >= visitor.deadline or (now >= visitor.due and not visitor.finish()):
+                    self._dismiss(visitor)
+                elif visitor.due == NEVER:
+                    self._watch(visitor)
 
     def _look_at_doors(self) -> None:
         assert self._selector is not None

@@ -42,6 +42,7 @@ class Visitor:
         self._machine = machine
         self._answer = answer
         self._reader = Reader(MAX_QUESTION)
+        self._question: tuple[Any] | None = None  # what it asked and was not answered yet
         self._unsent = memoryview(b"")
         self._gone = False  # it is to be closed when what was said to it is sent
 
@@ -52,8 +53,8 @@ class Visitor:
 
     @property
     def writes(self) -> bool:
-        """True if it has something to take; nothing is read from it meanwhile."""
-        return len(self._unsent) > 0
+        """True if it has something to take, or its next question is here already; nothing is read from it meanwhile."""
+        return len(self._unsent) > 0 or self._question is not None
 
     @property
     def waits(self) -> bool:
@@ -61,22 +62,36 @@ class Visitor:
         return self.later is not None
 
     def ready(self) -> bool:
-        """Read or write what can be. Return False if the connection is to be closed."""
+        """Read, write or answer one question. Return False if the connection is to be closed."""
+        return self._lives_through(self._take_turn)
+
+    def finish(self) -> bool:
+        """What took time is due. Return False if the connection is to be closed."""
+        later, self.later, self.due = self.later, None, NEVER
+        return later is None or self._lives_through(lambda: self._try(later.then))
+
+    def _lives_through(self, step: Callable[[], bool]) -> bool:
         try:
-            if self.writes:
-                return self._write()
-            data = self.sock.recv(CHUNK)
-            return bool(data) and self._hear(data)
+            return step()
         except (BlockingIOError, InterruptedError):
             return True
         except (OSError, ProtocolError, AuthenticationError):
             return False
 
+    def _take_turn(self) -> bool:
+        if self._unsent:
+            return self._write()
+        if self._question is not None:
+            return self._go_on()
+        data = self.sock.recv(CHUNK)
+        return bool(data) and self._hear(data)
+
     def _hear(self, data: bytes) -> bool:
         self.heard_at = time.monotonic()
         if self._machine.welcomed:
             self._reader.feed(data)
-            return self._go_on()
+            self._question = self._reader.next()
+            return self._question is None or self._go_on()
         try:
             answer = self._machine.receive(data)
         except (ProtocolError, AuthenticationError):
@@ -88,20 +103,13 @@ class Visitor:
         return self._say(answer) if answer else True
 
     def _go_on(self) -> bool:
-        """Answer the next question, if it is whole."""
-        question = self._reader.next()
-        if question is None:
-            return True
-        asked = question[0]
+        """Answer the question that is here."""
+        assert self._question is not None
+        (asked,), self._question = self._question, None
         if not (isinstance(asked, dict) and isinstance(asked.get("question"), str)):
             return False
         arguments = asked.get("arguments", {})
         return self._try(lambda: self._answer(asked["question"], arguments if isinstance(arguments, dict) else {}))
-
-    def finish(self) -> bool:
-        """What took time is due."""
-        later, self.later, self.due = self.later, None, NEVER
-        return later is None or self._try(later.then)
 
     def _try(self, make: Callable[[], Any]) -> bool:
         try:
@@ -120,14 +128,10 @@ class Visitor:
         return self._write()
 
     def _write(self) -> bool:
-        try:
-            self._unsent = self._unsent[self.sock.send(self._unsent) :]
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
+        self._unsent = self._unsent[self.sock.send(self._unsent) :]
         if self._unsent:
             return True
         if self.welcomed:
             self.deadline = NEVER
-        return not self._gone and (not self.welcomed or self._go_on())  # its next question may be here already
+            self._question = self._reader.next()  # it may be here; others have their turn before it is answered
+        return not self._gone
