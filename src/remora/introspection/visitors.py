@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from remora.agent.peers.pending_connections import SILENT
 from remora.errors import AuthenticationError, ProtocolError
 from remora.protocol.observing import MAX_QUESTION, Observed, Reader, frame
 
@@ -33,8 +34,10 @@ Answer = Callable[[str, dict[str, Any]], Any]  # what to say to a question with 
 class Visitor:
     """One connection."""
 
-    def __init__(self, sock: socket.socket, machine: Observed, answer: Answer) -> None:
+    def __init__(self, sock: socket.socket, source: Hashable, machine: Observed, answer: Answer) -> None:
         self.sock = sock
+        self.source = source  # an address, or a process of this host
+        self.stage = SILENT  # the table of strangers alone changes it
         self.deadline = time.monotonic() + PROOF_TIME  # by when it has to do what is expected of it
         self.heard_at = time.monotonic()
         self.later: Later | None = None  # what it waits for, and
@@ -45,6 +48,11 @@ class Visitor:
         self._question: tuple[Any] | None = None  # what it asked and was not answered yet
         self._unsent = memoryview(b"")
         self._gone = False  # it is to be closed when what was said to it is sent
+
+    @property
+    def greeting(self) -> bytes:
+        """The seal of its greeting, once that was proven; it may be one that was heard and is said again."""
+        return self._machine.greeting
 
     @property
     def welcomed(self) -> bool:
