@@ -267,6 +267,18 @@ def test_one_that_has_greeted_keeps_its_place_and_one_that_repeats_a_greeting_do
     eventually(lambda: served.visitors == 0)
 
 
+def test_a_greeting_gives_a_stranger_no_more_time(served: Served) -> None:
+    """It may have been overheard."""
+    stranger = served.stranger()
+    eventually(lambda: served.visitors == 1)
+    (visitor,) = served.server._visitors.values()
+    before = visitor.deadline
+    assert say(stranger, Observer(KEY).start())
+    assert visitor.deadline == before
+    stranger.close()
+    eventually(lambda: served.visitors == 0)
+
+
 def test_strangers_have_a_part_of_a_processor_and_newcomers_get_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "WINDOW", 0.02)
     monkeypatch.setattr(server_module, "SHARE", 1e-6)  # one look at a socket is too much

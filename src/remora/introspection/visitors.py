@@ -132,7 +132,8 @@ class Visitor:
 
     def _say(self, data: bytes) -> bool:
         self._unsent = memoryview(data)
-        self.deadline = time.monotonic() + (TAKE_TIME if self.welcomed else PROOF_TIME)
+        if self.welcomed:  # (others have what is left of their time)
+            self.deadline = time.monotonic() + TAKE_TIME
         return self._write()
 
     def _write(self) -> bool:
