@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -45,10 +46,13 @@ def answer(question: str, arguments: dict[str, Any]) -> Any:
 class Served:
     """A server, and where it is."""
 
-    def __init__(self, transports: tuple[str, ...] = ("unix", "tcp"), of_this_user: bool = True) -> None:
+    def __init__(
+        self, transports: tuple[str, ...] = ("unix", "tcp"), of_this_user: bool = True, start: bool = True
+    ) -> None:
         self.server = ObserverServer("worker1", KEY, answer, of_this_user=of_this_user)
         self.addresses = self.server.listen(transports, "127.0.0.1", None, f"test{os.getpid()}{time.monotonic_ns()}")
-        self.server.start(ME)
+        if start:
+            self.server.start(ME)
 
     def link(self, n: int = 0, key: bytes = KEY, timeout: float = 10.0) -> ObserverLink:
         return ObserverLink(self.addresses[n], key, group="group", timeout=timeout)
@@ -265,6 +269,38 @@ def test_one_that_has_greeted_keeps_its_place_and_one_that_repeats_a_greeting_do
     for each in (slow, *replays, *others):
         each.close()
     eventually(lambda: served.visitors == 0)
+
+
+class Lacking:
+    """A listening socket in a process that has no descriptor left."""
+
+    def __init__(self, sock: socket.socket, tries: list[float]) -> None:
+        self._sock = sock
+        self._tries = tries
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def accept(self) -> Any:
+        self._tries.append(time.monotonic())
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def test_without_descriptors_callers_wait_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "remora")
+    tries: list[float] = []
+    served = Served(("unix",), start=False)
+    (door,) = served.server._doors
+    served.server._doors[:] = [Lacking(door, tries)]  # type: ignore[list-item]
+    served.server.start(ME)
+    with served.stranger():
+        eventually(lambda: len(tries) > 5)
+    served.server.stop()
+    assert tries[5] - tries[0] > 4 * server_module.WINDOW
+    assert len([each for each in caplog.records if "cannot take connections" in each.message]) == 1
 
 
 def test_a_greeting_gives_a_stranger_no_more_time(served: Served) -> None:

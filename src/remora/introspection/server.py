@@ -57,6 +57,7 @@ class ObserverServer:
         self._look_at = NEVER  # when the first visitor has to be seen to though nothing comes; or sooner
         self._failures = 0
         self._resting = False  # they have had enough: the doors are not looked at
+        self._lacks = False  # this process has no descriptors, or memory, for a connection; the log says so
 
     # Life.
 
@@ -184,9 +185,12 @@ class ObserverServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.info("%s cannot take the connection of an observer: %s", self._name, error)
+                if not self._lacks:
+                    log.info("%s cannot take connections of observers for now (they wait): %s", self._name, error)
+                self._lacks = True
                 self._rest()
                 return
+            self._lacks = False
             self._take_in(sock, address[0] if isinstance(address, tuple) else "")
 
     def _take_in(self, sock: socket.socket, host: str) -> None:
@@ -276,6 +280,6 @@ class ObserverServer:
         moment."""
         assert self._selector is not None
         if not self._resting:
-            self._resting = True
+            self._resting, self._window = True, time.monotonic()
             for door in self._doors:
                 self._selector.unregister(door)
