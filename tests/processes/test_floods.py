@@ -21,8 +21,11 @@ import pytest
 
 from remora import rpc
 from remora.agent.peers import listener
+from remora.introspection.questions import OBSERVERS
+from remora.observer.client import ObserverLink
 from remora.protocol.conversation import Kind, header
 from remora.protocol.handshake import Identity, Initiator
+from remora.protocol.observing import observer_key
 from tests.eventually import eventually
 from tests.machine import Gaps
 from tests.processes import targets
@@ -204,6 +207,28 @@ def test_a_flood(transport: str, what: str) -> None:
         # The flood itself needs a processor: what it takes from the calls is seen in the gaps. Nothing else holds them up.
         assert slowest < 0.5 + 3 * gap
         assert rate_kept > 0.5
+
+
+def observers_door() -> str:
+    told = rpc._get_current_rpc_agent().record.extra[OBSERVERS]
+    assert isinstance(told, list)
+    return str(told[0])
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix"])
+def test_observers_get_in_while_their_door_is_flooded(transport: str) -> None:
+    options = {"transports": [transport], "secret": SECRET, "host": "127.0.0.1"}
+    with Workers(1, options=options) as workers:
+        door = workers.run(0, observers_door)
+        rss, lines = workers.run(0, memory), workers.output(0).count("\n")
+        target = door.partition("://")[2]
+        with flood(target.rpartition(":")[2], "half", RATE, SECONDS, int(RATE)):
+            for _ in range(8 if THOROUGH else 3):
+                link = ObserverLink(door, observer_key(SECRET.encode()), timeout=20.0)
+                assert link.ask("clock", timeout=20.0) > 0
+                link.close()
+        assert workers.run(0, memory) - rss < 32
+        assert workers.output(0).count("\n") == lines
 
 
 def test_other_users_are_told_apart_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
