@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.damage import trials
 from tests.damage.hunt import Finding, Hunt
 from tests.damage.subject import Subject
 
@@ -40,7 +41,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _replay(paths: list[Path]) -> int:
     wrong = 0
-    with Subject() as subject:
+    with Subject(trials.PATIENCE) as subject:
         for path in paths:
             verdict = Finding.read(path).again(subject)
             wrong += bool(verdict.problem)

@@ -161,7 +161,7 @@ class Hunt:
         """Whether nothing was found."""
         end = time.monotonic() + self.seconds
         chance = random.Random(self.seed)
-        with Subject() as parsing, Subject() as working:
+        with Subject() as parsing, Subject(trials.PATIENCE) as working:
             steps: list[Iterator[None]] = []
             if "receivers" in searches:
                 steps.append(self._receivers(parsing, random.Random(chance.random())))

@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -31,6 +32,7 @@ from tests import leaks
 from tests.damage.receivers import CLEAR, GROWTH, RECEIVERS, BeyondUs, Exposed, Sample, memos_bounded
 
 PATIENCE = 30.0  # seconds for an answer, on a host with other things to do
+MOST_SHOWN = 20_000  # characters of its stacks
 ADDRESS_SPACE = 2 << 30  # bytes more than it has when it starts: who asks for as much is told that there is none
 
 _fork = multiprocessing.get_context("forkserver")
@@ -57,6 +59,7 @@ class Subject:
         self._patience = patience
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._stacks = ""  # the file to which the process writes where its threads are when it ends by a signal
         self.started = 0
 
     def ask(self, task: Callable[..., str], *args: Any) -> Verdict:
@@ -86,7 +89,9 @@ class Subject:
         with leaks.kept():
             multiprocessing.forkserver.ensure_running()
         self._pipe, theirs = _fork.Pipe()
-        self._process = _fork.Process(target=_serve, args=(theirs,), daemon=True)
+        number, self._stacks = tempfile.mkstemp(prefix="remora-damage-")
+        os.close(number)
+        self._process = _fork.Process(target=_serve, args=(theirs, self._stacks), daemon=True)
         self._process.start()
         theirs.close()
         self.started += 1
@@ -101,8 +106,10 @@ class Subject:
         if not problem:
             died = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
             problem = f"the process died: {died}"
+        with open(self._stacks) as file:
+            stacks = file.read(MOST_SHOWN)
         self.close()
-        return Verdict(problem, "", seconds)
+        return Verdict(f"{stacks}\n{problem}", "", seconds)
 
     def close(self) -> None:
         """End the process."""
@@ -114,6 +121,7 @@ class Subject:
         assert self._pipe is not None
         self._pipe.close()
         self._process = self._pipe = None
+        os.unlink(self._stacks)
 
     def __enter__(self) -> Subject:
         self.start()
@@ -144,8 +152,8 @@ def receive(sample: Sample) -> str:
     return f"{type(found).__name__}"
 
 
-def _serve(pipe: Connection) -> None:
-    _prepare()
+def _serve(pipe: Connection, stacks: str) -> None:
+    _prepare(stacks)
     while True:
         try:
             task, args = pipe.recv()
@@ -154,7 +162,7 @@ def _serve(pipe: Connection) -> None:
         pipe.send(_judged(task, args))
 
 
-def _prepare() -> None:
+def _prepare(stacks: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open("/proc/self/statm") as file:
         space = int(file.read().split()[0]) * resource.getpagesize() + ADDRESS_SPACE
@@ -164,7 +172,7 @@ def _prepare() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-    faulthandler.enable()
+    faulthandler.enable(os.open(stacks, os.O_WRONLY))
     threading.excepthook = _note_thread
     gc.collect()
     gc.freeze()  # the collector need not look at all of torch each time

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.damage import hunt, trials
+from tests.damage.mutations import Mutation
 from tests.damage.processes import Pair
 from tests.damage.sessions import PROGRAMS
 from tests.damage.subject import Subject
@@ -43,6 +44,14 @@ def test_damaged_anywhere(road: str, subject: Subject) -> None:
             if verdict.problem:
                 path = hunt.Finding(verdict.problem, None, trial, trial.mutations).write(Path("build/damage"))
                 pytest.fail(f"{trial}\n{verdict.problem}\nagain: python -m tests.damage --replay {path}", pytrace=False)
+
+
+def test_a_call_that_makes_a_value_and_does_not_say_which(subject: Subject) -> None:
+    """The owner cannot read what value it was to make: calls of that value, which are there already, fail with it."""
+    trial = Trial("unix", "references", "out", 0x105, 1, "sealed", (Mutation("cut", 3),))
+    verdict = subject.ask(trials.judged, trial)
+    assert not verdict.problem, verdict.problem
+    assert "was never made" in verdict.outcome
 
 
 @pytest.mark.parametrize("road", ["tcp", "shm"])

@@ -23,6 +23,7 @@ from tests.damage.units import Unit, is_covered, resealed
 LIMIT = 5.0  # seconds until a damaged link is repaired, or a call fails
 REST = 10.0  # and until nothing of it is left
 TIMEOUT = 25.0  # of a call: a program that needs it was not told anything in time
+PATIENCE = 2 * (TIMEOUT + LIMIT + REST) + 20.0  # seconds for both attempts at one: it says what is wrong
 OFTEN = 150  # trials in one world: each may leave a number for a function, a session, a few counters
 
 ROADS: dict[str, dict[str, Any]] = {

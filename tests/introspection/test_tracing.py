@@ -66,6 +66,44 @@ def test_traces_do_not_disturb_each_other(recorder: Recorder) -> None:
     assert [row[2] for row in rows(end(traces, "b"))] == [2, 3]
 
 
+def test_a_name_is_given_once(recorder: Recorder) -> None:
+    """Else an observer could have the recorder hand over what it folds any number of times."""
+    traces = make(recorder)
+    for _ in range(3):
+        traces.begin("a", 60.0)
+        with pytest.raises(ValueError, match="'a' is being made already"):
+            traces.begin("a", 60.0)
+        assert len(recorder._on_fold) == 1
+        assert end(traces, "a") is not None
+        assert not recorder._on_fold
+
+
+class SlowProfile:
+    """A profile of torch's operators that begins when it is told to end."""
+
+    problem = ""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.begun, self.ended = False, False
+        self.operators: list[object] = []
+
+    def end(self) -> None:
+        self.begun = self.ended = True
+
+
+def test_a_trace_that_is_ended_before_it_has_begun_leaves_nothing_behind(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "OperatorProfile", SlowProfile)
+    traces = make(recorder)
+    begun = traces.begin("a", 60.0, torch=True)
+    assert isinstance(begun, Later)
+    assert end(traces, "a") is not None
+    with pytest.raises(ValueError, match="ended before it had begun"):
+        begun.then()
+    assert not recorder._on_fold
+
+
 def test_a_trace_that_is_too_long_counts_what_it_lost(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "MOST_ENDS", 3)
     traces = make(recorder)

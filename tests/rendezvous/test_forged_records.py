@@ -135,6 +135,23 @@ def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
         group.members()
 
 
+def test_a_count_that_a_stranger_lowered_brings_no_member_back() -> None:
+    """The lines are genuine: read again, that by which a worker joined would count, without that by which it left."""
+    store, me, gone = HashStore(), record("a", 0), record("b", 1)
+    group = DynamicGroup(store, 20.0, seal())
+    group.join(me)
+    DynamicGroup(store, 20.0, seal()).join(gone)
+    group.remove(gone)
+    assert group.members() == [me]
+    table = StoreTable(store, seal())
+    for lowered in (-3, 2):
+        table.add(group._key("lines"), lowered)
+        with pytest.raises(RendezvousError, match="a process outside the group changed it"):
+            group.members()
+    table.add(group._key("lines"), 1)
+    assert group.members() == [me]
+
+
 @pytest.mark.parametrize("hint", ["", "7", "[1,2]", '["\x1b[2J", 99999999, "f", "k"]', "[" * 100_000])
 def test_the_hint_who_came_last_is_not_trusted_either(hint: str) -> None:
     store, me = HashStore(), record("mine", 0)

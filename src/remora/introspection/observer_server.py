@@ -2,8 +2,9 @@
 event loop and the program itself are stuck.
 
 The thread takes no lock that any other thread takes, and runs nothing of the program. What an observer can cost is bounded:
-how many are connected, how long one may be silent before it has proven the key or take no answer, how large a question is,
-and how often strangers may come. While no observer is there, the thread sleeps.
+how many are connected, how long one may be silent before it has proven the key or take no answer, and how large a question
+is. Strangers have a bounded table, which is fair to slow ones and to other sources (`pending_connections`), and a tenth of a
+processor: when they have had that for a moment, they wait in the kernel. While no observer is there, the thread sleeps.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from remora.agent.peers.pending_connections import BEGUN, GREETED, SILENT, PendingTable
 from remora.errors import RendezvousError
 from remora.introspection.visitors import NEVER, Answer, Visitor
 from remora.protocol.handshake import Identity
@@ -27,9 +29,10 @@ from remora.transport import addresses, sockets
 log = logging.getLogger("remora")
 
 MOST = 16  # observers that have proven the key; one more takes the place of the one that has been silent for longest
-STRANGERS = 16  # connections that have not
-BURST = 32  # connections that may come at once
-RATE = 50.0  # … and so many a second for long
+STRANGERS = 256  # connections that have not
+ACCEPTS = 16  # connections at each look at a socket
+WINDOW, SHARE = 0.1, 0.1  # of each so many seconds, strangers get this part of a processor
+MOST_FAILURES = 3  # that are logged: an observer may provoke the same one again and again
 PATIENCE = 2.0  # seconds that `stop` waits for the thread
 
 
@@ -48,9 +51,13 @@ class ObserverServer:
         self._end_pipes: list[tuple[int, int]] = []  # a pipe that ends the thread; who takes it out closes its second end
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._tokens = float(BURST)  # connections that may come now
-        self._counted_at = 0.0
-        self._resting = False  # no token is left: the doors are not looked at
+        self._strangers: PendingTable[Visitor] = PendingTable(STRANGERS)  # visitors that have not proven the key
+        self._window = 0.0  # when it began,
+        self._spent = 0.0  # … and how much of the processor strangers have had in it
+        self._look_at = NEVER  # when the first visitor has to be seen to though nothing comes; or sooner
+        self._failures = 0
+        self._resting = False  # they have had enough: the listening sockets are not watched
+        self._lacks = False  # this process has no descriptors, or memory, for a connection; the log says so
 
     # Life.
 
@@ -131,12 +138,8 @@ class ObserverServer:
                 for key, _ in selector.select(self._sleep()):
                     if key.fd == end_pipe:
                         return
-                    try:
+                    with self._at_the_cost_of(key.data):
                         self._see(key)
-                    except Exception:  # of one visitor: the others are to be answered
-                        log.exception("%s failed to answer an observer", self._name)
-                        if key.data is not None:
-                            self._dismiss(key.data)
                 self._see_to_time()
         except BaseException:
             log.exception("%s cannot be observed any more", self._name)
@@ -147,50 +150,80 @@ class ObserverServer:
             selector.close()
             os.close(end_pipe)
 
+    @contextmanager
+    def _at_the_cost_of(self, visitor: Visitor | None) -> Iterator[None]:
+        """An error inside costs one visitor its connection: the others are to be answered."""
+        try:
+            yield
+        except Exception:
+            self._failures += 1
+            if self._failures <= MOST_FAILURES:
+                log.exception("%s failed to answer an observer", self._name)
+            if visitor is not None:
+                self._dismiss(visitor)
+
     def _see(self, key: selectors.SelectorKey) -> None:
-        visitor = key.data
+        visitor, started = key.data, time.thread_time()
         if visitor is None:
             self._let_in(key.fileobj)  # type: ignore[arg-type]  # (a listening socket)
         elif visitor.sock.fileno() == key.fd:  # else it was closed a moment ago, to make room
             was_welcomed = visitor.welcomed
             if not visitor.ready():
                 self._dismiss(visitor)
+            else:
+                if not was_welcomed:
+                    self._advance(visitor)
+                self._watch(visitor)
+            if was_welcomed:
                 return
-            if visitor.welcomed and not was_welcomed:
-                self._make_room(True, MOST)
-            self._watch(visitor)
+        self._spent += time.thread_time() - started
 
     def _let_in(self, listening: socket.socket) -> None:
-        try:
-            sock, _ = listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            log.info("%s cannot take the connection of an observer: %s", self._name, error)
-            self._tokens = 0.0
-            self._rest()
-            return
+        for _ in range(ACCEPTS):  # not all that are there: others have something to say as well
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if not self._lacks:
+                    log.info("%s cannot take connections of observers for now (they wait): %s", self._name, error)
+                self._lacks = True
+                self._rest()
+                return
+            self._lacks = False
+            self._take_in(sock, address[0] if isinstance(address, tuple) else "")
+
+    def _take_in(self, sock: socket.socket, host: str) -> None:
         process = sockets.peer_process(sock)
         if self._of_this_user and process is not None and process[0] not in (os.getuid(), os.geteuid()):
             sock.close()
-        else:
-            sock.setblocking(False)
-            visitor = Visitor(sock, Observed(self._me, self.key), self._answer)
-            self._visitors[sock.fileno()] = visitor
-            self._make_room(False, STRANGERS)
-            self._watch(visitor)
-        self._tokens -= 1
-        if self._tokens < 1:
-            self._rest()
+            return
+        sock.setblocking(False)
+        visitor = Visitor(sock, host if process is None else process, Observed(self._me, self.key), self._answer)
+        self._visitors[sock.fileno()] = visitor
+        self._make_room(self._strangers.add(visitor))
+        self._watch(visitor)
 
-    def _make_room(self, welcomed: bool, most: int) -> None:
-        """Of too many of a kind, the one goes that was silent for longest."""
-        alike = [each for each in self._visitors.values() if each.welcomed is welcomed]
-        if len(alike) > most:
-            self._dismiss(min(alike, key=lambda visitor: visitor.heard_at))
+    def _advance(self, visitor: Visitor) -> None:
+        """A stranger has said something."""
+        if visitor.welcomed:
+            self._strangers.remove(visitor)
+            welcomed = [each for each in self._visitors.values() if each.welcomed]
+            if len(welcomed) > MOST:
+                self._dismiss(min(welcomed, key=lambda each: each.heard_at))
+        elif visitor.greeting and visitor.stage != GREETED:
+            is_new = self._strangers.is_new(visitor.greeting)  # one that came before may be a replay, and proves nothing
+            self._make_room(self._strangers.advance(visitor, GREETED if is_new else BEGUN))
+        elif visitor.stage == SILENT:
+            self._make_room(self._strangers.advance(visitor, BEGUN))
+
+    def _make_room(self, visitor: Visitor | None) -> None:
+        if visitor is not None:
+            self._dismiss(visitor)
 
     def _watch(self, visitor: Visitor) -> None:
-        """Look for what can be done next for a visitor."""
+        """Look for what can be done next for a visitor, and when."""
+        self._look_at = min(self._look_at, visitor.deadline, visitor.due)
         selector = self._selector
         assert selector is not None
         events = 0 if visitor.waits else selectors.EVENT_WRITE if visitor.writes else selectors.EVENT_READ
@@ -205,6 +238,7 @@ class ObserverServer:
     def _dismiss(self, visitor: Visitor) -> None:
         if self._visitors.pop(visitor.sock.fileno(), None) is None:
             return
+        self._strangers.remove(visitor)
         if self._selector is not None:
             with suppress(KeyError, ValueError, OSError):
                 self._selector.unregister(visitor.sock)
@@ -214,22 +248,26 @@ class ObserverServer:
 
     def _sleep(self) -> float | None:
         """Seconds until something is due; None: nothing is."""
-        due = min((min(each.deadline, each.due) for each in self._visitors.values()), default=NEVER)
-        if self._resting:
-            due = min(due, self._counted_at + BURST / RATE)
+        due = min(self._look_at, self._window + WINDOW) if self._resting else self._look_at
         return None if due == NEVER else max(due - time.monotonic(), 0.0)
 
     def _see_to_time(self) -> None:
         now = time.monotonic()
-        self._tokens = min(self._tokens + (now - self._counted_at) * RATE, float(BURST))
-        self._counted_at = now
-        if self._resting and self._tokens >= BURST / 2:
-            self._watch_listening()
+        if now - self._window >= WINDOW:
+            self._window, self._spent = now, 0.0
+            if self._resting:
+                self._watch_listening()
+        elif self._spent > SHARE * WINDOW:
+            self._rest()
+        if now < self._look_at:
+            return
+        self._look_at = NEVER
         for visitor in list(self._visitors.values()):
-            if now >= visitor.deadline or (now >= visitor.due and not visitor.finish()):
-                self._dismiss(visitor)
-            elif visitor.due == NEVER:
-                self._watch(visitor)
+            with self._at_the_cost_of(visitor):
+                if now >= visitor.deadline or (now >= visitor.due and not visitor.finish()):
+                    self._dismiss(visitor)
+                else:
+                    self._watch(visitor)
 
     def _watch_listening(self) -> None:
         assert self._selector is not None
@@ -238,9 +276,10 @@ class ObserverServer:
             self._selector.register(listening, selectors.EVENT_READ)
 
     def _rest(self) -> None:
-        """Strangers come too often, or this process lacks descriptors: callers wait in the kernel for a moment."""
+        """Strangers have had enough of the processor, or this process lacks descriptors: callers wait in the kernel for a
+        moment."""
         assert self._selector is not None
         if not self._resting:
-            self._resting = True
+            self._resting, self._window = True, time.monotonic()
             for listening in self._listening:
                 self._selector.unregister(listening)

@@ -70,6 +70,8 @@ class Traces:
     def begin(self, id: str, seconds: float, torch: bool = False) -> Any:
         """Begin a trace that an observer calls `id`; it takes at most so many seconds. Answered when it has begun."""
         self.drop_expired()
+        if id in self._traces:
+            raise ValueError(f"a trace {id[:40]!r} is being made already")
         if len(self._traces) >= MOST_TRACES:
             raise ValueError(f"{MOST_TRACES} traces of {self._name} are being made already: end one, or try again later")
         seconds = min(check_timeout(seconds, "seconds"), LONGEST)
@@ -80,6 +82,8 @@ class Traces:
     def _begun(self, trace: _Trace) -> Any:
         if trace.profile is not None and not trace.profile.begun:
             return Later(GLANCE, lambda: self._begun(trace))
+        if trace.over:
+            raise ValueError("the trace was ended before it had begun")
         self._recorder.fold()  # what is over already belongs to no trace
         trace.see_threads()
         trace.begun_at = time.time()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+from remora.agent.peers.pending_connections import SILENT
 from remora.errors import AuthenticationError, ProtocolError
 from remora.protocol.observing import MAX_QUESTION, Observed, Reader, frame
 
@@ -33,8 +34,10 @@ Answer = Callable[[str, dict[str, Any]], Any]  # what to say to a question with 
 class Visitor:
     """One connection."""
 
-    def __init__(self, sock: socket.socket, machine: Observed, answer: Answer) -> None:
+    def __init__(self, sock: socket.socket, source: Hashable, machine: Observed, answer: Answer) -> None:
         self.sock = sock
+        self.source = source  # an address, or a process of this host
+        self.stage = SILENT  # the table of strangers alone changes it
         self.deadline = time.monotonic() + PROOF_TIME  # by when it has to do what is expected of it
         self.heard_at = time.monotonic()
         self.later: Later | None = None  # what it waits for, and
@@ -42,8 +45,14 @@ class Visitor:
         self._machine = machine
         self._answer = answer
         self._reader = Reader(MAX_QUESTION)
+        self._question: tuple[Any] | None = None  # what it asked and was not answered yet
         self._unsent = memoryview(b"")
         self._gone = False  # it is to be closed when what was said to it is sent
+
+    @property
+    def greeting(self) -> bytes:
+        """The seal of its greeting, once that was proven; it may be one that was heard and is said again."""
+        return self._machine.greeting
 
     @property
     def welcomed(self) -> bool:
@@ -52,8 +61,8 @@ class Visitor:
 
     @property
     def writes(self) -> bool:
-        """True if it has something to take; nothing is read from it meanwhile."""
-        return len(self._unsent) > 0
+        """True if it has something to take, or its next question is here already; nothing is read from it meanwhile."""
+        return len(self._unsent) > 0 or self._question is not None
 
     @property
     def waits(self) -> bool:
@@ -61,22 +70,36 @@ class Visitor:
         return self.later is not None
 
     def ready(self) -> bool:
-        """Read or write what can be. Return False if the connection is to be closed."""
+        """Read, write or answer one question. Return False if the connection is to be closed."""
+        return self._lives_through(self._take_turn)
+
+    def finish(self) -> bool:
+        """A question that took time is to be answered now. Return False if the connection is to be closed."""
+        later, self.later, self.due = self.later, None, NEVER
+        return later is None or self._lives_through(lambda: self._try(later.then))
+
+    def _lives_through(self, step: Callable[[], bool]) -> bool:
         try:
-            if self.writes:
-                return self._write()
-            data = self.sock.recv(CHUNK)
-            return bool(data) and self._hear(data)
+            return step()
         except (BlockingIOError, InterruptedError):
             return True
         except (OSError, ProtocolError, AuthenticationError):
             return False
 
+    def _take_turn(self) -> bool:
+        if self._unsent:
+            return self._write()
+        if self._question is not None:
+            return self._go_on()
+        data = self.sock.recv(CHUNK)
+        return bool(data) and self._hear(data)
+
     def _hear(self, data: bytes) -> bool:
         self.heard_at = time.monotonic()
         if self._machine.welcomed:
             self._reader.feed(data)
-            return self._go_on()
+            self._question = self._reader.next()
+            return self._question is None or self._go_on()
         try:
             answer = self._machine.receive(data)
         except (ProtocolError, AuthenticationError):
@@ -88,20 +111,13 @@ class Visitor:
         return self._say(answer) if answer else True
 
     def _go_on(self) -> bool:
-        """Answer the next question, if it is whole."""
-        question = self._reader.next()
-        if question is None:
-            return True
-        asked = question[0]
+        """Answer the question that is here."""
+        assert self._question is not None
+        (asked,), self._question = self._question, None
         if not (isinstance(asked, dict) and isinstance(asked.get("question"), str)):
             return False
         arguments = asked.get("arguments", {})
         return self._try(lambda: self._answer(asked["question"], arguments if isinstance(arguments, dict) else {}))
-
-    def finish(self) -> bool:
-        """A question that took time is to be answered now."""
-        later, self.later, self.due = self.later, None, NEVER
-        return later is None or self._try(later.then)
 
     def _try(self, make: Callable[[], Any]) -> bool:
         try:
@@ -116,18 +132,15 @@ class Visitor:
 
     def _say(self, data: bytes) -> bool:
         self._unsent = memoryview(data)
-        self.deadline = time.monotonic() + (TAKE_TIME if self.welcomed else PROOF_TIME)
+        if self.welcomed:  # (others have what is left of their time)
+            self.deadline = time.monotonic() + TAKE_TIME
         return self._write()
 
     def _write(self) -> bool:
-        try:
-            self._unsent = self._unsent[self.sock.send(self._unsent) :]
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
+        self._unsent = self._unsent[self.sock.send(self._unsent) :]
         if self._unsent:
             return True
         if self.welcomed:
             self.deadline = NEVER
-        return not self._gone and (not self.welcomed or self._go_on())  # its next question may be here already
+            self._question = self._reader.next()  # it may be here; others have their turn before it is answered
+        return not self._gone

@@ -26,7 +26,7 @@ import struct
 from typing import Any
 
 from remora.errors import ProtocolError
-from remora.protocol.conversation import MAX_TEXT, Body, Conversation, Kind, Malformed, Why
+from remora.protocol.conversation import MAX_TEXT, SEAL_SIZE, Body, Conversation, Kind, Malformed, Why
 from remora.protocol.handshake import Identity, read_identity
 
 MAX_QUESTION = 64 << 10  # bytes
@@ -86,17 +86,18 @@ class Observed(Conversation):
     def __init__(self, me: Identity, key: bytes) -> None:
         super().__init__(key, insecure=not key)
         self.welcomed = False
+        self.greeting = b""
+        """The seal of the observer's HELLO. No two honest ones are the same; a stranger who heard one may say it again."""
         self._me = me
-        self._greeted = False
 
     def __repr__(self) -> str:
         return f"<Observed {self._me.name}: {self.why or ('welcomed' if self.welcomed else f'awaits {self.awaits.name}')}>"
 
     def _on_message(self, body: Body) -> bytes:
-        if self._greeted:
+        if self.greeting:
             self.welcomed = self._over = True
             return self._message(Kind.WELCOME, {})
-        self._greeted = True
+        self.greeting = bytes(self._transcript[-SEAL_SIZE:])
         if _text(body, "group") not in ("", self._me.group):
             self._fail(Why.GROUP)
         if _text(body, "incarnation") not in ("", self._me.incarnation):

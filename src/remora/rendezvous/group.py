@@ -215,7 +215,7 @@ class DynamicGroup:
             if not self._knows_group():
                 return []
             end = self._table.add(self._key("lines"), 0)
-            if end - self._read > _MOST_LINES or len(self._unwritten) > _MOST_UNWRITTEN:
+            if not 0 <= end - self._read <= _MOST_LINES or len(self._unwritten) > _MOST_UNWRITTEN:
                 raise RendezvousError(
                     f"The count of lines in the store at {self._table.where} ({self._key('lines')!r}: {end}) is far from "
                     "what workers have written: a process outside the group changed it. Use a new store."

@@ -9,7 +9,15 @@ from remora.agent.calls.call import Call
 from remora.agent.calls.call_context import current_call_context, pack_recorded
 from remora.agent.calls.pack_errors import explain_arguments
 from remora.agent.peers.manager import Peer
-from remora.errors import CallNotSent, CallTimeout, OwnerDied, RemoraError, WorkerLost
+from remora.errors import (
+    CallNotSent,
+    CallTimeout,
+    OwnerDied,
+    ProtocolError,
+    RemoraError,
+    SerializationError,
+    WorkerLost,
+)
 from remora.names import Word, calling_line, name_parts
 from remora.rref.handle import Handle
 from remora.rref.references import References
@@ -130,6 +138,10 @@ def _creation_failed(references: References, peer: Peer, rref: RRefId, fork: For
         table.held.fail(fork, _for_user(rref, error))
         table.runner.tell_never_made(peer.key, rref, fork)
     else:
+        if isinstance(error, (SerializationError, ProtocolError)):
+            # Perhaps the owner could not even read which value it was to make: what waits for it there is to fail. (No fork
+            # has the number of a value: if it was made, nothing comes of this.)
+            table.runner.tell_never_made(peer.key, rref, rref)
         table.held.mark_broken(fork, _for_user(rref, error))
 
 

@@ -297,7 +297,8 @@ class RRefChildAccept(Message):
 class RRefUserDelete(Message):
     """A holder tells the owner that forks are gone. When no fork of a value is left, the owner frees it.
 
-    `never_made`: the creator could not send the call that was to make the value; it will never be made."""
+    `never_made`: the creator could not send the call that was to make the value, or the owner could not read it. The value
+    will never be made, unless it was; then that is no news, and the fork that is named (the value's own number) is none."""
 
     type = MessageType.RREF_USER_DELETE
     layout = Layout.BINARY

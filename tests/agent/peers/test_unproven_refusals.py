@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,14 +47,19 @@ def of_a_web_server(hello: bytes) -> bytes:
 
 
 @contextmanager
-def impostor(answer: Answer, monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[list[int]]:
+def impostor(
+    answer: Answer,
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+    say: Callable[[socket.socket, bytes], None] = socket.socket.sendall,
+) -> Iterator[list[int]]:
     """The next connections that any worker of this process dials lead to an impostor; they are counted."""
     real, tries, threads = handshake_client.sockets.connect, [0], []
 
     def serve(sock: socket.socket) -> None:
         with sock:
             sock.settimeout(10.0)
-            sock.sendall(answer(sock.recv(4096)))
+            say(sock, answer(sock.recv(4096)))
             sock.recv(4096)
 
     def connect(address: Any, timeout: float, opened: Callable[[socket.socket], None]) -> socket.socket:
@@ -130,3 +136,27 @@ def test_the_first_connection_names_a_wrong_secret_at_once(monkeypatch: pytest.M
         with pytest.raises(AuthenticationError, match="same secret"):
             world.run(0, rpc.rpc_sync, "worker1", double, args=(1,))
         assert world.run(0, rpc.rpc_sync, "worker1", double, args=(4,)) == 8
+
+
+def test_an_impostor_that_speaks_slowly_is_a_silent_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no sign of life: a stranger could hold up the calls, and the news of a death, for an hour."""
+    heard = []
+
+    def drip(sock: socket.socket, data: bytes) -> None:
+        for at in range(len(data)):
+            try:
+                sock.send(data[at : at + 1])
+            except OSError:  # it has hung up
+                break
+            heard.append(at)
+            time.sleep(0.01)
+
+    endless = header(Kind.CHALLENGE, True, 4000) + bytes(4000)
+    with World(2, watch=0, silence_limit=0.6, suspect_after=0.3, heartbeat=0.1) as world:
+        assert world.run(0, rpc.rpc_sync, "worker1", double, args=(1,)) == 2
+        with impostor(lambda hello: endless, monkeypatch, times=10_000, say=drip):
+            cut(world)
+            with pytest.raises(WorkerLost, match="no answer for"):
+                world.run(0, rpc.rpc_sync, "worker1", double, args=(4,))
+            eventually(lambda: world[0].members()[1].state == "dead")
+    assert max(heard) < 500

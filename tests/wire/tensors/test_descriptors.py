@@ -254,6 +254,75 @@ def test_a_nested_one_without_rows_is_refused(columns: int) -> None:
         layouts._nested(torch.arange(10.0), table, table, torch.zeros(0, dtype=torch.int64), False)
 
 
+def _gapped(*numbers: int, between: int = 1 << 40) -> torch.Tensor:
+    """These numbers in every tenth place of a tensor, and others between them."""
+    wide = torch.full((10 * len(numbers),), between)
+    wide[::10] = torch.tensor(numbers)
+    return wide[::10]
+
+
+def _negated(*numbers: int) -> torch.Tensor:
+    """These numbers, for a reader that looks at a bit of the tensor; of the other sign, for one that looks at its memory."""
+    tensor = -torch.tensor(numbers)
+    torch._C._set_neg(tensor, True)
+    return tensor
+
+
+@pytest.mark.parametrize("spoil", [_gapped, _negated])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_the_tables_of_a_nested_one_are_what_torch_reads(which: int, spoil: Callable[..., torch.Tensor]) -> None:
+    """Torch reads them number after number, whatever their strides."""
+    parts = [I([2, 3]), I([1, 1]), I([0, 2])]
+    good = [parts[0].view(2, 1), parts[1].view(2, 1), parts[2]]
+    arrived = layouts._nested(torch.arange(5.0), *good, False)
+    assert [each.tolist() for each in arrived.unbind()] == [[0.0, 1.0], [2.0, 3.0, 4.0]]
+    bad = list(good)
+    bad[which] = spoil(*parts[which].tolist()).view(good[which].shape)
+    with pytest.raises(SerializationError, match="nested"):
+        layouts._nested(torch.arange(5.0), *bad, False)
+
+
+def test_the_tables_of_a_nested_one_are_not_changed_after_the_check() -> None:
+    table = I([[2], [2]])
+    arrived = layouts._nested(torch.arange(4.0), table, I([[1], [1]]), I([0, 2]), False)
+    table.fill_(1 << 40)  # (another tensor of the message may have that memory)
+    assert [each.tolist() for each in arrived.unbind()] == [[0.0, 1.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [("sparse_bsr", (1, 2, 0)), ("sparse_bsr", (1, 0, 2)), ("sparse_bsc", (1, 0, 2)), ("sparse_bsc", (1, 0, 0))],
+)
+def test_blocks_without_elements_are_refused(layout: str, shape: tuple[int, ...]) -> None:
+    """Torch divides by their size when it makes a dense tensor of them, and ends the process."""
+    with pytest.raises(SerializationError, match="not valid"):
+        layouts._compressed(layout, I([0, 1]), I([0]), torch.ones(shape), (2, 2), False)
+
+
+@pytest.mark.parametrize("name", sorted(rebuild.QUANTIZED))
+def test_a_zero_tensor_is_of_no_quantised_type(name: str) -> None:
+    """Torch ends the process when it makes one over memory."""
+    with pytest.raises(SerializationError, match="zero tensor"):
+        rebuild.zeros(name, (4,), 0)
+
+
+def test_what_has_more_elements_than_came_is_not_copied() -> None:
+    """A tensor may say each of its bytes many times. Where torch makes a copy of it as a whole, that would be memory for
+    which no bytes came."""
+    many = 1 << 40
+    row, rows = torch.ones(1).expand(many), torch.zeros(1, dtype=torch.int64).expand(many)
+    for refused in (
+        lambda: layouts._quantized("qint8", (row, rows, 0), b"x", 0, (many,), (0,), "cpu"),
+        lambda: layouts._mkldnn(row, False),
+        lambda: layouts._nested(torch.ones(1), rows.view(many, 1), rows.view(many, 1), rows, False),
+        lambda: layouts._coo(rows.view(1, many), row, (4,), True, False),
+    ):
+        with pytest.raises(SerializationError, match=r"elements|not valid|in one piece"):
+            refused()
+    diagonal = layouts._coo(I([0, 1]).expand(2, 2), torch.ones(2), (2, 2), True, False)  # this costs nothing
+    assert diagonal.to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (0, 3), (3, 0)])
 @pytest.mark.parametrize("name", ["quint4x2", "quint2x4"])
 def test_several_elements_in_a_byte_arrive_whatever_their_shape(name: str, shape: tuple[int, ...]) -> None:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from remora.errors import SerializationError
 from remora.wire.pickler import pack, unpack
 from remora.wire.raw_memory import fingerprint, from_bytes, unchanged
-from remora.wire.tensors.layouts import QUANTIZED
-from remora.wire.tensors.rebuild import DTYPES
+from remora.wire.tensors.rebuild import DTYPES, QUANTIZED
 from remora.wire.tensors.reducers import reduce_tensor
 from remora.wire.tensors.storages import INLINE_BYTES, LARGE_STORAGE, ROOM, Outgoing
 

@@ -291,9 +291,8 @@ class HandshakeClient:
             try:
                 data = sock.recv(CHUNK)
             except TimeoutError:
-                takes_long()
                 sock.settimeout(glance)
-                self._check_patience(sock, started)
+                self._go_on_waiting(sock, started, takes_long)
                 continue
             if not data:
                 raise ConnectionResetError("the peer closed the connection during the handshake")
@@ -306,3 +305,9 @@ class HandshakeClient:
                 raise
             if answer:
                 sock.sendall(answer)
+            elif machine.result is None:  # a part of a message is no sign of life: a stranger may say one byte now and then
+                self._go_on_waiting(sock, started, takes_long)
+
+    def _go_on_waiting(self, sock: socket.socket, started: float, takes_long: Callable[[], None]) -> None:
+        takes_long()
+        self._check_patience(sock, started)

@@ -10,10 +10,18 @@ import math
 import torch
 
 from remora.errors import SerializationError
-from remora.wire.tensors.rebuild import Source, check_device, check_place, check_shape, dtype_of, flagged, storage_on
+from remora.wire.tensors.rebuild import (
+    QUANTIZED,
+    Source,
+    check_device,
+    check_place,
+    check_shape,
+    dtype_of,
+    flagged,
+    storage_on,
+)
 from remora.wire.tensors.storages import NAMES, Outgoing, Reduced, cannot_send, compacted, locate, locate_copy, share
 
-QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
 _PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
 _SEVERAL_PER_BYTE = _PER_BYTE.keys()
 _COMPRESSED = {
@@ -108,18 +116,26 @@ def _meta(name: str, shape: tuple[int, ...], stride: tuple[int, ...], flags: int
 def _nested(
     values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor, requires_grad: bool
 ) -> torch.Tensor:
-    sizes, strides, offsets = (each.cpu() for each in (sizes, strides, offsets))  # whatever a device map says of the CPU
+    sizes, strides, offsets = _table(sizes), _table(strides), _table(offsets)
     _check_nested(values, sizes, strides, offsets)
     tensor: torch.Tensor = torch._nested_view_from_buffer(values, sizes, strides, offsets)
     return tensor.detach().requires_grad_(requires_grad)
 
 
+def _table(numbers: torch.Tensor) -> torch.Tensor:
+    """Return one of the three tables of a nested tensor, on the CPU, whatever a device map says of it. It is a copy: torch
+    believes it from now on, and what came may be the memory of another tensor of the message as well."""
+    if numbers.dtype is not torch.int64 or numbers.layout is not torch.strided or numbers.is_nested:
+        raise SerializationError("a nested tensor is not made of a row of values and three tables of int64")
+    if numbers.is_neg() or not numbers.is_contiguous():  # torch reads the memory from its beginning to its end
+        raise SerializationError("a table of a nested tensor is not in one piece")
+    return numbers.detach().cpu().clone()
+
+
 def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor) -> None:
     """Raise unless each of the tensors in a nested one lies within the values that came."""
     numbers = (sizes, strides, offsets)
-    if any(each.dtype is not torch.int64 or each.layout is not torch.strided for each in numbers) or (
-        values.layout is not torch.strided or values.dim() != 1 or not values.is_contiguous()
-    ):
+    if values.layout is not torch.strided or values.is_nested or values.dim() != 1 or not values.is_contiguous():
         raise SerializationError("a nested tensor is not made of a row of values and three tables of int64")
     # (torch reads the first row of each table, whether there is one or not.)
     if sizes.dim() != 2 or not len(sizes) or sizes.shape != strides.shape or sizes.shape[:1] != offsets.shape:
@@ -146,6 +162,8 @@ def _coo(
     indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool, requires_grad: bool
 ) -> torch.Tensor:
     check_shape(shape, 0)
+    if coalesced and indices.dim() == 2 and indices.shape[1] > 1 and not indices.stride(1):  # (torch would make a copy)
+        raise SerializationError(f"the indices of a sparse tensor of shape {shape} are not valid: all of them are the same")
     try:
         # torch looks at each index, and at their order if they are said to be in order: 2 to 4 ns each.
         tensor = torch.sparse_coo_tensor(
@@ -172,6 +190,8 @@ def _compressed(
     kind = _LAYOUTS.get(layout)
     if kind is None:
         raise SerializationError(f"there is no compressed layout {layout!r}")
+    if kind in (torch.sparse_bsr, torch.sparse_bsc) and 0 in values.shape[-2:]:  # torch divides by their size later
+        raise SerializationError(f"the data of a {kind} tensor is not valid: its blocks have the shape {values.shape[-2:]}")
     try:
         tensor = torch.sparse_compressed_tensor(
             compressed, plain, values, shape, layout=kind, device=values.device, check_invariants=True
@@ -182,6 +202,7 @@ def _compressed(
 
 
 def _mkldnn(dense: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    _check_all_came(dense)
     return dense.cpu().to_mkldnn().requires_grad_(requires_grad)
 
 
@@ -237,3 +258,10 @@ def _check_channels(scales: torch.Tensor, zero_points: torch.Tensor, axis: int, 
     for what, each in (("scales", scales), ("zero points", zero_points)):
         if not isinstance(each, torch.Tensor) or tuple(each.shape) != (shape[axis],) or each.layout is not torch.strided:
             raise SerializationError(f"a tensor of shape {shape} with channels along axis {axis} came with other {what}")
+        _check_all_came(each)
+
+
+def _check_all_came(tensor: torch.Tensor) -> None:
+    """Raise if a tensor has more elements than came, as an expanded one has: torch is about to copy all of them."""
+    if tensor.layout is torch.strided and tensor.numel() * tensor.itemsize > (came := tensor.untyped_storage().nbytes()):
+        raise SerializationError(f"a tensor of shape {tuple(tensor.shape)} has more elements than {came} bytes can hold")

@@ -24,6 +24,7 @@ Source = bytes | int | CargoPlace | torch.Tensor | torch.UntypedStorage
 REQUIRES_GRAD, CONJ, NEG = 1, 2, 4
 _MOST = 1 << 62  # bytes: torch counts them in 63 bits
 
+QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
 DTYPES = {str(dtype)[len("torch.") :]: dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
@@ -169,6 +170,8 @@ def without_modes(rebuild: Callable[..., torch.Tensor], *args: Any) -> torch.Ten
 
 def zeros(name: str, shape: tuple[int, ...], flags: int, device: str = "cpu") -> torch.Tensor:
     dtype = dtype_of(name)
+    if name in QUANTIZED:  # there is none: torch ends the process when it makes one over memory
+        raise SerializationError(f"a zero tensor cannot be of the type {name}")
     nbytes = check_shape(shape, dtype.itemsize) * dtype.itemsize
     if not nbytes or torch.device(device).type != "cpu":
         return flagged(torch.zeros(shape, dtype=dtype, device=device), flags)

@@ -22,6 +22,7 @@ from remora.wire.tensors.rebuild import (
     CONJ,
     DTYPES,
     NEG,
+    QUANTIZED,
     Source,
     bare_storage_of,
     bare_storage_on,
@@ -35,7 +36,7 @@ from remora.wire.tensors.rebuild import (
 )
 from remora.wire.tensors.storages import INLINE_BYTES, NAMES, Outgoing, Reduced, cannot_send, reduce_strided
 
-_PLAIN_NAMES = {dtype: name for dtype, name in NAMES.items() if name not in layouts.QUANTIZED}
+_PLAIN_NAMES = {dtype: name for dtype, name in NAMES.items() if name not in QUANTIZED}
 _COMPLEX = {name for dtype, name in NAMES.items() if dtype.is_complex}
 
 
