@@ -189,6 +189,23 @@ def test_a_reference_that_is_being_made() -> None:
         del reference
 
 
+def test_a_fetch_waits_for_the_value_and_not_for_a_slot() -> None:
+    """Also while the pool is full: a fetch needs none of its slots."""
+    with World(2, threads=1) as world, world.acting(0):
+        reference = rpc.remote("worker1", block)
+        thread = threading.Thread(target=world.run, args=(0, reference.to_here))
+        thread.start()
+        eventually(lambda: [each for each in look(world, 1).waits if each.kind is WaitKind.REFERENCE])
+        found = look(world, 1)
+        (fetch,) = [each for each in found.calls if each.kind == "PYTHON_RREF_FETCH_CALL"]
+        assert (fetch.function, fetch.stage, fetch.thread) == ("to_here()", Stage.RUNNING, None)
+        (wait,) = found.waits
+        assert (wait.serving, wait.reference, wait.workers) == (fetch.key, found.owned[0].id, ("worker1",))
+        gate.set()
+        thread.join()
+        del reference
+
+
 def test_a_thread_of_the_owner_that_waits_for_a_value() -> None:
     with World(2) as world:
         reference = world.run(0, rpc.remote, "worker0", block)

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from remora.observer.model import GroupSnapshot, OwnedReference, PassStatus, Pool, Stage, WaitKind, WorkerSnapshot
+from remora.observer.model import (
+    GroupSnapshot,
+    OwnedReference,
+    PassStatus,
+    Pool,
+    Stage,
+    WaitKind,
+    WaitStatus,
+    WorkerSnapshot,
+)
 from remora.observer.wait_graph import Edge, Graph, Node, NodeKind
 from remora.observer.waits import WaitGraph
 from tests.observer.snapshots import MAIN, OTHER, POOL, call, gone, group, waits, waits_for, worker
@@ -258,6 +267,48 @@ def test_a_shutdown_leads_to_the_calls_that_are_under_way() -> None:
     assert explain(ending, worker("worker1")) == [
         "worker0 waits in shutdown until no call is under way (10.0 s), where f on worker0 is under way for worker1 (9.0 s)"
         ", which is at train.py:40 serve"
+    ]
+
+
+def fetching(maker: tuple[WaitStatus, ...] = ()) -> list[WorkerSnapshot]:
+    """worker0 fetches a value from worker1, where f makes it."""
+    value = OwnedReference(id="0:7", type="", state="being made", age=9.0, function="f")
+    calls = (
+        call("worker0#1", "worker1", "f", RUNNING, 9, POOL),
+        call("worker0#2", "worker1", "to_here()", RUNNING, 8),
+    )
+    fetch = waits(WaitKind.REFERENCE, None, 8.0, serving="worker0#2", reference="0:7", workers=("worker1",))
+    return [
+        worker("worker0", calls=(call("worker0#2", "worker1", "to_here()", SENT),), waits=(waits_for("worker0#2"),)),
+        worker("worker1", owned=(value,), calls=calls, waits=(fetch, *maker)),
+    ]
+
+
+def test_a_fetch_leads_to_the_function_that_makes_the_value() -> None:
+    assert explain(*fetching()) == [
+        "worker0 waits for to_here() on worker1 (10.0 s), which waits for the value of f on worker1 (8.0 s), which is made "
+        "by f for worker0 (9.0 s), which is at train.py:40 serve"
+    ]
+
+
+def test_a_cycle_through_a_fetch_of_a_value() -> None:
+    """f makes the value, and calls h on worker0, which wants the lock that the main thread holds while it fetches."""
+    caller, owner = fetching((waits_for("worker1#5", thread=POOL, serving="worker0#1"),))
+    served = call("worker1#5", "worker0", "h", RUNNING, 5, POOL)
+    wants = waits(WaitKind.LOCK, POOL, 5.0, serving="worker1#5", holder=MAIN)
+    caller = replace(caller, calls=(*caller.calls, served), waits=(*caller.waits, wants))
+    (cycle,) = WaitGraph.of(group(caller, owner)).cycles()
+    assert "which waits for the value of f on worker1 (8.0 s), which is made by f" in cycle.text
+
+
+def test_a_call_that_has_not_begun_has_the_name_that_its_caller_knows() -> None:
+    caller = worker("worker0", calls=(call("worker0#1", "worker1", "f", SENT),), waits=(waits_for("worker0#1"),))
+    callee = worker("worker1", calls=(call("worker0#1", "worker1", "", QUEUED),))
+    assert explain(caller, callee) == [
+        "worker0 waits for f on worker1 (10.0 s), which has come to worker1, and has not begun"
+    ]
+    assert explain(worker("worker0", waits=(waits_for("worker0#1"),)), callee) == [
+        "worker0 waits for call worker0#1 on worker1 (10.0 s), which has come to worker1, and has not begun"
     ]
 
 

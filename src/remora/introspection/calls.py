@@ -13,8 +13,11 @@ from remora.introspection.subject import Subject
 from remora.introspection.threads import key_of
 from remora.names import function_name
 from remora.observer.model import CallKey, CallStatus, Stage
-from remora.vocabulary.messages import MESSAGES
+from remora.rref.handle import TO_HERE
+from remora.vocabulary.messages import MESSAGES, MessageType
 from remora.wire.frames import HEADER
+
+FETCHES = (int(MessageType.PYTHON_RREF_FETCH_CALL), int(MessageType.SCRIPT_RREF_FETCH_CALL))
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -112,7 +115,7 @@ def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus
         yield CallStatus(
             key=key,
             callee=subject.name,
-            function="" if request.function is None else function_name(request.function),
+            function=_function_of(request),
             kind=kind_name(frame.kind),
             stage=stage_of(request, key in threads),
             age=max(now - request.came, 0.0),
@@ -123,8 +126,16 @@ def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus
         )
 
 
+def _function_of(request: Request) -> str:
+    """The name of what is run; nothing if that is known only when it begins."""
+    if request.function is not None:
+        return function_name(request.function)
+    return str(TO_HERE.__qualname__) if request.frame.kind in FETCHES else ""
+
+
 def stage_of(request: Request, on_thread: bool) -> Stage:
-    """Return how far a request has come."""
+    """Return how far a request has come. What is Remora's own business waits for no slot: it began when it came."""
     if request.answered:
         return Stage.ANSWERING
-    return Stage.RUNNING if request.function is not None or on_thread else Stage.QUEUED
+    begun = request.function is not None or on_thread or not request.parkable
+    return Stage.RUNNING if begun else Stage.QUEUED

@@ -30,7 +30,9 @@ from remora.introspection.threads import Thread, key_of
 from remora.names import function_name
 from remora.observer.model import CallKey, Stage, WaitKind, WaitStatus
 from remora.rref.handle import Handle
+from remora.rref.handlers import fetches_of
 from remora.rref.ref_table import Table
+from remora.rref.value import Value
 
 MOST_OF_ONE = 16  # waits of one thread: it may wait for a collection of a thousand calls
 
@@ -111,8 +113,12 @@ def _value(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
         return None
     if handle.references is not subject.references:
         return []
+    return [_for_value(value, subject)]
+
+
+def _for_value(value: Value, subject: Subject) -> WaitStatus:
     rref = id_text(value.id)
-    return [WaitStatus(kind=WaitKind.REFERENCE, text=f"the value {rref}", reference=rref, workers=(subject.name,))]
+    return WaitStatus(kind=WaitKind.REFERENCE, text=f"the value {rref}", reference=rref, workers=(subject.name,))
 
 
 @explains(Engine._outcome)
@@ -180,6 +186,7 @@ def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
                 waiting[wait.call.id] = thread.id
     waits += _of_coroutines(subject)
     waits += _for_slots(subject, serving)
+    waits += _of_fetches(subject)
     return Seen(waits, serving, waiting)
 
 
@@ -210,6 +217,14 @@ def _for_slots(subject: Subject, serving: dict[int, CallKey]) -> Iterator[WaitSt
     for call in served(subject, {key: thread for thread, key in serving.items()}):
         if call.stage is Stage.QUEUED:
             yield WaitStatus(kind=WaitKind.POOL, text=text, age=call.age, serving=call.key, workers=(subject.name,))
+
+
+def _of_fetches(subject: Subject) -> Iterator[WaitStatus]:
+    """Requests that wait for a value which is being made. They hold no thread."""
+    now = subject.agent.clock.now()
+    for value in copied(subject.references.table.state.values).values():
+        for request in [] if value.ready else fetches_of(value):
+            yield replace(_for_value(value, subject), age=max(now - request.came, 0.0), serving=key_of(request))
 
 
 # Coroutines.

@@ -20,6 +20,7 @@ from remora.observer.model import (
     Missing,
     OwnedReference,
     Stage,
+    WaitKind,
     WaitStatus,
     WorkerSnapshot,
 )
@@ -193,6 +194,8 @@ def _stuck(group: GroupSnapshot, older_than: float, in_cycles: set[Node]) -> Ite
                 continue  # that is told already
             waiting = _depth(call.key, group)
             told = waits.get((worker.name, call.key))
+            if told is not None and told.kind is WaitKind.REFERENCE and call.thread is None:
+                continue  # a fetch: what makes the value is told
             text = f"{call.function} has run on {worker.name} for {call.age:.1f} s, called by {call.key.caller}"
             text += f", and waits for {told.text}" if told is not None else ""
             text += f"; {_waiting(waiting, 'more call')} for it" if waiting else ""

@@ -172,7 +172,7 @@ class _Builder:
         self._edge(worker, source, target, f"waits in shutdown {wait.text}".rstrip() + ago(wait.age), wait.age)
         for call in worker.calls:
             who = call.key.caller if call.callee == worker.name else worker.name
-            text = f"{short(call.function)} on {call.callee} is under way for {who}{ago(call.age)}"
+            text = f"{self._index.call_name(call.key)} is under way for {who}{ago(call.age)}"
             self._edge(worker, target, call_node(call.key), text, call.age)
         for name in wait.workers:
             if name in self._index.missing:
@@ -231,6 +231,8 @@ class _Builder:
 
     def _add_served(self, node: Node, worker: WorkerSnapshot, call: CallStatus) -> None:
         if call.stage is Stage.QUEUED:
+            if len(self._holding(worker)) < max(worker.pool.limit, 1):
+                return  # it waits for its arguments, for room for its answer, or begins at this moment
             text = f"waits for a slot in the pool of {worker.name}{ago(call.age)}"
             self._edge(worker, node, self._pool(worker), text)
         elif call.stage is Stage.RUNNING and call.thread is not None:
@@ -242,14 +244,18 @@ class _Builder:
         if node in self._graph.any_of:
             return node
         self._graph.any_of.add(node)
-        served = [call for callee, call in self._index.callees.values() if callee is worker]
-        holding = [call for call in served if self._has_slot(worker, call)]
+        holding = self._holding(worker)
         if len(holding) < max(worker.pool.limit, 1):
             self._graph.going_on.add(node)
         for call in sorted(holding, key=lambda each: -each.age):
             text = f"{short(call.function)} for {call.key.caller} has a slot{ago(call.age)}"
             self._edge(worker, node, call_node(call.key), text, call.age)
         return node
+
+    def _holding(self, worker: WorkerSnapshot) -> list[CallStatus]:
+        """The calls whose functions have a slot of the pool of a worker."""
+        served = [call for callee, call in self._index.callees.values() if callee is worker]
+        return [call for call in served if self._has_slot(worker, call)]
 
     def _has_slot(self, worker: WorkerSnapshot, call: CallStatus) -> bool:
         """A function that waits for something of ours gives its slot away meanwhile; a coroutine has none."""

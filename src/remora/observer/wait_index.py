@@ -116,7 +116,14 @@ class Index:
 
     def call_name(self, key: CallKey) -> str:
         half = self.half(key)
-        return f"{short(half[1].function)} on {half[1].callee or half[0].name}" if half else f"call {key}"
+        if half is None:
+            return f"call {key}"
+        return f"{short(self.function(half[1])) or f'call {key}'} on {half[1].callee or half[0].name}"
+
+    def function(self, call: CallStatus) -> str:
+        """The function of a call: its callee does not know it before it runs."""
+        caller = self.callers.get(call.key)
+        return call.function or (caller[1].function if caller else "")
 
     # What is known of a node that waits for nothing.
 
@@ -145,7 +152,7 @@ class Index:
             Stage.UNSENT: f"has not been sent to {call.callee}",
             Stage.SENT: "is on its way there or back",
             Stage.BEGUN: "has begun there, and may have ended meanwhile",
-            Stage.QUEUED: "waits for a slot",
+            Stage.QUEUED: f"has come to {call.callee}, and has not begun",
             Stage.RUNNING: "runs there" if call.thread is not None else "runs there, and holds no thread",
             Stage.ANSWERING: f"has ended, and its answer waits to be sent to {call.key.caller}",
         }[call.stage]
