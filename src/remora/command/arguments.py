@@ -50,7 +50,7 @@ def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older:
     if older:
         add("--older", type=seconds, default=0.0, metavar="TIME", help="only what is at least so old: 200ms, 5s, 3m")
     add("--sort", choices=sorts, default=sorts[0], help=f"the order ({sorts[0]})")
-    add("--limit", type=_count, default=limit, metavar="N", help=f"at most so many rows ({limit})")
+    add("--limit", type=rows, default=limit, metavar="N", help=f"at most so many rows ({limit})")
 
 
 def seconds(text: str) -> float:
@@ -60,7 +60,8 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _count(text: str) -> int:
+def rows(text: str) -> int:
+    """Read a number of rows."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"not a number of rows: {text!r}")
     return int(text)

@@ -21,7 +21,16 @@ from remora.command.arguments import (
 )
 from remora.command.output import Output, lines
 from remora.command.text import counted, duration
-from remora.observer.model import CallKey, GroupSnapshot, Query, ThreadStatus, WaitStatus, WorkerSnapshot, to_json
+from remora.observer.model import (
+    CallKey,
+    GroupSnapshot,
+    Query,
+    ThreadStatus,
+    WaitKind,
+    WaitStatus,
+    WorkerSnapshot,
+    to_json,
+)
 
 NAME = "stack"
 HELP = "where all threads are, equal stacks together"
@@ -126,15 +135,18 @@ def matters(group: GroupSnapshot, worker: WorkerSnapshot, thread: ThreadStatus, 
     if serving is not None:
         yield f"{subject}serves {_function(group, serving)} for {serving.caller} ({serving})"
     for wait in worker.waits:
-        if wait.thread == thread.id:
+        coroutine = thread.role == "coroutine" and wait.thread is None and wait.serving == thread.serving is not None
+        if wait.thread == thread.id or coroutine:
             age = "" if wait.age is None else f", for {duration(wait.age)}"
             yield f"{subject}waits for {_what(group, worker, wait)}{age}"
 
 
 def _what(group: GroupSnapshot, worker: WorkerSnapshot, wait: WaitStatus) -> str:
+    if wait.kind is WaitKind.LOCK and wait.call is not None:
+        return f"{wait.text or 'a lock'}, which {_function(group, wait.call)} ({wait.call}) holds"
     if wait.call is not None:
         return f"{wait.text or _function(group, wait.call)} ({wait.call})"
-    if wait.holder is not None:
+    if wait.kind is WaitKind.LOCK and wait.holder is not None:
         holder = next((each.name for each in worker.threads if each.id == wait.holder), str(wait.holder))
         return f"{wait.text or 'a lock'}, which {holder} holds" if holder not in wait.text else wait.text
     return wait.text or str(wait.kind)

@@ -13,6 +13,7 @@ from remora.command.arguments import (
     names_of,
     print_json,
     repeat,
+    rows,
     tell_missing,
     troubles,
 )
@@ -31,7 +32,7 @@ QUERY = Query(parts=("calls", "waits", "owned", "passes", "links", "threads"), l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", help="a worker, or a call as `remora calls` names it; nothing: everything")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many chains (20)")
+    parser.add_argument("--limit", type=rows, default=20, metavar="N", help="at most so many chains (20)")
     add_group(parser)
     add_json(parser)
     add_watch(parser)
@@ -83,6 +84,8 @@ def _show_cycles(cycles: list[Chain], output: Output) -> None:
         output.line(f"  {cycle.text}", "bad")
         if cycle.expires is not None:
             output.line(f"  It ends when the first deadline of its calls passes, in {duration(cycle.expires)}.")
+        elif cycle.limited:
+            output.line("  Something in it waits for a time only: it may end by that.")
         else:
             output.line("  Its calls have no deadline: it does not end by itself.")
     output.line()
@@ -104,5 +107,6 @@ def _chain_as_json(chain: Chain) -> dict[str, Any]:
         "cyclic": chain.cyclic,
         "age": chain.age,
         "expires": chain.expires,
+        "limited": chain.limited,
         "nodes": [{"kind": str(node.kind), "worker": node.worker, "id": node.id} for node in chain.nodes],
     }

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from remora.introspection import calls, history, links, references, threads, waits
+from remora.introspection import calls, coroutines, history, links, references, threads, waits
 from remora.introspection.subject import Subject
 from remora.observer.directory import host_name
 from remora.observer.model import CallStatus, Event, Pool, Query, WorkerSnapshot
@@ -77,7 +77,7 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             threads=running[0],
             running=running[2],
             queued=len(agent.pool.user_tasks),
-            coroutines=waits.coroutines(subject),
+            coroutines=coroutines.count(subject),
         ),
         calls=cut.part("calls", lambda: _calls(subject, seen), lambda each: _fits_call(each, query, subject.name)),
         waits=cut.part(
@@ -107,7 +107,9 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             lambda: sorted(history.histograms(agent.recorder), key=lambda each: -each.total),
             lambda each: _concerns(query, each.peer) and _named(query, each.function),
         ),
-        threads=cut.part("threads", lambda: threads.statuses(everybody, seen.serving), lambda each: True),
+        threads=cut.part(
+            "threads", lambda: [*threads.statuses(everybody, seen.serving), *seen.coroutines], lambda each: True
+        ),
         left_out=dict(cut.left_out),
     )
 

@@ -12,6 +12,7 @@ node. The two halves were taken at different moments, and one may lack. So the r
 - A full pool goes on when any function that has a slot ends: it waits for *one* of them (`Graph.any_of`). A pool that
   is not full, as far as can be seen, goes on by itself (`Graph.going_on`).
 - Nothing says which call makes a value: it may be any of those that its owner runs with that function.
+- A coroutine goes on when the thread of its event loop is done with what it waits for, too.
 - What a backward pass waits for may come without it: its edges are shown, and it is never part of a cycle.
 """
 
@@ -94,9 +95,16 @@ class _Builder:
         return self._graph
 
     def _edge(
-        self, said_by: WorkerSnapshot | None, source: Node, target: Node, text: str = "", age: float | None = None
+        self,
+        said_by: WorkerSnapshot | None,
+        source: Node,
+        target: Node,
+        text: str = "",
+        age: float | None = None,
+        limited: bool = False,
     ) -> None:
-        """Add one. `said_by` is the worker that saw it, by whose clock it was so at the moment of its snapshot."""
+        """Add one. `said_by` is the worker that saw it, by whose clock it was so at the moment of its snapshot. `limited`:
+        it waits for a time only."""
         since = until = None
         if said_by is not None and said_by.name in self._group.clock_offsets:
             error = abs(self._group.clock_errors.get(said_by.name, 0.0))
@@ -105,7 +113,7 @@ class _Builder:
             since = None if age is None else seen - age - error
         self._node(source)
         self._node(target)
-        self._graph.edges.setdefault((source, target), Edge(source, target, text, age, since, until))
+        self._graph.edges.setdefault((source, target), Edge(source, target, text, age, since, until, limited))
 
     def _node(self, node: Node) -> Node:
         if node not in self._graph.labels:
@@ -129,7 +137,7 @@ class _Builder:
             self._add_reference(worker, wait, source)
         else:
             target, text = self._simple_target(worker, wait, source)
-            self._edge(worker, source, target, f"waits for {text}{ago(wait.age)}", wait.age)
+            self._edge(worker, source, target, f"waits for {text}{ago(wait.age)}", wait.age, wait.limited)
 
     def _simple_target(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> tuple[Node, str]:
         """What a wait is for, and what that is called."""
@@ -141,6 +149,11 @@ class _Builder:
             return self._pool(worker), f"a slot in the pool of {worker.name}"
         if wait.kind is WaitKind.LINK and wait.workers:
             return self._link(worker, wait.workers[0]), f"room on the link to {wait.workers[0]}"
+        if wait.kind is WaitKind.LOCK and wait.call is not None:
+            return call_node(wait.call), f"{_lock_name(wait)} that {self._index.call_name(wait.call)} holds"
+        if wait.kind in (WaitKind.LOOP, WaitKind.THREAD) and wait.holder is not None:
+            text = f"the event loop of {worker.name}" if wait.kind is WaitKind.LOOP else wait.text
+            return thread_node(worker.name, wait.holder), text
         if wait.kind is WaitKind.LOCK and wait.holder is not None and wait.holder != wait.thread:
             holder = thread_node(worker.name, wait.holder)
             return holder, f"{_lock_name(wait)} that {self._index.label(holder)} holds"
@@ -259,10 +272,10 @@ class _Builder:
 
     def _has_slot(self, worker: WorkerSnapshot, call: CallStatus) -> bool:
         """A function that waits for something of ours gives its slot away meanwhile; a coroutine has none."""
-        if call.stage is not Stage.RUNNING or call.thread is None:
+        if call.stage is not Stage.RUNNING or call.thread is None or self._index.runs_event_loop(worker, call.thread):
             return False
         waits = self._index.waits.get(thread_node(worker.name, call.thread), [])
-        return all(each.kind is WaitKind.LOCK for each in waits)
+        return all(each.kind in (WaitKind.LOCK, WaitKind.THREAD) for each in waits)
 
     def _program(self, name: str) -> Node:
         """A worker whose program has to do something: it does when its main thread is done with what it waits for."""
