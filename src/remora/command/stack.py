@@ -38,6 +38,8 @@ EXAMPLE = "remora stack worker1"
 
 QUERY = Query(parts=("threads", "calls", "waits"), limit=10_000)
 
+TOLD = 10  # threads with the same stack of which is said what they do
+
 _STARTS = re.compile(
     r"/threading\.py:\d+ Thread\._?(bootstrap|bootstrap_inner|run)$|/multiprocessing/|^<string>:1 <module>$"
 )
@@ -74,13 +76,18 @@ def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None = None
     busy = [(worker, thread) for worker, thread in places if everything or not is_idle(worker, thread)]
     for stack, alike in grouped(busy):
         output.line(_heading(alike), "head")
-        for worker, thread in alike:
+        for worker, thread in alike[:TOLD]:
             lines(output, (f"  {text}" for text in matters(snapshot, worker, thread, len(alike) > 1)))
+        if len(alike) > TOLD:
+            output.line(f"  … and {len(alike) - TOLD:,} more", "faint")
         frames = stack if everything else shortened(stack)
         lines(output, (f"    {frame}" for frame in frames or ("(no stack)",)))
         output.line()
     if len(busy) < len(places):
         output.line(f"{counted(len(places) - len(busy), 'idle thread')} of Remora not shown (--all)", "faint")
+    cut = sum(worker.left_out.get("threads", 0) for worker in snapshot.workers if name in (None, worker.name))
+    if cut:
+        output.line(f"{cut:,} more threads and coroutines not shown", "faint")
     for missing in snapshot.missing:
         if missing.stacks and name in (None, missing.name):
             output.line(f"{missing.name} does not answer. Its process wrote:", "head")

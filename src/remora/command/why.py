@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from remora.command.arguments import (
@@ -26,6 +27,8 @@ from remora.observer.waits import Chain, WaitGraph
 NAME = "why"
 HELP = "why it hangs: what each thread and call finally waits for, cycles first"
 EXAMPLE = "remora why\n  remora why worker0\n  remora why worker0#17"
+
+_AGE = re.compile(r" \(\d+\.\d s\)")
 
 QUERY = Query(parts=("calls", "waits", "owned", "passes", "links", "threads"), limit=10_000)
 
@@ -55,10 +58,12 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
         _show_cycles(cycles, output)
     if chains:
         output.line("What waits, and for what:", "head")
-        for chain in chains[: options.limit]:
-            output.line(f"  {chain.text}", "bad" if chain.cyclic else "")
-        if len(chains) > options.limit:
-            output.line(f"  … and {len(chains) - options.limit:,} more (--limit)", "faint")
+        alike = _alike(chains)
+        for chain, count in alike[: options.limit]:
+            more = f" (and {count - 1:,} more like this)" if count > 1 else ""
+            output.line(f"  {chain.text}{more}", "bad" if chain.cyclic else "")
+        if len(alike) > options.limit:
+            output.line(f"  … and {len(alike) - options.limit:,} more (--limit)", "faint")
     elif not cycles:
         calls = len({call.key for worker in snapshot.workers for call in worker.calls})
         who = f"{options.what} waits for nothing" if options.what else "Nothing waits"
@@ -76,6 +81,14 @@ def _chains(graph: WaitGraph, snapshot: GroupSnapshot, what: str | None) -> list
             f"{what!r} is neither a worker ({', '.join(names)}) nor a call that is under way (`remora calls` lists them)"
         )
     return [graph.chain(node) for node in found]
+
+
+def _alike(chains: list[Chain]) -> list[tuple[Chain, int]]:
+    """Chains whose sentences differ in nothing but ages, told by the first one, and how many there are."""
+    found: dict[str, list[Chain]] = {}
+    for chain in chains:
+        found.setdefault(_AGE.sub("", chain.text), []).append(chain)
+    return [(each[0], len(each)) for each in found.values()]
 
 
 def _show_cycles(cycles: list[Chain], output: Output) -> None:

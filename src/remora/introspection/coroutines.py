@@ -228,20 +228,24 @@ def _is_async(function: Any) -> bool:
 # Where they are.
 
 
-def statuses(subject: Subject, found: list[tuple[Loop, list[Coroutine]]]) -> Iterator[ThreadStatus]:
-    """Yield where the coroutines of a worker are, as if each were a thread."""
-    shown = [each for _, coroutines in found for each in coroutines]
-    for each in shown[:MOST_SHOWN]:
-        request = each.request
-        if request is None or request._dispatch is subject.agent.dispatch:
-            yield ThreadStatus(
-                id=id(each.task),
-                name=f"coroutine {_name(each.task)}",
-                role="coroutine",
-                stack=stack_of(each.frames),
-                serving=None if request is None else key_of(request),
-                task=_name(each.task),
-            )
+def statuses(subject: Subject, found: list[tuple[Loop, list[Coroutine]]]) -> tuple[list[ThreadStatus], int]:
+    """Return where the coroutines of a worker are, as if each were a thread, and how many more there are."""
+    dispatch = subject.agent.dispatch
+    everything = [each for _, coroutines in found for each in coroutines]
+    own = [each for each in everything if each.request is None or each.request._dispatch is dispatch]
+    return [_status(each) for each in own[:MOST_SHOWN]], max(len(own) - MOST_SHOWN, 0)
+
+
+def _status(coroutine: Coroutine) -> ThreadStatus:
+    name = _name(coroutine.task)
+    return ThreadStatus(
+        id=id(coroutine.task),
+        name=f"coroutine {name}",
+        role="coroutine",
+        stack=stack_of(coroutine.frames),
+        serving=None if coroutine.request is None else key_of(coroutine.request),
+        task=name,
+    )
 
 
 def _name(task: Any) -> str:

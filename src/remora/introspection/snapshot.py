@@ -43,7 +43,7 @@ class Cut:
         more = len(found) - max(self._query.limit, 0)
         if more <= 0:
             return tuple(found)
-        self.left_out[name] = more
+        self.left_out[name] += more
         return tuple(found[more:] if last else found[:-more])
 
 
@@ -54,6 +54,8 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
     everybody = threads.look(subject.name) if {"threads", "waits", "calls"} & set(query.parts) else []
     seen = waits.look(subject, everybody, locks="waits" in query.parts)
     kept = subject.references.table.snapshot()
+    if "threads" in query.parts and seen.coroutines_left_out:
+        cut.left_out["threads"] += seen.coroutines_left_out
     limit, running = agent.pool.limit, agent.pool.counts()
     return WorkerSnapshot(
         name=subject.name,

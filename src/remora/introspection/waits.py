@@ -196,7 +196,8 @@ class Seen:
     waits: list[WaitStatus]
     serving: dict[int, CallKey]  # by thread
     waiting: dict[int, int]  # by the number of a call of ours: the thread that waits for it
-    coroutines: tuple[ThreadStatus, ...] = ()
+    coroutines: list[ThreadStatus]
+    coroutines_left_out: int  # they are too many to be looked at one by one
 
 
 def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
@@ -221,7 +222,7 @@ def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
     for wait in waits:
         if wait.thread is not None and wait.call is not None and wait.call.caller == subject.name:
             waiting.setdefault(wait.call.id, wait.thread)
-    return Seen(waits, serving, waiting, tuple(coroutines.statuses(subject, found)))
+    return Seen(waits, serving, waiting, *coroutines.statuses(subject, found))
 
 
 def _waits_of(thread: Thread, subject: Subject, threads: list[Thread], locks: bool) -> list[WaitStatus]:
