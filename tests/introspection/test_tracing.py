@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from remora.introspection import tracing
 from remora.introspection.tracing import Traces
 from remora.introspection.visitors import Later
 from remora.recorder import MADE, Recorder
+from tests.eventually import eventually
 
 FAILED = 1
 
@@ -97,6 +100,71 @@ def test_an_observer_that_goes_away_leaves_nothing_behind(recorder: Recorder, mo
     assert list(traces._traces) == ["b"]
     traces.close()
     assert recorder._on_fold == ()
+
+
+def test_a_trace_that_no_observer_takes_is_dropped_in_time(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no other one is begun, and no call ends."""
+    now = 100.0
+    monkeypatch.setattr(tracing.time, "monotonic", lambda: now)
+    traces = make(recorder)
+    assert traces.drop_expired() == float("inf")
+    traces.begin("a", 5.0)
+    assert traces.drop_expired() == 105.0 + tracing.KEPT
+    now = 105.1 + tracing.KEPT
+    assert traces.drop_expired() == float("inf")
+    assert recorder._on_fold == ()
+
+
+def test_two_traces_of_one_name_are_refused(recorder: Recorder) -> None:
+    """Else the first could never be ended."""
+    traces = make(recorder)
+    traces.begin("a", 60.0)
+    with pytest.raises(ValueError, match="there is a trace of that name already"):
+        traces.begin("a", 60.0)
+    traces.close()
+    assert recorder._on_fold == ()
+
+
+class SlowProfile:
+    """A profiler that takes its time to begin."""
+
+    begun = ended = False
+    problem, operators = "", ()
+
+    def __init__(self, name: str, seconds: float) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_trace_that_is_ended_before_it_has_begun(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "OperatorProfile", SlowProfile)
+    traces = make(recorder)
+    beginning, ending = traces.begin("a", 60.0, torch=True), traces.end("a")
+    profile = traces._traces["a"].profile
+    assert profile is not None
+    profile.begun = profile.ended = True
+    assert isinstance(ending, Later)
+    assert isinstance(ending.then(), dict)
+    with pytest.raises(ValueError, match="ended before it had begun"):
+        beginning.then()
+    assert recorder._on_fold == ()
+
+
+def test_a_trace_takes_no_lock_of_the_threading_module(recorder: Recorder) -> None:
+    """A thread that is stuck may hold it, and the thread that answers observers must not be stuck behind that."""
+    traces = make(recorder)
+    answers: list[Any] = []
+
+    def make_one() -> None:
+        traces.begin("a", 60.0)
+        answers.append(end(traces, "a"))
+
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        _thread.start_new_thread(make_one, ())
+        eventually(lambda: answers)
+    assert "MainThread" in answers[0]["threads"].values()
 
 
 def test_nothing_is_recorded_for_a_worker_that_has_ended(recorder: Recorder) -> None:

@@ -14,7 +14,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -36,10 +36,20 @@ PATIENCE = 2.0  # seconds that `stop` waits for the thread
 class ObserverServer:
     """The sockets at which observers come in, and the thread that serves them."""
 
-    def __init__(self, name: str, key: bytes, answer: Answer, *, of_this_user: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: bytes,
+        answer: Answer,
+        *,
+        of_this_user: bool,
+        remove_expired: Callable[[], float] = lambda: NEVER,
+    ) -> None:
         self._name = name
         self.key = key
         self._answer = answer
+        self._remove_expired = remove_expired  # what answers left behind; it says when something is due
+        self._expires = NEVER
         self._of_this_user = of_this_user  # the secret is this user's: other users are not let in
         self._me = Identity(name, 0, "", "")  # known when the worker has joined
         self._doors: list[socket.socket] = []
@@ -215,6 +225,7 @@ class ObserverServer:
     def _sleep(self) -> float | None:
         """Seconds until something is due; None: nothing is."""
         due = min((min(each.deadline, each.due) for each in self._visitors.values()), default=NEVER)
+        due = min(due, self._expires)
         if self._resting:
             due = min(due, self._counted_at + BURST / RATE)
         return None if due == NEVER else max(due - time.monotonic(), 0.0)
@@ -230,6 +241,8 @@ class ObserverServer:
                 self._dismiss(visitor)
             elif visitor.due == NEVER:
                 self._watch(visitor)
+
+        self._expires = self._remove_expired()
 
     def _look_at_doors(self) -> None:
         assert self._selector is not None

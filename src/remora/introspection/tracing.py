@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remora.introspection.operators import OperatorProfile
-from remora.introspection.visitors import Later
+from remora.introspection.visitors import NEVER, Later
 from remora.observer.trace_rows import Rows
 from remora.options import check_timeout
 from remora.recorder import Raw, Recorder
@@ -41,7 +41,9 @@ class _Trace:
 
     def see_threads(self) -> None:
         """Take note of who is there."""
-        for each in threading.enumerate():
+        # (`threading.enumerate` takes a lock, which a thread that is stuck may hold)
+        known: dict[int, threading.Thread] = getattr(threading, "_active", {}).copy()
+        for each in known.values():
             if each.ident is not None and each.native_id is not None:
                 self.threads[each.ident] = each.name
                 self.native[each.native_id] = each.ident
@@ -72,6 +74,8 @@ class Traces:
         self.drop_expired()
         if len(self._traces) >= MOST_TRACES:
             raise ValueError(f"{MOST_TRACES} traces of {self._name} are being made already: end one, or try again later")
+        if id in self._traces:
+            raise ValueError("there is a trace of that name already")
         seconds = min(check_timeout(seconds, "seconds"), LONGEST)
         until = time.monotonic() + seconds
         self._traces[id] = trace = _Trace(until, until + KEPT, OperatorProfile(self._name, seconds) if torch else None)
@@ -80,6 +84,8 @@ class Traces:
     def _begun(self, trace: _Trace) -> Any:
         if trace.profile is not None and not trace.profile.begun:
             return Later(GLANCE, lambda: self._begun(trace))
+        if trace.over:
+            raise ValueError("the trace was ended before it had begun")
         self._recorder.fold()  # what is over already belongs to no trace
         trace.see_threads()
         trace.begun_at = time.time()
@@ -114,12 +120,13 @@ class Traces:
             "note": "" if profile is None else profile.problem,
         }
 
-    def drop_expired(self) -> None:
-        """Forget the traces that no observer ended."""
+    def drop_expired(self) -> float:
+        """Forget the traces that no observer ended. Return when the next one expires."""
         now = time.monotonic()
         for id, trace in list(self._traces.items()):
-            if now > trace.expires:
+            if now >= trace.expires:
                 self._close(self._traces.pop(id))
+        return min((trace.expires for trace in self._traces.values()), default=NEVER)
 
     def close(self) -> None:
         """The worker ends."""
