@@ -98,6 +98,9 @@ def show(options: argparse.Namespace, query: Query, draw: Callable[[GroupSnapsho
         return repeat(options, once)
 
 
+SHORTEST = 0.05  # seconds between two looks
+
+
 def repeat(options: argparse.Namespace, once: Callable[[Output], int]) -> int:
     """Do it once, or under `--watch` until Ctrl-C. Return the exit code of the last time."""
     output = make_output()
@@ -110,7 +113,7 @@ def repeat(options: argparse.Namespace, once: Callable[[Output], int]) -> int:
                 output.clear()
                 output.line(time.strftime("%H:%M:%S"), "faint")
             code = once(output)
-            time.sleep(options.watch)
+            time.sleep(max(options.watch, SHORTEST))
     except KeyboardInterrupt:
         return code
 

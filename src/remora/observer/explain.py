@@ -95,7 +95,7 @@ def _deaths(dump: Dump) -> Iterator[Finding]:
         yield Finding(
             kind,
             text,
-            (*_shortened(lines, LAST_WORDS), *(text for _, text in witnesses.get(name, ()))),
+            (*_shortened(lines, LAST_WORDS), *dict.fromkeys(text for _, text in witnesses.get(name, ()))),
             (name,),
             _earlier(last.snapshot.time),
         )
