@@ -15,8 +15,10 @@ from remora.command.errors import UsageError, extra
 from remora.command.main import main
 from remora.command.verbs import VERBS, load, parser_of
 from remora.errors import NothingFound
+from remora.observer.dump import Cause, WorkerDump, write_worker_dump
 from remora.observer.group import GroupEntry
 from tests.command.running import TIMEOUT, remora
+from tests.observer.snapshots import worker
 
 SOURCE = Path(__file__).parents[2] / "src" / "remora" / "command"
 
@@ -123,6 +125,13 @@ def test_output_that_is_closed_is_no_error() -> None:
     )
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 1)
+
+
+def test_an_output_that_lacks_letters_gets_the_others(tmp_path: Path) -> None:
+    write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.SIGNAL, snapshot=worker("w\N{GREEK SMALL LETTER OMEGA}rker")))
+    done = remora("explain", str(tmp_path), PYTHONIOENCODING="ascii")
+    assert done.err == ""
+    assert "w?rker wrote 1 dump" in done.out
 
 
 def test_a_group_that_ends_meanwhile_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
