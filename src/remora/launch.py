@@ -20,9 +20,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from typing import Any
 
 from remora.supervision import Outcome, RestartPolicy, Supervisor
 from remora.supervision.output import Output
+from remora.transport.addresses import WILDCARDS, host_and_port, is_own_address
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options, and the program."""
     add = parser.add_argument
-    add("-n", type=int, default=1, help="how many processes (1)")
+    names = ("-n", "--nproc-per-node", "--nproc_per_node")  # the longer ones as torchrun has them
+    add(*names, dest="n", metavar="N", type=_count, default=1, help="how many processes (1)")
     add("--restart", choices=("never", "on-failure", "always"), default="never", help="when to restart a process (never)")
     add("--restarts", type=int, default=3, help="the most restarts in a row (3)")
     add("--delay", type=float, default=0.5, help="seconds before the first restart; doubled each time (0.5)")
@@ -46,10 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--apart", action="store_true", help="when a process has failed for good, let the others run on")
     add("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL (10)")
     add("--host", default="127.0.0.1", help="where the store listens (127.0.0.1)")
-    add("--port", type=int, default=0, help="its port (any that is free)")
+    add("--port", type=_port, default=0, help="its port (any that is free)")
     add("-m", dest="module", action="store_true", help="the program is a module")
     add("program", help="a Python file, or a module with -m")
     add("arguments", nargs=argparse.REMAINDER, help="for the program")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"give a number of processes, at least 1, not {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) >= 2**16:
+        raise argparse.ArgumentTypeError(f"give a number from 1 to 65535, or 0 for any port that is free, not {text!r}")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,11 +78,24 @@ def run(options: argparse.Namespace) -> int:
         raise
 
 
-def _supervise(options: argparse.Namespace) -> int:
+def _host_store(host: str, port: int) -> Any:
+    """Host the store where the processes meet. If it cannot be, end with one line that says why."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here: `remora --help` needs none of it
 
+    if host not in WILDCARDS and not is_own_address(host):  # torch would look for itself there for a minute
+        raise SystemExit(f"cannot host the store at --host {host}: it is no address or name of this host")
+    try:
+        return TCPStore(host, port, None, True, timedelta(seconds=60), wait_for_workers=False)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        if "EADDRINUSE" in reason:
+            reason = "another program has that port. Choose another, or leave --port out"
+        raise SystemExit(f"cannot host the store at {host_and_port(host, port)}: {reason}") from None
+
+
+def _supervise(options: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    store = TCPStore(options.host, options.port, None, True, timedelta(seconds=60), wait_for_workers=False)
+    store = _host_store(options.host, options.port)
     policy = RestartPolicy(options.restart, options.restarts, options.delay)
     with ExitStack() as stack:
         several = options.n > 1

@@ -64,8 +64,7 @@ async def hold(to: str) -> int:
 
 
 async def want() -> int:
-    async with lock:
-        return 1
+    async with lock: return 1  # fmt: skip  # noqa: E701
 
 
 async def asleep() -> int:
@@ -166,6 +165,20 @@ def test_a_lock_of_asyncio_and_the_call_that_holds_it() -> None:
         gate.set()
         holding.wait()
         wanting.wait()
+
+
+def test_coroutines_that_wait_on_the_line_of_the_body_hold_nothing() -> None:
+    with World(2) as world, world.acting(0):
+        holding = rpc.rpc_async("worker1", hold, args=("worker0",))
+        waits(world, 1)
+        wanting = [rpc.rpc_async("worker1", want) for _ in range(2)]
+        found = [each for each in waits(world, 1, 3) if each.kind is WaitKind.LOCK]
+        holder = served(look(world, 1), hold)
+        assert holder is not None
+        assert [each.call for each in found] == [holder.key, holder.key]
+        gate.set()
+        for each in (holding, *wanting):
+            each.wait()
 
 
 def test_where_coroutines_are() -> None:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType, MemberDescriptorType
 from typing import Any
 
@@ -168,12 +169,22 @@ def name_of_awaited(frame: FrameType) -> str:
 
 def _held_at(frame: FrameType, kind: type[ast.With] | type[ast.AsyncWith] = ast.With) -> Iterator[ast.expr]:
     """What the `with` statements are entered with inside which a frame is."""
-    for each in _withs(frame.f_code):
-        if not isinstance(each, kind):
-            continue
-        last = each.body[-1].end_lineno or each.body[-1].lineno
-        if each.body[0].lineno <= frame.f_lineno <= last:
+    withs = [each for each in _withs(frame.f_code) if isinstance(each, kind)]
+    if not withs:
+        return
+    line, column = _place(frame)
+    for each in withs:
+        first, last = each.body[0], each.body[-1]
+        # (by columns: the body may be on the line at which others wait)
+        if (first.lineno, first.col_offset) <= (line, column) and line <= (last.end_lineno or last.lineno):
             yield from (item.context_expr for item in each.items)
+
+
+def _place(frame: FrameType) -> tuple[int, int]:
+    """The line and column that a frame is at."""
+    at = frame.f_lasti // 2
+    line, _, column, _ = next(islice(frame.f_code.co_positions(), at, None), (None,) * 4)
+    return (frame.f_lineno or 0, 0) if line is None or column is None else (line, column)
 
 
 @lru_cache(maxsize=512)
