@@ -198,12 +198,33 @@ def test_a_fetch_waits_for_the_value_and_not_for_a_slot() -> None:
         eventually(lambda: [each for each in look(world, 1).waits if each.kind is WaitKind.REFERENCE])
         found = look(world, 1)
         (fetch,) = [each for each in found.calls if each.kind == "PYTHON_RREF_FETCH_CALL"]
+        (maker,) = [each for each in found.calls if each.kind == "PYTHON_REMOTE_CALL"]
+        assert maker.makes == found.owned[0].id
         assert (fetch.function, fetch.stage, fetch.thread) == ("to_here()", Stage.RUNNING, None)
         (wait,) = found.waits
         assert (wait.serving, wait.reference, wait.workers) == (fetch.key, found.owned[0].id, ("worker1",))
         gate.set()
         thread.join()
         del reference
+
+
+def test_each_call_says_which_value_it_makes() -> None:
+    """One that runs on a thread, one that waits for a slot, and a coroutine."""
+    with World(2, threads=1) as world, world.acting(0):
+        running_one = rpc.remote("worker1", block_later)
+        eventually(lambda: [each for each in look(world, 1).threads if each.role == "coroutine"])
+        others = [rpc.remote("worker1", block) for _ in range(2)]
+        eventually(lambda: sorted(each.stage for each in look(world, 1).calls).count(Stage.QUEUED) == 1)
+        found = look(world, 1)
+        assert {each.makes for each in found.calls} == {each.id for each in found.owned}
+        assert len(found.calls) == len(found.owned) == 3
+        assert {each.makes: each.function for each in found.calls if each.function} == {
+            each.id: each.function for each in found.owned if each.function
+        }
+        gate.set()
+        for each in (running_one, *others):
+            each.to_here()
+        del running_one, others, each
 
 
 def test_a_thread_of_the_owner_that_waits_for_a_value() -> None:

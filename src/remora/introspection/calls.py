@@ -9,11 +9,13 @@ from remora.agent.calls.call import NEVER, Call
 from remora.agent.channel.channel import Channel
 from remora.agent.peers.peer import Peer
 from remora.agent.serving.dispatch import Request
+from remora.introspection.references import id_text
 from remora.introspection.subject import Subject
 from remora.introspection.threads import key_of
 from remora.names import function_name
 from remora.observer.model import CallKey, CallStatus, Stage
 from remora.rref.handle import TO_HERE
+from remora.rref.value import Value
 from remora.vocabulary.messages import MESSAGES, MessageType
 from remora.wire.frames import HEADER
 
@@ -106,8 +108,9 @@ def _kept(channel: Channel) -> dict[int, tuple[int, int]]:
 KIND_AT = 2  # in the fields of a header
 
 
-def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus]:
-    """Yield the calls that this worker serves. `threads`: by call, the thread that runs it."""
+def served(subject: Subject, threads: dict[CallKey, int], makes: dict[CallKey, str] | None = None) -> Iterator[CallStatus]:
+    """Yield the calls that this worker serves. `threads`: by call, the thread that runs it; `makes`: the value that it
+    makes, of those that have begun."""
     now = subject.agent.clock.now()
     for request in copied(subject.agent.dispatch.serving).values():
         key = key_of(request)
@@ -123,7 +126,14 @@ def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus
             bytes=frame.size,
             asynchronous=False,
             thread=threads.get(key),
+            makes=_made_by(request) if makes is None or key not in makes else makes[key],
         )
+
+
+def _made_by(request: Request) -> str | None:
+    """The value that a request makes which has not been unpacked."""
+    created = getattr(request.frame.enclosed.arrival, "created", None)
+    return id_text(created.id) if isinstance(created, Value) else None
 
 
 def _function_of(request: Request) -> str:

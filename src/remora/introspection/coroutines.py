@@ -22,8 +22,9 @@ from remora.devices.streams import OnItsOwnStreams
 from remora.introspection.calls import copied, steadily
 from remora.introspection.locks import held_in, name_of_awaited
 from remora.introspection.subject import Subject
-from remora.introspection.threads import FOLLOWS, Thread, key_of, request_of, stack_of
+from remora.introspection.threads import FOLLOWS, Thread, captured, key_of, request_of, stack_of
 from remora.observer.model import CallKey, ThreadStatus, WaitKind, WaitStatus
+from remora.rref.value import Value
 
 DEEPEST = 100  # coroutines that await each other, and tasks that do
 MOST_OF_ONE = 16  # waits of one task
@@ -57,6 +58,7 @@ class Coroutine:
     task: Any
     frames: tuple[FrameType, ...]  # the innermost last
     request: Request | None  # what it serves
+    makes: Value | None  # of what it serves: the value that is made
 
 
 def count(subject: Subject) -> int:
@@ -91,7 +93,9 @@ def _coroutines(loop: asyncio.AbstractEventLoop) -> list[Coroutine]:
         if task is not runs:
             frames = tuple(_frames(task.get_coro()))
             follows = next((each for each in frames if each.f_code is FOLLOWS), None)
-            found.append(Coroutine(task, frames, None if follows is None else request_of(follows.f_locals.get("done"))))
+            done = None if follows is None else follows.f_locals.get("done")
+            makes = next((each for each in captured(done) if isinstance(each, Value)), None)
+            found.append(Coroutine(task, frames, request_of(done), makes))
     return found
 
 

@@ -129,7 +129,7 @@ def program() -> str:
 
 def _calls(subject: Subject, seen: waits.Seen) -> list[CallStatus]:
     running = {key: thread for thread, key in seen.serving.items()}
-    found = [*calls.made(subject, seen.waiting), *calls.served(subject, running)]
+    found = [*calls.made(subject, seen.waiting), *calls.served(subject, running, seen.makes)]
     return sorted(found, key=lambda each: -each.age)
 
 

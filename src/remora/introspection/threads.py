@@ -61,9 +61,13 @@ def stack_of(frames: tuple[FrameType, ...]) -> tuple[str, ...]:
 
 def request_of(done: Any) -> Request | None:
     """Return the request that is answered by what a coroutine does at its end."""
-    owners = [getattr(getattr(done, "func", None), "__self__", None)]
-    owners += (each.cell_contents for each in getattr(done, "__closure__", None) or ())
+    owners = [getattr(getattr(done, "func", None), "__self__", None), *captured(done)]
     return next((each for each in owners if isinstance(each, Request)), None)
+
+
+def captured(function: Any) -> list[Any]:
+    """Return what a function of ours has from outside."""
+    return [each.cell_contents for each in getattr(function, "__closure__", None) or ()]
 
 
 def key_of(request: Request) -> CallKey:

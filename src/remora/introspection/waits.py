@@ -30,11 +30,11 @@ from remora.introspection.calls import copied, served
 from remora.introspection.locks import blocked_at
 from remora.introspection.references import id_text
 from remora.introspection.subject import Subject
-from remora.introspection.threads import Thread, key_of, outward
+from remora.introspection.threads import FOLLOWS, Thread, captured, key_of, outward
 from remora.names import LONGEST, function_name
 from remora.observer.model import CallKey, Stage, ThreadStatus, WaitKind, WaitStatus
 from remora.rref.handle import Handle
-from remora.rref.handlers import fetches_of
+from remora.rref.handlers import RefHandlers, fetches_of
 from remora.rref.ref_table import Table
 from remora.rref.value import Value
 
@@ -45,6 +45,7 @@ Variables = dict[str, Any]  # of a frame
 Explanation = Callable[[Variables, Subject], list[WaitStatus] | None]
 
 _EXPLANATIONS: dict[CodeType, Explanation] = {}
+_MAKES = RefHandlers._make.__code__
 _RUNS = _WorkItem.run.__code__
 
 
@@ -198,6 +199,7 @@ class Seen:
     waiting: dict[int, int]  # by the number of a call of ours: the thread that waits for it
     coroutines: list[ThreadStatus]
     coroutines_left_out: int  # they are too many to be looked at one by one
+    makes: dict[CallKey, str]  # by call that is served: the value that it makes
 
 
 def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
@@ -222,7 +224,24 @@ def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
     for wait in waits:
         if wait.thread is not None and wait.call is not None and wait.call.caller == subject.name:
             waiting.setdefault(wait.call.id, wait.thread)
-    return Seen(waits, serving, waiting, *coroutines.statuses(subject, found))
+    return Seen(waits, serving, waiting, *coroutines.statuses(subject, found), _values(serving, threads, found))
+
+
+def _values(
+    serving: dict[int, CallKey], threads: list[Thread], found: list[tuple[coroutines.Loop, list[coroutines.Coroutine]]]
+) -> dict[CallKey, str]:
+    """The values that are made, by the call that makes each."""
+    makes: dict[CallKey, str] = {}
+    for thread in threads:
+        for frame in thread.frames:
+            variables = frame.f_locals if frame.f_code in (_MAKES, FOLLOWS) else {}
+            made = [variables.get("value"), *captured(variables.get("done"))]
+            value = next((each for each in made if isinstance(each, Value)), None)
+            if value is not None and thread.id in serving:
+                makes[serving[thread.id]] = id_text(value.id)
+    for _, each in found:
+        makes |= {key_of(one.request): id_text(one.makes.id) for one in each if one.request and one.makes}
+    return makes
 
 
 def _waits_of(thread: Thread, subject: Subject, threads: list[Thread], locks: bool) -> list[WaitStatus]:

@@ -111,6 +111,7 @@ class CallStatus:
     asynchronous: bool = False
     thread: int | None = None  # the thread that waits for it, or runs it (`ThreadStatus.id`)
     parent: CallKey | None = None  # the call that was being served when it was made
+    makes: str | None = None  # at the callee: the value that it makes (`OwnedReference.id`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ node. The two halves were taken at different moments, and one may lack. So the r
 - A worker comes to a gathering by its main thread: so it comes when that thread is done with what it waits for.
 - A full pool goes on when any function that has a slot ends: it waits for *one* of them (`Graph.any_of`). A pool that
   is not full, as far as can be seen, goes on by itself (`Graph.going_on`).
-- Nothing says which call makes a value: it may be any of those that its owner runs with that function.
+- A value is made by the call that says so. If none does, the value may be there by now, or be made in another way.
 - A coroutine goes on when the thread of its event loop is done with what it waits for, too.
 - What a backward pass waits for may come without it: its edges are shown, and it is never part of a cycle.
 """
@@ -199,16 +199,15 @@ class _Builder:
         what = f"the value of {short(value.function)}" if value and value.function else wait.text or "a value"
         where = "" if name in what else f" on {name}"
         self._edge(worker, source, target, f"waits for {what}{where}{ago(wait.age)}", wait.age)
-        self._graph.any_of.add(target)
         if owner is None:
             self._edge(worker, target, self._program(name))
             return
         makers = [
             call
             for maker, call in self._index.callees.values()
-            if maker is owner and value and call.function == value.function
+            if maker is owner and call.makes is not None and call.makes == wait.reference
         ]
-        if not makers or owner.left_out.get("calls"):
+        if not makers:
             self._graph.going_on.add(target)
         for call in makers:
             text = f"is made by {short(call.function)} for {call.key.caller}{ago(call.age)}"
