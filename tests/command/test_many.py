@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from remora.command import stack, why
 from remora.command.output import PlainOutput
@@ -19,9 +22,9 @@ def explained(snapshot: GroupSnapshot) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def shown(snapshot: GroupSnapshot) -> list[str]:
+def shown(snapshot: GroupSnapshot, native: bool = False) -> list[str]:
     stream = io.StringIO()
-    stack.show_stacks(snapshot, PlainOutput(stream))
+    stack.show_stacks(snapshot, PlainOutput(stream), native=native)
     return stream.getvalue().splitlines()
 
 
@@ -49,6 +52,32 @@ def test_ages_do_not_make_chains_unlike() -> None:
     assert line == (
         "  thread pool of worker0 waits for f on worker1 (13.0 s), which is on its way there or back (and 2 more like this)"
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo Thread 17; echo $*", ["    py-spy says:", "    Thread 17", "    dump --native --pid 4711"]),
+        ("echo Error: not permitted >&2; exit 1", ["    py-spy says nothing: Error: not permitted"]),
+        ("exit 3", ["    py-spy says nothing: it ended with exit code 3"]),
+        (None, []),
+    ],
+)
+def test_the_stacks_of_c_code_if_py_spy_is_installed(
+    script: str | None, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if script is not None:
+        tool = tmp_path / "py-spy"
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    held = gone("worker1", stacks="Thread 0x1: f", pid=4711)
+    stopped = gone("worker2", pid=4712)
+    assert shown(group(missing=(held, stopped)), native=True) == [
+        "worker1 does not answer. Its process wrote:",
+        "    Thread 0x1: f",
+        *told,
+    ]
 
 
 def test_stacks_that_are_alike_name_a_few_of_their_threads() -> None:

@@ -19,6 +19,7 @@ from remora.command.arguments import (
     tell_missing,
     troubles,
 )
+from remora.command.native_stacks import native_stacks
 from remora.command.output import Output, lines
 from remora.command.text import counted, duration
 from remora.observer.model import (
@@ -66,12 +67,15 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
     if options.json:
         print_json(to_json(snapshot), indent=options.watch is None)
         return int(bool(troubles(snapshot)))
-    show_stacks(snapshot, output, options.worker, options.all)
+    show_stacks(snapshot, output, options.worker, options.all, native=True)
     return tell_missing(snapshot, output)
 
 
-def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None = None, everything: bool = True) -> None:
-    """Print the threads of a group, or of one worker; then what the others wrote whose interpreter does not answer."""
+def show_stacks(
+    snapshot: GroupSnapshot, output: Output, name: str | None = None, everything: bool = True, native: bool = False
+) -> None:
+    """Print the threads of a group, or of one worker; then what the others wrote whose interpreter does not answer.
+    `native`: also what py-spy says of those, which takes a moment."""
     places = [(worker, each) for worker in snapshot.workers if name in (None, worker.name) for each in worker.threads]
     busy = [(worker, thread) for worker, thread in places if everything or not is_idle(worker, thread)]
     for stack, alike in grouped(busy):
@@ -91,7 +95,10 @@ def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None = None
     for missing in snapshot.missing:
         if missing.stacks and name in (None, missing.name):
             output.line(f"{missing.name} does not answer. Its process wrote:", "head")
-            lines(output, (f"    {text}" for text in missing.stacks.splitlines()))
+            told = missing.stacks.splitlines()
+            if native and missing.pid is not None:  # of this host: only of such a process there are stacks
+                told += native_stacks(missing.pid)
+            lines(output, (f"    {text}" for text in told))
 
 
 def grouped(places: list[Place]) -> list[tuple[tuple[str, ...], list[Place]]]:
