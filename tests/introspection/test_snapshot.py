@@ -338,6 +338,27 @@ def test_hundreds_of_references_are_told_apart_by_function_and_holder() -> None:
         leaked.clear()
 
 
+def test_references_are_not_looked_at_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be very many, and `remora ps --watch` asks often."""
+    with World(1) as world:
+        looked: list[str] = []
+        state = world[0].subject.references.table.state
+
+        class Watched(dict):  # type: ignore[type-arg]
+            def copy(self) -> Any:
+                looked.append("values")
+                return dict(self)
+
+        monkeypatch.setattr(state, "values", Watched(state.values))
+        monkeypatch.setattr(state.owner, "values", Watched(state.owner.values))
+        look(world, 0, parts=())
+        look(world, 0, parts=("calls", "threads", "links", "events"))
+        assert looked == []
+        look(world, 0, parts=("owned",))
+        look(world, 0, parts=("waits",))
+        assert len(looked) == 2
+
+
 def test_what_is_left_out_is_counted() -> None:
     with World(2) as world, world.acting(0):
         for _ in range(30):

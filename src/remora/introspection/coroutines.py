@@ -174,6 +174,7 @@ class _Waits:
         ahead, seen = [(coroutine, False)], {id(coroutine.task)}
         while ahead and len(found) < MOST_OF_ONE:
             each, limited = ahead.pop()
+            limited = limited or any(_is_for_a_while(frame) for frame in each.frames)
             own = self._itself(each)
             found += (replace(wait, limited=wait.limited or limited) for wait in own)
             others, timed = ([], False) if own else self._awaited_by(each)
@@ -213,7 +214,7 @@ class _Waits:
         for frame in reversed(coroutine.frames):
             names: Any = frame.f_locals if frame.f_code in (_WAIT_FOR, _WAIT, _EXIT) else {}
             if frame.f_code is _WAIT_FOR and names.get("fut") is not None:
-                return [names["fut"]], names.get("timeout") is not None
+                return [names["fut"]], False
             if frame.f_code is _WAIT and names.get("return_when") == asyncio.ALL_COMPLETED:
                 return list(names["fs"]), names.get("timeout") is not None
             if frame.f_code is _EXIT:
@@ -222,6 +223,11 @@ class _Waits:
         if type(waiter) is tasks._GatheringFuture:  # type: ignore[attr-defined]
             return list(waiter._children), False
         return [] if waiter is None else [waiter], False
+
+
+def _is_for_a_while(frame: FrameType) -> bool:
+    """Return True of a `wait_for`. (It waits for a task of its own, or, in newer versions of Python, for the thing itself.)"""
+    return frame.f_code is _WAIT_FOR and frame.f_locals.get("timeout") is not None
 
 
 def _is_async(function: Any) -> bool:

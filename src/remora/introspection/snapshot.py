@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -52,8 +53,8 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
     agent, cut = subject.agent, Cut(query)
     agent.recorder.fold()
     everybody = threads.look(subject.name) if {"threads", "waits", "calls"} & set(query.parts) else []
-    seen = waits.look(subject, everybody, locks="waits" in query.parts)
-    kept = subject.references.table.snapshot()
+    seen = waits.look(subject, everybody, everything="waits" in query.parts)
+    kept = cache(subject.references.table.snapshot)  # (there may be very many)
     if "threads" in query.parts and seen.coroutines_left_out:
         cut.left_out["threads"] += seen.coroutines_left_out
     limit, running = agent.pool.limit, agent.pool.counts()
@@ -89,12 +90,12 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
         ),
         owned=cut.part(
             "owned",
-            lambda: sorted(references.owned(kept), key=lambda each: -each.age),
+            lambda: sorted(references.owned(kept()), key=lambda each: -each.age),
             lambda each: _old(each.age, query) and _concerns(query, *each.holders) and _named(query, each.function),
         ),
         held=cut.part(
             "held",
-            lambda: sorted(references.held(kept), key=lambda each: -each.age),
+            lambda: sorted(references.held(kept()), key=lambda each: -each.age),
             lambda each: _old(each.age, query) and _concerns(query, each.owner) and _named(query, each.function),
         ),
         passes=cut.part(

@@ -202,8 +202,9 @@ class Seen:
     makes: dict[CallKey, str]  # by call that is served: the value that it makes
 
 
-def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
-    """Return what the threads wait for and serve. `locks`: also find out which locks of the program they wait for."""
+def look(subject: Subject, threads: list[Thread], everything: bool = True) -> Seen:
+    """Return what the threads wait for and serve. `everything`: also which locks of the program they wait for, and which
+    fetches wait for values, both of which take a while to find out."""
     waits: list[WaitStatus] = []
     serving: dict[int, CallKey] = {}
     waiting: dict[int, int] = {}
@@ -213,14 +214,15 @@ def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
         own = request is not None and request._dispatch is dispatch
         if request is not None and own:
             serving[thread.id] = key_of(request)
-        for wait in _waits_of(thread, subject, threads, locks):
+        for wait in _waits_of(thread, subject, threads, everything):
             if request is not None and not own:
                 continue  # it serves another worker of this process
             waits.append(replace(wait, thread=thread.id, serving=serving.get(thread.id)))
     found = coroutines.look([each for each in threads if each.request is None or each.request._dispatch is dispatch])
     waits += coroutines.waits(subject, found, of_future)
     waits += _for_slots(subject, serving)
-    waits += _of_fetches(subject)
+    if everything:
+        waits += _of_fetches(subject)
     for wait in waits:
         if wait.thread is not None and wait.call is not None and wait.call.caller == subject.name:
             waiting.setdefault(wait.call.id, wait.thread)
