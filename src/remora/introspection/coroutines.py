@@ -226,7 +226,7 @@ class _Waits:
 
 
 def _is_for_a_while(frame: FrameType) -> bool:
-    """Return True of a `wait_for`. (It waits for a task of its own, or, in newer versions of Python, for the thing itself.)"""
+    """Return True of a `wait_for`. (It waits for a task of its own or, since Python 3.12, for the thing itself.)"""
     return frame.f_code is _WAIT_FOR and frame.f_locals.get("timeout") is not None
 
 
