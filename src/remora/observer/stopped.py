@@ -27,8 +27,8 @@ def explain(entry: WorkerEntry | None, reason: str, end: float) -> tuple[str, st
         why = "a debugger holds it" if state == "t" else f"SIGSTOP or Ctrl-Z; kill -CONT {entry.pid} lets it go on"
         return "silent", f"its process (pid {entry.pid}) is stopped ({why})", ""
     stacks = _ask_for_stacks(entry, end)
-    what = "its process lives: C code may hold the interpreter, or its host is overloaded"
-    return "silent", f"{reason}: {what}" if stacks else reason, stacks
+    what = "though its process lives: C code may hold the interpreter, or its host is overloaded"
+    return "silent", f"{reason}, {what}" if stacks else reason, stacks
 
 
 def _ask_for_stacks(entry: WorkerEntry, end: float) -> str:
