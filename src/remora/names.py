@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 Name = tuple[str | None, Any]  # module, and name in it
@@ -71,6 +71,11 @@ def name_parts(target: Any) -> Name:
 
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+def is_ours(code: CodeType) -> bool:
+    """Return True of code of Remora."""
+    return code.co_filename.startswith(_PACKAGE)
 
 
 def calling_line() -> str:

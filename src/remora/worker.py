@@ -91,7 +91,11 @@ class Worker:
         self.clock = settings.clock
         self._questions = Questions()
         self.observers = ObserverServer(
-            name, observer_key(secret), self._questions.answer, of_this_user=kind == _OF_THIS_USER
+            name,
+            observer_key(secret),
+            self._questions.answer,
+            of_this_user=kind == _OF_THIS_USER,
+            remove_expired=self._questions.remove_expired,
         )
         self._dump_folder = settings.dump_folder
         self._dumps: AutomaticDumps | None = None

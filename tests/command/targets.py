@@ -31,6 +31,23 @@ def take_lock() -> str:
         return "never, while the cycle lasts"
 
 
+def call_on_the_loop() -> None:
+    rpc.rpc_sync("worker0", block_the_loop, timeout=0)
+
+
+async def block_the_loop() -> None:
+    """Make a call that blocks in a coroutine. It comes back to a coroutine of the same event loop."""
+    rpc.rpc_sync("worker1", call_back, timeout=0)
+
+
+def call_back() -> None:
+    rpc.rpc_sync("worker0", do_nothing, timeout=0)
+
+
+async def do_nothing() -> None:
+    pass
+
+
 def hold_lock() -> None:
     """Hold the lock until told otherwise."""
     with lock:

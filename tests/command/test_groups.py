@@ -80,6 +80,19 @@ def test_a_cycle_of_three_workers_is_found_and_named() -> None:
         assert row.split()[1:5] == ["worker2", "worker0", "tests.command.targets.take_lock", "running"]
 
 
+def test_a_cycle_through_an_event_loop() -> None:
+    """It never ends, so these workers are of no use afterwards."""
+    with Processes(2) as workers:
+        workers.start(0, targets.call_on_the_loop)
+        why = until(workers, ": a cycle", "why")
+        assert why.code == 1
+        sentence = why.out.splitlines()[1].strip()
+        assert sentence.startswith("thread remora-worker0-loop of worker0, which serves targets.block_the_loop on worker0, ")
+        assert "waits for targets.call_back on worker1 (" in sentence
+        assert "which waits for targets.do_nothing on worker0 (" in sentence
+        assert sentence.endswith(", which waits for the event loop of worker0: a cycle")
+
+
 def test_a_call_stuck_behind_a_lock_is_shown_with_both_stacks(workers: Processes) -> None:
     holding = workers.start(1, targets.hold_lock)
     calling = workers.start(0, targets.wait_for, "worker1", "take_lock")

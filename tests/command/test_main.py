@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import pytest
 
 from remora.command.main import main
 from remora.command.usage_errors import UsageError, extra
-from remora.command.verbs import VERBS, load, parser_of
-from tests.command.running import remora
+from remora.command.verbs import VERBS, load, parser_of, ps_verb
+from remora.errors import NothingFound
+from remora.observer.dump import Cause, WorkerDump, write_worker_dump
+from remora.observer.group_observer import GroupEntry
+from tests.command.running import TIMEOUT, remora
+from tests.observer.snapshots import worker
 
 SOURCE = Path(__file__).parents[2] / "src" / "remora" / "command" / "verbs"
 
@@ -111,6 +116,38 @@ def test_top_without_textual(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_python_minus_m_remora_is_the_same() -> None:
     done = remora("--version")
     assert (done.code, done.err) == (0, "")
+
+
+def test_output_that_is_closed_is_no_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m remora doctor --json >&-', sys.executable], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 1)
+
+
+def test_an_output_that_lacks_letters_gets_the_others(tmp_path: Path) -> None:
+    write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.SIGNAL, snapshot=worker("w\N{GREEK SMALL LETTER OMEGA}rker")))
+    done = remora("explain", str(tmp_path), PYTHONIOENCODING="ascii")
+    assert done.err == ""
+    assert "w?rker wrote 1 dump" in done.out
+
+
+def test_a_group_that_ends_meanwhile_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [GroupEntry("a" * 32, ()), GroupEntry("b" * 32, ())]
+
+    def find(**which: str) -> str:
+        if which["group"] == "a" * 32:
+            raise NothingFound("", "it has just ended")
+        return f"observer of {which['group'][:2]}"
+
+    monkeypatch.setattr(ps_verb, "groups", lambda: there)
+    monkeypatch.setattr(ps_verb.GroupObserver, "find", find)
+    options = argparse.Namespace(at=None, group=None)
+    assert ps_verb._find(options) == ["observer of bb"]  # type: ignore[comparison-overlap]
+    del there[1]
+    with pytest.raises(NothingFound, match="just ended"):
+        ps_verb._find(options)
 
 
 def test_a_reader_that_ends_early_is_no_error() -> None:

@@ -137,6 +137,28 @@ def test_the_lock_and_its_holder_are_found(hold: Any, wait: Any, expression: str
     waiter.join()
 
 
+def on_one_line(go: Callable[[], object]) -> None:
+    with plain: go()  # fmt: skip  # noqa: E701
+
+
+def test_one_that_waits_on_the_line_of_the_body_holds_nothing() -> None:
+    """Two that wait for each other's lock would be a cycle that there is not."""
+    with held(acquire_plain):
+        waiters = [threading.Thread(target=on_one_line, args=(nothing,)) for _ in range(2)]
+        for each in waiters:
+            each.start()
+        eventually(lambda: all(found(each) is not None for each in waiters))
+        assert [found(each).holder for each in waiters] == [None, None]  # type: ignore[union-attr]
+    for each in waiters:
+        each.join()
+    with held(on_one_line) as holder:
+        waiter = threading.Thread(target=on_one_line, args=(nothing,))
+        waiter.start()
+        eventually(lambda: found(waiter) is not None)
+        assert found(waiter).holder == holder.ident  # type: ignore[union-attr]
+    waiter.join()
+
+
 def test_a_plain_lock_that_is_held_in_no_with_has_no_known_holder() -> None:
     with held(acquire_plain):
         waiter = threading.Thread(target=with_plain, args=(nothing,))

@@ -49,10 +49,17 @@ class Served:
     def __init__(
         self, transports: tuple[str, ...] = ("unix", "tcp"), of_this_user: bool = True, start: bool = True
     ) -> None:
-        self.server = ObserverServer("worker1", KEY, answer, of_this_user=of_this_user)
+        self.due: list[float] = []  # when what questions left behind is to be removed; the last counts
+        self.removed: list[float] = []
+        self.server = ObserverServer("worker1", KEY, answer, of_this_user=of_this_user, remove_expired=self._remove)
         self.addresses = self.server.listen(transports, "127.0.0.1", None, f"test{os.getpid()}{time.monotonic_ns()}")
         if start:
             self.server.start(ME)
+
+    def _remove(self) -> float:
+        while self.due and self.due[-1] <= time.monotonic():
+            self.removed.append(self.due.pop())
+        return self.due[-1] if self.due else float("inf")
 
     def link(self, n: int = 0, key: bytes = KEY, timeout: float = 10.0) -> ObserverLink:
         return ObserverLink(self.addresses[n], key, group="group", timeout=timeout)
@@ -91,6 +98,15 @@ def test_questions_are_answered_in_order_on_each_transport(served: Served, n: in
         assert link.ask("echo", number=number) == {"number": number}
     link.close()
     eventually(lambda: served.visitors == 0)
+
+
+def test_what_a_question_leaves_behind_is_removed_though_no_observer_comes_any_more(served: Served) -> None:
+    link = served.link()
+    served.due.append(time.monotonic() + 0.3)
+    link.ask("echo")
+    link.close()
+    eventually(lambda: served.removed)
+    assert served.due == []
 
 
 def test_large_answers_come_whole(served: Served) -> None:

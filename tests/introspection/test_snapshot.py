@@ -190,6 +190,44 @@ def test_a_reference_that_is_being_made() -> None:
         del reference
 
 
+def test_a_fetch_waits_for_the_value_and_not_for_a_slot() -> None:
+    """Also while the pool is full: a fetch needs none of its slots."""
+    with World(2, threads=1) as world, world.acting(0):
+        reference = rpc.remote("worker1", block)
+        thread = threading.Thread(target=world.run, args=(0, reference.to_here))
+        thread.start()
+        eventually(lambda: [each for each in look(world, 1).waits if each.kind is WaitKind.REFERENCE])
+        found = look(world, 1)
+        (fetch,) = [each for each in found.calls if each.kind == "PYTHON_RREF_FETCH_CALL"]
+        (maker,) = [each for each in found.calls if each.kind == "PYTHON_REMOTE_CALL"]
+        assert maker.makes == found.owned[0].id
+        assert (fetch.function, fetch.stage, fetch.thread) == ("to_here()", Stage.RUNNING, None)
+        (wait,) = found.waits
+        assert (wait.serving, wait.reference, wait.workers) == (fetch.key, found.owned[0].id, ("worker1",))
+        gate.set()
+        thread.join()
+        del reference
+
+
+def test_each_call_says_which_value_it_makes() -> None:
+    """One that runs on a thread, one that waits for a slot, and a coroutine."""
+    with World(2, threads=1) as world, world.acting(0):
+        running_one = rpc.remote("worker1", block_later)
+        eventually(lambda: [each for each in look(world, 1).threads if each.role == "coroutine"])
+        others = [rpc.remote("worker1", block) for _ in range(2)]
+        eventually(lambda: sorted(each.stage for each in look(world, 1).calls).count(Stage.QUEUED) == 1)
+        found = look(world, 1)
+        assert {each.makes for each in found.calls} == {each.id for each in found.owned}
+        assert len(found.calls) == len(found.owned) == 3
+        assert {each.makes: each.function for each in found.calls if each.function} == {
+            each.id: each.function for each in found.owned if each.function
+        }
+        gate.set()
+        for each in (running_one, *others):
+            each.to_here()
+        del running_one, others, each
+
+
 def test_a_thread_of_the_owner_that_waits_for_a_value() -> None:
     with World(2) as world:
         reference = world.run(0, rpc.remote, "worker0", block)
@@ -299,6 +337,27 @@ def test_hundreds_of_references_are_told_apart_by_function_and_holder() -> None:
         assert found.left_out == {}
         assert look(world, 2, limit=20, parts=("owned",)).left_out == {"owned": 231}
         leaked.clear()
+
+
+def test_references_are_not_looked_at_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be very many, and `remora ps --watch` asks often."""
+    with World(1) as world:
+        looked: list[str] = []
+        state = world[0].subject.references.table.state
+
+        class Watched(dict):  # type: ignore[type-arg]
+            def copy(self) -> Any:
+                looked.append("values")
+                return dict(self)
+
+        monkeypatch.setattr(state, "values", Watched(state.values))
+        monkeypatch.setattr(state.owner, "values", Watched(state.owner.values))
+        look(world, 0, parts=())
+        look(world, 0, parts=("calls", "threads", "links", "events"))
+        assert looked == []
+        look(world, 0, parts=("owned",))
+        look(world, 0, parts=("waits",))
+        assert len(looked) == 2
 
 
 def test_what_is_left_out_is_counted() -> None:

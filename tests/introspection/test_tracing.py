@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from remora.introspection import tracing
 from remora.introspection.tracing import Traces
 from remora.introspection.visitors import Later
 from remora.recorder import MADE, Recorder
+from tests.eventually import eventually
 
 FAILED = 1
 
@@ -135,6 +138,34 @@ def test_an_observer_that_goes_away_leaves_nothing_behind(recorder: Recorder, mo
     assert list(traces._traces) == ["b"]
     traces.close()
     assert recorder._on_fold == ()
+
+
+def test_a_trace_that_no_observer_takes_is_dropped_in_time(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no other one is begun, and no call ends."""
+    now = 100.0
+    monkeypatch.setattr(tracing.time, "monotonic", lambda: now)
+    traces = make(recorder)
+    assert traces.drop_expired() == float("inf")
+    traces.begin("a", 5.0)
+    assert traces.drop_expired() == 105.0 + tracing.KEPT
+    now = 105.1 + tracing.KEPT
+    assert traces.drop_expired() == float("inf")
+    assert recorder._on_fold == ()
+
+
+def test_a_trace_takes_no_lock_of_the_threading_module(recorder: Recorder) -> None:
+    """A thread that is stuck may hold it, and the thread that answers observers must not be stuck behind that."""
+    traces = make(recorder)
+    answers: list[Any] = []
+
+    def make_one() -> None:
+        traces.begin("a", 60.0)
+        answers.append(end(traces, "a"))
+
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        _thread.start_new_thread(make_one, ())
+        eventually(lambda: answers)
+    assert "MainThread" in answers[0]["threads"].values()
 
 
 def test_nothing_is_recorded_for_a_worker_that_has_ended(recorder: Recorder) -> None:

@@ -48,11 +48,24 @@ def key(text: str) -> CallKey:
 
 
 def call(
-    name: str, callee: str, function: str, stage: Stage, age: float = 10.0, thread: int | None = None
+    name: str,
+    callee: str,
+    function: str,
+    stage: Stage,
+    age: float = 10.0,
+    thread: int | None = None,
+    makes: str | None = None,
 ) -> CallStatus:
     """One half of a call."""
     return CallStatus(
-        key=key(name), callee=callee, function=function, kind="PYTHON_CALL", stage=stage, age=age, thread=thread
+        key=key(name),
+        callee=callee,
+        function=function,
+        kind="PYTHON_CALL",
+        stage=stage,
+        age=age,
+        thread=thread,
+        makes=makes,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from remora.errors import RemoraError
+from remora.observer import dump as dump_module
 from remora.observer.dump import (
     Cause,
     UnreadableDump,
@@ -49,6 +50,21 @@ def test_a_group_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         assert not [name for name in archive.namelist() if ".." in name.split("/")]
         assert "b.py:2 g" in archive.read("stacks/0000-worker0.txt").decode()
     assert os.listdir(tmp_path) == ["d.zip"]
+
+
+def test_of_the_dumps_of_a_worker_that_is_restarted_again_and_again_the_newest_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_module, "MOST_KEPT", 3)
+    other = write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.ERROR, snapshot=worker("worker1")))
+    (tmp_path / "remora-0000-worker0.json").write_text("the program's own")
+    written = []
+    for n in range(6):
+        written.append(write_worker_dump(str(tmp_path), WorkerDump(cause=Cause.ERROR, snapshot=worker("worker0", pid=n))))
+        os.utime(written[-1], (1e9 + n, 1e9 + n))
+    assert {str(each) for each in tmp_path.iterdir()} == {
+        other, *written[-3:], str(tmp_path / "remora-0000-worker0.json"),
+    }  # fmt: skip
 
 
 def test_a_dump_that_cannot_be_completed_leaves_the_old_one_and_no_draft(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from remora.observer.model import (
     WaitStatus,
     WorkerSnapshot,
 )  # fmt: skip
+from tests.observer.snapshots import call as call_of
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 7, in <module>
@@ -186,3 +187,16 @@ def test_the_causes_come_in_their_order() -> None:
     dump = dump_of(stuck, worker("worker1", versions={"python": "3.12"}), missing=missing)
     assert kinds(explain(dump)) == [Kind.DIED, Kind.SILENT, Kind.STUCK, Kind.VERSIONS]
     assert summary(dump)[0] == "group g: 2 workers in the dump, 3 not: worker8 (dead), worker9 (silent), worker7 (left)"
+
+
+def test_calls_that_are_alike_are_one_finding() -> None:
+    """They differ in their numbers, ages and threads only."""
+    threads = tuple(ThreadStatus(id=n, name=f"t{n}", role="pool", stack=("t.py:1 f",)) for n in range(5000))
+    calls = tuple(call_of(f"worker0#{n}", "worker1", "f", Stage.RUNNING, 10.0 + n / 1000, n) for n in range(5000))
+    other = call_of("worker0#9999", "worker1", "g", Stage.RUNNING, 7.0)
+    found = explain(dump_of(worker("worker1", calls=(*calls, other), threads=threads)))
+    assert [each.text for each in found] == [
+        "f has run on worker1 for 15.0 s, called by worker0 (and 4,999 more calls like this)",
+        "g has run on worker1 for 7.0 s, called by worker0",
+    ]
+    assert found[0].details == ("thread t4999:", "  t.py:1 f")

@@ -51,7 +51,7 @@ def add_filters(parser: argparse.ArgumentParser, sorts: Sequence[str], *, older:
     if older:
         add("--older", type=seconds, default=0.0, metavar="TIME", help="only what is at least so old: 200ms, 5s, 3m")
     add("--sort", choices=sorts, default=sorts[0], help=f"the order ({sorts[0]})")
-    add("--limit", type=_count, default=40, metavar="N", help="at most so many rows (40)")
+    add("--limit", type=rows, default=40, metavar="N", help="at most so many rows (40)")
 
 
 def seconds(text: str) -> float:
@@ -61,7 +61,8 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _count(text: str) -> int:
+def rows(text: str) -> int:
+    """Read a number of rows."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"not a number of rows: {text!r}")
     return int(text)
@@ -98,6 +99,9 @@ def show(options: argparse.Namespace, query: Query, draw: Callable[[GroupSnapsho
         return repeat(options, once)
 
 
+SHORTEST = 0.05  # seconds between two looks
+
+
 def repeat(options: argparse.Namespace, once: Callable[[Output], int]) -> int:
     """Do it once, or under `--watch` until Ctrl-C. Return the exit code of the last time."""
     output = make_output()
@@ -110,7 +114,7 @@ def repeat(options: argparse.Namespace, once: Callable[[Output], int]) -> int:
                 output.clear()
                 output.line(time.strftime("%H:%M:%S"), "faint")
             code = once(output)
-            time.sleep(options.watch)
+            time.sleep(max(options.watch, SHORTEST))
     except KeyboardInterrupt:
         return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ INTERRUPTED = 130  # as a shell says of a command that SIGINT ended
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # it was closed by the one who started us: there is no reader
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack letters that names have
     try:
         return _run(words)
     except (UsageError, RemoraError, ValueError, OSError) as error:

@@ -101,7 +101,7 @@ def _calls(group: GroupSnapshot, history: History) -> list[Row]:
                 _text(str(whole.best.key)),
                 _text(whole.best.key.caller),
                 _text(whole.best.callee),
-                _text(whole.best.function),
+                _text(whole.function),
                 _text(whole.best.stage),
                 _number(whole.age, duration(whole.age)),
                 _number(whole.best.left, duration(whole.best.left)),

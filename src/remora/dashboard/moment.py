@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,9 @@ class CallEnds:
         """The end that knows more."""
         found = self.at_callee or self.at_caller
         assert found is not None
-        return found
+        if found.function or self.at_caller is None:
+            return found
+        return replace(found, function=self.at_caller.function)  # its callee does not know it before it runs
 
     @property
     def stage(self) -> Stage:

@@ -9,12 +9,17 @@ from remora.agent.calls.call import NEVER, Call
 from remora.agent.channel.channel import Channel
 from remora.agent.peers.peer import Peer
 from remora.agent.serving.dispatch import Request
+from remora.introspection.reference_lists import id_text
 from remora.introspection.subject import Subject
 from remora.introspection.threads import key_of
 from remora.names import function_name
 from remora.observer.model import CallKey, CallStatus, Stage
-from remora.vocabulary.messages import MESSAGES
+from remora.rref.handle import TO_HERE
+from remora.rref.value import Value
+from remora.vocabulary.messages import MESSAGES, MessageType
 from remora.wire.frames import HEADER
+
+FETCHES = (int(MessageType.PYTHON_RREF_FETCH_CALL), int(MessageType.SCRIPT_RREF_FETCH_CALL))
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -103,8 +108,9 @@ def _kept(channel: Channel) -> dict[int, tuple[int, int]]:
 KIND_AT = 2  # in the fields of a header
 
 
-def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus]:
-    """Yield the calls that this worker serves. `threads`: by call, the thread that runs it."""
+def served(subject: Subject, threads: dict[CallKey, int], makes: dict[CallKey, str] | None = None) -> Iterator[CallStatus]:
+    """Yield the calls that this worker serves. `threads`: by call, the thread that runs it; `makes`: the value that it
+    makes, of those that have begun."""
     now = subject.agent.clock.now()
     for request in copied(subject.agent.dispatch.serving).values():
         key = key_of(request)
@@ -112,7 +118,7 @@ def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus
         yield CallStatus(
             key=key,
             callee=subject.name,
-            function="" if request.function is None else function_name(request.function),
+            function=_function_of(request),
             kind=kind_name(frame.kind),
             stage=stage_of(request, key in threads),
             age=max(now - request.came, 0.0),
@@ -120,11 +126,26 @@ def served(subject: Subject, threads: dict[CallKey, int]) -> Iterator[CallStatus
             bytes=frame.size,
             asynchronous=False,
             thread=threads.get(key),
+            makes=_made_by(request) if makes is None or key not in makes else makes[key],
         )
 
 
+def _made_by(request: Request) -> str | None:
+    """The value that a request makes which has not been unpacked."""
+    created = getattr(request.frame.enclosed.arrival, "created", None)
+    return id_text(created.id) if isinstance(created, Value) else None
+
+
+def _function_of(request: Request) -> str:
+    """The name of what is run; nothing if that is known only when it begins."""
+    if request.function is not None:
+        return function_name(request.function)
+    return str(TO_HERE.__qualname__) if request.frame.kind in FETCHES else ""
+
+
 def stage_of(request: Request, on_thread: bool) -> Stage:
-    """Return how far a request has come."""
+    """Return how far a request has come. What is Remora's own business waits for no slot: it began when it came."""
     if request.answered:
         return Stage.ANSWERING
-    return Stage.RUNNING if request.function is not None or on_thread else Stage.QUEUED
+    begun = request.function is not None or on_thread or not request.parkable
+    return Stage.RUNNING if begun else Stage.QUEUED

@@ -40,6 +40,7 @@ class AutomaticDumps:
         self._pid = os.getpid()
         # (`SimpleQueue.put` never waits, not even for itself: signal handlers use it.)
         self._told: queue.SimpleQueue[tuple[Cause, str] | None] = queue.SimpleQueue()
+        self._enough = False  # no more dumps are written; set once, by the thread
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"remora-{name}-dumps", daemon=True)
         self._thread.start()
@@ -48,7 +49,8 @@ class AutomaticDumps:
 
     def tell(self, cause: Cause, text: str) -> None:
         """Something happened that is worth a dump, unless there were many. Any thread may call it, and signal handlers."""
-        self._told.put((cause, text))
+        if not self._enough:
+            self._told.put((cause, text))
 
     def hear(self, note: Note) -> None:
         """The recorder noted something."""
@@ -83,6 +85,7 @@ class AutomaticDumps:
                 written[cause] = now
                 left -= 1
                 self._write(cause, text)
+        self._enough = True
 
     def _write(self, cause: Cause, text: str, last_words: str = "") -> None:
         try:

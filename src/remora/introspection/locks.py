@@ -19,10 +19,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType, MemberDescriptorType
 from typing import Any
 
 from remora.introspection.threads import Thread
+from remora.names import is_ours
 
 LARGEST = 1 << 20  # characters of a source file that is looked into
 _MISSING = object()
@@ -38,6 +40,7 @@ class Blocked:
     expression: str  # as the source has it
     place: str  # "file:line"
     holder: int | None  # the thread that holds it
+    limited: bool = False  # the thread waits for a time only
 
 
 def blocked_at(thread: Thread, others: list[Thread]) -> Blocked | None:
@@ -47,23 +50,26 @@ def blocked_at(thread: Thread, others: list[Thread]) -> Blocked | None:
         frame = thread.frames[1]  # it enters a condition, which is its lock
     elif frame.f_code.co_filename == threading.__file__:
         return None  # it waits for an event or a condition, which no thread holds
+    if is_ours(frame.f_code):
+        return None
     found = _waited_for(frame)
     if found is None:
         return None
-    expression, lock = found
+    expression, lock, limited = found
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return Blocked(expression, place, _holder(lock, [each for each in others if each.id != thread.id]))
+    return Blocked(expression, place, _holder(lock, [each for each in others if each.id != thread.id]), limited)
 
 
-def _waited_for(frame: FrameType) -> tuple[str, Any] | None:
-    """The lock at which a frame stands, if it is held."""
+def _waited_for(frame: FrameType) -> tuple[str, Any, bool] | None:
+    """The lock at which a frame stands, if it is held; and whether it waits for a time only."""
     node = _expression_at(frame)
+    limited = isinstance(node, ast.Call) and bool(node.args[1:] or [each for each in node.keywords if each.arg == "timeout"])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
         node = node.func.value
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return None
     lock = _as_lock(_look_up(node, frame))
-    return (ast.unparse(node), lock) if lock is not None and _is_held(lock) else None
+    return (ast.unparse(node), lock, limited) if lock is not None and _is_held(lock) else None
 
 
 def _expression_at(frame: FrameType) -> ast.expr | None:
@@ -147,23 +153,49 @@ def _holder(lock: Any, others: list[Thread]) -> int | None:
     return None
 
 
-def _held_at(frame: FrameType) -> Iterator[ast.expr]:
-    """Yield the objects of the `with` statements that a frame is inside of."""
+def held_in(frame: FrameType, lock: Any) -> bool:
+    """Return True if a frame of a coroutine is inside an `async with` on a lock of asyncio."""
+    return any(_look_up(node, frame) is lock for node in _held_at(frame, ast.AsyncWith))
+
+
+def name_of_awaited(frame: FrameType) -> str:
+    """Return what a coroutine that waits for a lock of asyncio calls it, as the source has it; may be empty."""
     for each in _withs(frame.f_code):
-        last = each.body[-1].end_lineno or each.body[-1].lineno
-        if each.body[0].lineno <= frame.f_lineno <= last:
+        last = each.items[-1].context_expr.end_lineno or each.lineno
+        if isinstance(each, ast.AsyncWith) and each.lineno <= frame.f_lineno <= last:
+            return ast.unparse(each.items[0].context_expr)
+    return "of a coroutine"
+
+
+def _held_at(frame: FrameType, kind: type[ast.With] | type[ast.AsyncWith] = ast.With) -> Iterator[ast.expr]:
+    """Yield the objects of the `with` statements that a frame is inside of."""
+    withs = [each for each in _withs(frame.f_code) if isinstance(each, kind)]
+    if not withs:
+        return
+    line, column = _place(frame)
+    for each in withs:
+        first, last = each.body[0], each.body[-1]
+        # (by columns: the body may be on the line at which others wait)
+        if (first.lineno, first.col_offset) <= (line, column) and line <= (last.end_lineno or last.lineno):
             yield from (item.context_expr for item in each.items)
 
 
+def _place(frame: FrameType) -> tuple[int, int]:
+    """The line and column that a frame is at."""
+    at = frame.f_lasti // 2
+    line, _, column, _ = next(islice(frame.f_code.co_positions(), at, None), (None,) * 4)
+    return (frame.f_lineno or 0, 0) if line is None or column is None else (line, column)
+
+
 @lru_cache(maxsize=512)
-def _withs(code: CodeType) -> list[ast.With]:
+def _withs(code: CodeType) -> list[ast.With | ast.AsyncWith]:
     """The `with` statements of a function: from its source, which is parsed once."""
     return [
         node
         for function in _functions(code.co_filename)
         if _first_line(function) == code.co_firstlineno and getattr(function, "name", "<module>") == code.co_name
         for node in _own_nodes(function)
-        if isinstance(node, ast.With)
+        if isinstance(node, (ast.With, ast.AsyncWith))
     ]
 
 

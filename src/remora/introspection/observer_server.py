@@ -15,7 +15,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -39,10 +39,20 @@ PATIENCE = 2.0  # seconds that `stop` waits for the thread
 class ObserverServer:
     """The sockets at which observers come in, and the thread that serves them."""
 
-    def __init__(self, name: str, key: bytes, answer: Answer, *, of_this_user: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: bytes,
+        answer: Answer,
+        *,
+        of_this_user: bool,
+        remove_expired: Callable[[], float] = lambda: NEVER,
+    ) -> None:
         self._name = name
         self.key = key
         self._answer = answer
+        self._remove_expired = remove_expired  # what answers left behind; it says when something is due
+        self._expires = NEVER
         self._of_this_user = of_this_user  # the secret is this user's: other users are not let in
         self._me = Identity(name, 0, "", "")  # known when the worker has joined
         self._listening: list[socket.socket] = []
@@ -248,7 +258,9 @@ class ObserverServer:
 
     def _sleep(self) -> float | None:
         """Seconds until something is due; None: nothing is."""
-        due = min(self._look_at, self._window + WINDOW) if self._resting else self._look_at
+        due = min(self._look_at, self._expires)
+        if self._resting:
+            due = min(due, self._window + WINDOW)
         return None if due == NEVER else max(due - time.monotonic(), 0.0)
 
     def _see_to_time(self) -> None:
@@ -259,6 +271,7 @@ class ObserverServer:
                 self._watch_listening()
         elif self._spent > SHARE * WINDOW:
             self._rest()
+        self._expires = self._remove_expired()
         if now < self._look_at:
             return
         self._look_at = NEVER

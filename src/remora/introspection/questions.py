@@ -11,6 +11,7 @@ from remora.agent.peers.peer import Peer
 from remora.introspection import snapshot, threads
 from remora.introspection.subject import Subject
 from remora.introspection.tracing import Traces
+from remora.introspection.visitors import NEVER
 from remora.observer.members import Member
 from remora.observer.model import Query
 from remora.observer.snapshot_json import from_json, to_json
@@ -42,6 +43,10 @@ class Questions:
         if answer is None or subject is None:
             raise ValueError(f"there is no question {question[:40]!r}; there are {', '.join(sorted(self._answers))}")
         return answer(subject, arguments)
+
+    def remove_expired(self) -> float:
+        """Remove what observers left behind, if it is time. Return when something will be due."""
+        return NEVER if self._traces is None else self._traces.drop_expired()
 
     def close(self) -> None:
         """The worker ends."""

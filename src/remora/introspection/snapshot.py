@@ -12,11 +12,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
-from remora.introspection import calls, links, recorded_calls, reference_lists, threads, wait_finder
+from remora.introspection import calls, coroutines, links, recorded_calls, reference_lists, threads, wait_finder
 from remora.introspection.subject import Subject
 from remora.observer.directory import host_name
 from remora.observer.model import CallStatus, Pool, Query, WorkerSnapshot
@@ -43,7 +44,7 @@ class Cut:
         more = len(found) - max(self._query.limit, 0)
         if more <= 0:
             return tuple(found)
-        self.left_out[name] = more
+        self.left_out[name] += more
         return tuple(found[more:] if last else found[:-more])
 
 
@@ -52,8 +53,10 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
     agent, cut = subject.agent, Cut(query)
     agent.recorder.fold()
     everybody = threads.look(subject.name) if {"threads", "waits", "calls"} & set(query.parts) else []
-    seen = wait_finder.look(subject, everybody, locks="waits" in query.parts)
-    kept = subject.references.table.snapshot()
+    seen = wait_finder.look(subject, everybody, everything="waits" in query.parts)
+    kept = cache(subject.references.table.snapshot)  # (there may be very many)
+    if "threads" in query.parts and seen.coroutines_left_out:
+        cut.left_out["threads"] += seen.coroutines_left_out
     limit, running = agent.pool.limit, agent.pool.counts()
     return WorkerSnapshot(
         name=subject.name,
@@ -77,7 +80,7 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             threads=running[0],
             running=running[2],
             queued=len(agent.pool.user_tasks),
-            coroutines=wait_finder.coroutines(subject),
+            coroutines=coroutines.count(subject),
         ),
         calls=cut.part("calls", lambda: _calls(subject, seen), lambda each: _fits_call(each, query, subject.name)),
         waits=cut.part(
@@ -87,12 +90,12 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
         ),
         owned=cut.part(
             "owned",
-            lambda: sorted(reference_lists.owned(kept), key=lambda each: -each.age),
+            lambda: sorted(reference_lists.owned(kept()), key=lambda each: -each.age),
             lambda each: _old(each.age, query) and _concerns(query, *each.holders) and _named(query, each.function),
         ),
         held=cut.part(
             "held",
-            lambda: sorted(reference_lists.held(kept), key=lambda each: -each.age),
+            lambda: sorted(reference_lists.held(kept()), key=lambda each: -each.age),
             lambda each: _old(each.age, query) and _concerns(query, each.owner) and _named(query, each.function),
         ),
         passes=cut.part(
@@ -118,7 +121,9 @@ def take(subject: Subject, query: Query = Query()) -> WorkerSnapshot:
             lambda: sorted(recorded_calls.histograms(agent.recorder), key=lambda each: -each.total),
             lambda each: _concerns(query, each.peer) and _named(query, each.function),
         ),
-        threads=cut.part("threads", lambda: threads.statuses(everybody, seen.serving), lambda each: True),
+        threads=cut.part(
+            "threads", lambda: [*threads.statuses(everybody, seen.serving), *seen.coroutines], lambda each: True
+        ),
         left_out=dict(cut.left_out),
     )
 
@@ -136,7 +141,7 @@ def program() -> str:
 
 def _calls(subject: Subject, seen: wait_finder.Seen) -> list[CallStatus]:
     running = {key: thread for thread, key in seen.serving.items()}
-    found = [*calls.made(subject, seen.waiting), *calls.served(subject, running)]
+    found = [*calls.made(subject, seen.waiting), *calls.served(subject, running, seen.makes)]
     return sorted(found, key=lambda each: -each.age)
 
 

@@ -11,14 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
+from remora.agent.runtime import event_loop
 from remora.agent.serving.dispatch import Request
 from remora.observer.model import CallKey, ThreadStatus
 
 DEEPEST = 200  # frames of a stack; of a deeper one the middle is left out
 _SERVES = Request.__call__.__code__
+FOLLOWS = event_loop._follow.__code__  # the outermost frame of a coroutine that serves a request
 _OURS = re.compile(r"remora-(?:faults-)?(.+)-(\d+|timers|loop|observer)|remora-faults-(.+)")
 _ROLES = {"timers": "timers", "loop": "event loop", "observer": "observer"}
 
@@ -32,24 +34,40 @@ class Thread:
     role: str
     frames: tuple[FrameType, ...]  # the innermost first
 
-    def find(self, code: CodeType) -> dict[str, Any] | None:
-        """Return the variables of the innermost frame that runs this code, which is Remora's."""
-        return next((frame.f_locals for frame in self.frames if frame.f_code is code), None)
-
     @property
     def request(self) -> Request | None:
-        """The request that the thread serves."""
-        variables = self.find(_SERVES)
-        return None if variables is None else variables.get("self")
+        """The request that the thread serves; of an event loop's thread, what the coroutine serves that runs."""
+        for frame in self.frames:
+            if frame.f_code is _SERVES:
+                return frame.f_locals.get("self")
+            if frame.f_code is FOLLOWS:
+                return request_of(frame.f_locals.get("done"))
+        return None
 
     @property
     def stack(self) -> tuple[str, ...]:
         """Return "file:line function" of each frame, the innermost last."""
-        lines = [f"{each.f_code.co_filename}:{each.f_lineno} {each.f_code.co_qualname}" for each in reversed(self.frames)]
-        if len(lines) > DEEPEST:
-            half = DEEPEST // 2
-            lines = [*lines[:half], f"… {len(lines) - 2 * half} more frames", *lines[-half:]]
-        return tuple(lines)
+        return stack_of(self.frames[::-1])
+
+
+def stack_of(frames: tuple[FrameType, ...]) -> tuple[str, ...]:
+    """Return "file:line function" of each frame, the innermost last."""
+    lines = [f"{each.f_code.co_filename}:{each.f_lineno} {each.f_code.co_qualname}" for each in frames]
+    if len(lines) > DEEPEST:
+        half = DEEPEST // 2
+        lines = [*lines[:half], f"… {len(lines) - 2 * half} more frames", *lines[-half:]]
+    return tuple(lines)
+
+
+def request_of(done: Any) -> Request | None:
+    """Return the request that is answered by what a coroutine does at its end."""
+    owners = [getattr(getattr(done, "func", None), "__self__", None), *captured(done)]
+    return next((each for each in owners if isinstance(each, Request)), None)
+
+
+def captured(function: Any) -> list[Any]:
+    """Return what a function of ours has from outside."""
+    return [each.cell_contents for each in getattr(function, "__closure__", None) or ()]
 
 
 def key_of(request: Request) -> CallKey:
@@ -69,7 +87,7 @@ def look(worker: str) -> list[Thread]:
         name = f"thread {ident}" if thread is None else thread.name
         role = "main" if ident == main else role_of(name, worker)
         if ident != here and role is not None:
-            found.append(Thread(ident, name, role, tuple(_outward(frame))))
+            found.append(Thread(ident, name, role, tuple(outward(frame))))
     return found
 
 
@@ -85,7 +103,8 @@ def role_of(name: str, worker: str) -> str | None:
     return _ROLES.get(match[2], "pool") if match[1] == worker else None
 
 
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

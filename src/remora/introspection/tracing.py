@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remora.introspection.operators import OperatorProfile
-from remora.introspection.visitors import Later
+from remora.introspection.visitors import NEVER, Later
 from remora.observer.trace_rows import Rows
 from remora.options import check_timeout
 from remora.recorder import Raw, Recorder
@@ -41,7 +41,9 @@ class _Trace:
 
     def see_threads(self) -> None:
         """Take note of who is there."""
-        for each in threading.enumerate():
+        # (`threading.enumerate` takes a lock, which a thread that is stuck may hold)
+        known: dict[int, threading.Thread] = getattr(threading, "_active", {}).copy()
+        for each in known.values():
             if each.ident is not None and each.native_id is not None:
                 self.threads[each.ident] = each.name
                 self.native[each.native_id] = each.ident
@@ -118,12 +120,13 @@ class Traces:
             "note": "" if profile is None else profile.problem,
         }
 
-    def drop_expired(self) -> None:
-        """Forget the traces that no observer ended."""
+    def drop_expired(self) -> float:
+        """Forget the traces that no observer ended. Return when the next one expires."""
         now = time.monotonic()
         for id, trace in list(self._traces.items()):
-            if now > trace.expires:
+            if now >= trace.expires:
                 self._close(self._traces.pop(id))
+        return min((trace.expires for trace in self._traces.values()), default=NEVER)
 
     def close(self) -> None:
         """The worker ends."""

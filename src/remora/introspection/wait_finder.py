@@ -7,30 +7,36 @@ program that is in none of these, a lock that it may wait for is looked for (`re
 
 from __future__ import annotations
 
-import asyncio
+import concurrent.futures
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures.thread import _WorkItem
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
 from remora.agent.agent import Agent
+from remora.agent.calls.blocking import block_until
 from remora.agent.calls.call import Call
 from remora.agent.calls.collect import _Members
 from remora.agent.calls.future import Future
 from remora.agent.channel.outbox import Outbox
 from remora.agent.channel.waiter_reads import WaiterReads
 from remora.agent.peers import greeting
-from remora.agent.serving.dispatch import Request
 from remora.autograd.engine import Engine
-from remora.introspection.calls import copied, served, steadily
+from remora.introspection import coroutines
+from remora.introspection.calls import copied, served
 from remora.introspection.locks import blocked_at
 from remora.introspection.reference_lists import id_text
 from remora.introspection.subject import Subject
-from remora.introspection.threads import Thread, key_of
-from remora.names import function_name
-from remora.observer.model import CallKey, Stage, WaitKind, WaitStatus
+from remora.introspection.threads import FOLLOWS, Thread, captured, key_of, outward
+from remora.names import LONGEST, function_name
+from remora.observer.model import CallKey, Stage, ThreadStatus, WaitKind, WaitStatus
 from remora.rref.handle import Handle
+from remora.rref.handlers import RefHandlers, fetches_of
 from remora.rref.ref_table import Table
+from remora.rref.value import Value
 
 MOST_OF_ONE = 16  # waits of one thread: it may wait for a collection of a thousand calls
 
@@ -39,6 +45,8 @@ Variables = dict[str, Any]  # of a frame
 Explanation = Callable[[Variables, Subject], list[WaitStatus] | None]
 
 _EXPLANATIONS: dict[CodeType, Explanation] = {}
+_MAKES = RefHandlers._make.__code__
+_RUNS = _WorkItem.run.__code__
 
 
 def explains(function: Any) -> Callable[[Explanation], Explanation]:
@@ -85,7 +93,8 @@ def _room(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
 @explains(Future._await_outcome)
 def _future(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
     future = variables.get("self")
-    return None if future is None or future._settled else of_future(future)
+    found = None if future is None or future._settled else of_future(future)
+    return found and [replace(each, limited=variables.get("timeout") is not None) for each in found]
 
 
 def of_future(future: Future[Any]) -> list[WaitStatus] | None:
@@ -111,8 +120,12 @@ def _value(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
         return None
     if handle.references is not subject.references:
         return []
+    return [_for_value(value, subject)]
+
+
+def _for_value(value: Value, subject: Subject) -> WaitStatus:
     rref = id_text(value.id)
-    return [WaitStatus(kind=WaitKind.REFERENCE, text=f"the value {rref}", reference=rref, workers=(subject.name,))]
+    return WaitStatus(kind=WaitKind.REFERENCE, text=f"the value {rref}", reference=rref, workers=(subject.name,))
 
 
 @explains(Engine._outcome)
@@ -149,6 +162,31 @@ def _greeting(variables: Variables, subject: Subject) -> list[WaitStatus] | None
     return [WaitStatus(kind=WaitKind.JOIN, text=f"{peer.name} to greet this worker", workers=(peer.name,))]
 
 
+@explains(threading.Thread.join)
+def _joined(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    thread = variables.get("self")
+    limited = variables.get("timeout") is not None
+    return None if thread is None else [_for_thread(thread, "thread {} to end", limited)]
+
+
+@explains(concurrent.futures.Future.result)
+@explains(concurrent.futures.Future.exception)
+def _of_executor(variables: Variables, subject: Subject) -> list[WaitStatus] | None:
+    future = variables.get("self")
+    known = threading._active.copy()  # type: ignore[attr-defined]
+    for ident, frame in sys._current_frames().items():
+        if ident in known and any(each.f_locals["self"].future is future for each in outward(frame) if each.f_code is _RUNS):
+            return [_for_thread(known[ident], "what thread {} runs", variables.get("timeout") is not None)]
+    return None  # it has not begun, or no thread runs it
+
+
+def _for_thread(thread: threading.Thread, text: str, limited: bool) -> WaitStatus:
+    """A wait for a thread. Its class may be the program's: none of its properties is asked."""
+    fields = object.__getattribute__(thread, "__dict__")
+    name = str(fields.get("_name", "?"))[:LONGEST]
+    return WaitStatus(kind=WaitKind.THREAD, text=text.format(name), holder=fields.get("_ident"), limited=limited)
+
+
 # All of a worker.
 
 
@@ -159,10 +197,14 @@ class Seen:
     waits: list[WaitStatus]
     serving: dict[int, CallKey]  # by thread
     waiting: dict[int, int]  # by the number of a call of ours: the thread that waits for it
+    coroutines: list[ThreadStatus]
+    coroutines_left_out: int  # they are too many to be looked at one by one
+    makes: dict[CallKey, str]  # by call that is served: the value that it makes
 
 
-def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
-    """Return what the threads wait for and serve. `locks`: also find out which locks of the program they wait for."""
+def look(subject: Subject, threads: list[Thread], everything: bool = True) -> Seen:
+    """Return what the threads wait for and serve. `everything`: also which locks of the program they wait for, and which
+    fetches wait for values, both of which take a while to find out."""
     waits: list[WaitStatus] = []
     serving: dict[int, CallKey] = {}
     waiting: dict[int, int] = {}
@@ -172,32 +214,66 @@ def look(subject: Subject, threads: list[Thread], locks: bool = True) -> Seen:
         own = request is not None and request._dispatch is dispatch
         if request is not None and own:
             serving[thread.id] = key_of(request)
-        for wait in _waits_of(thread, subject, threads, locks):
+        for wait in _waits_of(thread, subject, threads, everything):
             if request is not None and not own:
                 continue  # it serves another worker of this process
             waits.append(replace(wait, thread=thread.id, serving=serving.get(thread.id)))
-            if wait.call is not None and wait.call.caller == subject.name:
-                waiting[wait.call.id] = thread.id
-    waits += _of_coroutines(subject)
+    found = coroutines.look([each for each in threads if each.request is None or each.request._dispatch is dispatch])
+    waits += coroutines.waits(subject, found, of_future)
     waits += _for_slots(subject, serving)
-    return Seen(waits, serving, waiting)
+    if everything:
+        waits += _of_fetches(subject)
+    for wait in waits:
+        if wait.thread is not None and wait.call is not None and wait.call.caller == subject.name:
+            waiting.setdefault(wait.call.id, wait.thread)
+    return Seen(waits, serving, waiting, *coroutines.statuses(subject, found), _values(serving, threads, found))
+
+
+def _values(
+    serving: dict[int, CallKey], threads: list[Thread], found: list[tuple[coroutines.Loop, list[coroutines.Coroutine]]]
+) -> dict[CallKey, str]:
+    """The values that are made, by the call that makes each."""
+    makes: dict[CallKey, str] = {}
+    for thread in threads:
+        for frame in thread.frames:
+            variables = frame.f_locals if frame.f_code in (_MAKES, FOLLOWS) else {}
+            made = [variables.get("value"), *captured(variables.get("done"))]
+            value = next((each for each in made if isinstance(each, Value)), None)
+            if value is not None and thread.id in serving:
+                makes[serving[thread.id]] = id_text(value.id)
+    for _, each in found:
+        makes |= {key_of(one.request): id_text(one.makes.id) for one in each if one.request and one.makes}
+    return makes
 
 
 def _waits_of(thread: Thread, subject: Subject, threads: list[Thread], locks: bool) -> list[WaitStatus]:
+    otherwise: list[WaitStatus] = []
     for frame in thread.frames:
+        if frame.f_code is block_until.__code__:
+            otherwise = _something(frame.f_locals)
         explanation = _EXPLANATIONS.get(frame.f_code)
         if explanation is not None:
             found = explanation(frame.f_locals, subject)
             if found is not None:
                 calls_of_others = [each for each in found if each.call is not None and each.call.caller != subject.name]
                 return [] if calls_of_others else found
+    if otherwise:
+        return otherwise
     if not locks or (thread.role not in ("main", "program") and thread.request is None):
         return []
     blocked = blocked_at(thread, threads)
     if blocked is None:
         return []
     text = f"the lock {blocked.expression} at {blocked.place}"
-    return [WaitStatus(kind=WaitKind.LOCK, text=text, holder=blocked.holder)]
+    return [WaitStatus(kind=WaitKind.LOCK, text=text, holder=blocked.holder, limited=blocked.limited)]
+
+
+def _something(variables: Variables) -> list[WaitStatus]:
+    """What a thread waits for that is in none of the functions above, in the words of the code that waits."""
+    clock, began = variables.get("clock"), variables.get("began")
+    age = None if clock is None or began is None else max(clock.now() - began, 0.0)
+    limited = variables.get("timeout") is not None
+    return [WaitStatus(kind=WaitKind.FUTURE, text=str(variables.get("what", ""))[:LONGEST], age=age, limited=limited)]
 
 
 def _for_slots(subject: Subject, serving: dict[int, CallKey]) -> Iterator[WaitStatus]:
@@ -212,32 +288,9 @@ def _for_slots(subject: Subject, serving: dict[int, CallKey]) -> Iterator[WaitSt
             yield WaitStatus(kind=WaitKind.POOL, text=text, age=call.age, serving=call.key, workers=(subject.name,))
 
 
-# Coroutines.
-
-
-def coroutines(subject: Subject) -> int:
-    """Return how many tasks are on the event loop."""
-    loop = subject.agent.coroutines.loop
-    return 0 if loop is None else len(steadily(lambda: asyncio.all_tasks(loop)))
-
-
-def _of_coroutines(subject: Subject) -> Iterator[WaitStatus]:
-    """Yield the waits of functions on the event loop."""
-    loop = subject.agent.coroutines.loop
-    if loop is None:
-        return
-    for task in steadily(lambda: asyncio.all_tasks(loop)):
-        request: Request | None = None
-        awaited: Any = getattr(task.get_coro(), "_steps", None)
-        for _ in range(100):  # the chain of what awaits what
-            frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
-            if frame is None:
-                break
-            if frame.f_code.co_name == "_follow" and request is None:
-                finish = frame.f_locals.get("done")
-                request = getattr(getattr(finish, "func", None), "__self__", None)
-            if frame.f_code is Future.__await__.__code__:
-                serving = key_of(request) if isinstance(request, Request) else None
-                yield from (replace(each, serving=serving) for each in _future(frame.f_locals, subject) or [])
-                break
-            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+def _of_fetches(subject: Subject) -> Iterator[WaitStatus]:
+    """Requests that wait for a value which is being made. They hold no thread."""
+    now = subject.agent.clock.now()
+    for value in copied(subject.references.table.state.values).values():
+        for request in [] if value.ready else fetches_of(value):
+            yield replace(_for_value(value, subject), age=max(now - request.came, 0.0), serving=key_of(request))

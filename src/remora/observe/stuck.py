@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remora.observer.model import CallStatus, GroupSnapshot, Missing, Stage, WaitStatus
 
@@ -32,8 +32,11 @@ def find_stuck(group: GroupSnapshot) -> Stuck:
     for worker in group.workers:
         for call in worker.calls:
             known = calls.get(str(call.key))
-            if known is None or call.key.caller != worker.name:
+            if known is None:
                 calls[str(call.key)] = call
+            else:  # of its two ends the callee knows how far it is, and its caller what it is
+                far, named = (known, call) if call.key.caller == worker.name else (call, known)
+                calls[str(call.key)] = far if far.function else replace(far, function=named.function)
     waits = [
         (worker.name, wait)
         for worker in group.workers
@@ -50,7 +53,7 @@ def find_stuck(group: GroupSnapshot) -> Stuck:
 def _call(call: CallStatus) -> str:
     what = f"{call.function or 'a call'} of {call.key.caller} on {call.callee}"
     parent = f", made while {call.parent} was served" if call.parent is not None else ""
-    how = "waits for a slot of the pool" if call.stage is Stage.QUEUED else call.stage.value
+    how = "has not begun" if call.stage is Stage.QUEUED else call.stage.value
     return f"{what}: {how}{_since(call.age)} ({call.key}){parent}"
 
 

@@ -17,6 +17,7 @@ import secrets
 import stat
 import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import IO, Any
@@ -35,6 +36,7 @@ FORMAT = "remora dump"
 VERSION = 1
 PREFIX, SUFFIX = "remora-", ".json"  # of the files that workers write by themselves
 MAX_BYTES = 256 << 20  # of one part
+MOST_KEPT = 100  # dumps of workers of one name in a folder
 MAX_PARTS = 10_000
 _STATES = {"dead": "dead", "left": "left", "suspected": "silent"}  # of a peer: what it is as a missing worker
 
@@ -98,12 +100,24 @@ def write_group_dump(path: str, group: GroupSnapshot, made_by: str) -> None:
 
 
 def write_worker_dump(folder: str, dump: WorkerDump) -> str:
-    """Write a dump of one worker into the folder, which is made if it is not there. Return the path."""
+    """Write a dump of one worker into the folder, which is made if it is not there. Return the path. Of workers of one name
+    the newest dumps stay there: one that is started again and again must not fill the disk."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     name = f"{PREFIX}{_file_name(dump.snapshot)}-{dump.snapshot.pid}-{secrets.token_hex(4)}{SUFFIX}"
     path = os.path.join(folder, name)
     _write_whole(path, lambda file: file.write(_text(_marked(dump)).encode()))
+    _remove_oldest(folder, f"{PREFIX}{_file_name(dump.snapshot)}-")
     return path
+
+
+def _remove_oldest(folder: str, prefix: str) -> None:
+    name = re.compile(re.escape(prefix) + r"\d+-[0-9a-f]{8}" + re.escape(SUFFIX))
+    with os.scandir(folder) as entries:
+        dumps = [each.path for each in entries if name.fullmatch(each.name)]
+    if len(dumps) > MOST_KEPT:
+        with suppress(OSError):  # another worker removes it, too; or it is not ours
+            for path in sorted(dumps, key=os.path.getmtime)[:-MOST_KEPT]:
+                os.unlink(path)
 
 
 def stacks_text(threads: Iterable[ThreadStatus]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from remora.observer.dump import Cause, Dump, WorkerDump
@@ -20,6 +20,7 @@ from remora.observer.model import (
     Missing,
     OwnedReference,
     Stage,
+    WaitKind,
     WaitStatus,
     WorkerSnapshot,
 )
@@ -95,7 +96,7 @@ def _deaths(dump: Dump) -> Iterator[Finding]:
         yield Finding(
             kind,
             text,
-            (*_shortened(lines, LAST_WORDS), *(text for _, text in witnesses.get(name, ()))),
+            (*_shortened(lines, LAST_WORDS), *dict.fromkeys(text for _, text in witnesses.get(name, ()))),
             (name,),
             _earlier(last.snapshot.time),
         )
@@ -178,26 +179,36 @@ def _cycles(cycles: list[Chain], group: GroupSnapshot) -> Iterator[Finding]:
             for worker in group.workers
             for call in worker.calls
             if call.stage is Stage.RUNNING and call_node(call.key) in nodes
-            for line in (f"{worker.name}, {call.function}:", *_stack_of(worker, call))
+            for line in (f"{worker.name}, {call.function}:", *_Stacks(worker).of(call))
         ]
         yield Finding(Kind.CYCLE, cycle.text, tuple(details), names, cycle.age)
 
 
 def _stuck(group: GroupSnapshot, older_than: float, in_cycles: set[Node]) -> Iterator[Finding]:
     """Functions that run for long and wait for no other call: what all the others wait for in the end."""
-    children, waits = _parents(group), _waits_of_calls(group)
+    children, waits, parents = _parents(group), _waits_of_calls(group), _parent_of(group)
+    alike: dict[tuple[str, ...], list[tuple[Finding, CallStatus]]] = defaultdict(list)
     for worker in group.workers:
+        stacks = _Stacks(worker)
         for call in worker.calls:
             if call.stage is not Stage.RUNNING or call.age < older_than or call.key in children:
                 continue
             if call_node(call.key) in in_cycles:
                 continue  # that is told already
-            waiting = _depth(call.key, group)
+            waiting = _depth(call.key, parents)
             told = waits.get((worker.name, call.key))
+            if told is not None and told.kind is WaitKind.REFERENCE and call.thread is None:
+                continue  # a fetch: what makes the value is told
             text = f"{call.function} has run on {worker.name} for {call.age:.1f} s, called by {call.key.caller}"
             text += f", and waits for {told.text}" if told is not None else ""
             text += f"; {_waiting(waiting, 'more call')} for it" if waiting else ""
-            yield Finding(Kind.STUCK, text, tuple(_stack_of(worker, call)), (worker.name,), 1e9 * waiting + call.age)
+            found = Finding(Kind.STUCK, text, tuple(stacks.of(call)), (worker.name,), 1e9 * waiting + call.age)
+            what = (worker.name, call.function, call.key.caller, str(waiting), told.text if told is not None else "")
+            alike[*what, *found.details[1:]].append((found, call))
+    for those in alike.values():
+        found, _ = max(those, key=lambda each: each[1].age)
+        more = f" (and {len(those) - 1:,} more calls like this)" if len(those) > 1 else ""
+        yield replace(found, text=found.text + more)
     yield from _unanswered(group, older_than)
 
 
@@ -228,9 +239,12 @@ def _waits_of_calls(group: GroupSnapshot) -> dict[tuple[str, CallKey], WaitStatu
     }
 
 
-def _depth(key: CallKey, group: GroupSnapshot) -> int:
+def _parent_of(group: GroupSnapshot) -> dict[CallKey, CallKey]:
+    return {call.key: call.parent for worker in group.workers for call in worker.calls if call.parent is not None}
+
+
+def _depth(key: CallKey, parents: dict[CallKey, CallKey]) -> int:
     """Count the calls that wait for this one, in a row."""
-    parents = {call.key: call.parent for worker in group.workers for call in worker.calls if call.parent is not None}
     seen = {key}
     while (above := parents.get(key)) is not None and above not in seen:
         seen.add(above)
@@ -238,13 +252,23 @@ def _depth(key: CallKey, group: GroupSnapshot) -> int:
     return len(seen) - 1
 
 
-def _stack_of(worker: WorkerSnapshot, call: CallStatus) -> list[str]:
-    for thread in worker.threads:
-        if thread.id == call.thread or thread.serving == call.key:
-            ours = [n for n, line in enumerate(thread.stack) if SERVING in line]  # that lead to the function of the program
-            stack = thread.stack[ours[-1] + 1 if ours else 0 :]
-            return [f"thread {thread.name}:", *(f"  {line}" for line in stack[-FRAMES:])]
-    return []
+class _Stacks:
+    """The stacks of what a worker runs, by call."""
+
+    def __init__(self, worker: WorkerSnapshot) -> None:
+        self._by_id = {each.id: each for each in worker.threads}
+        self._by_call = {each.serving: each for each in worker.threads if each.serving is not None}
+
+    def of(self, call: CallStatus) -> list[str]:
+        """The thread or coroutine that runs a call, and its innermost frames."""
+        thread = self._by_id.get(call.thread) if call.thread is not None else None
+        thread = thread or self._by_call.get(call.key)
+        if thread is None:
+            return []
+        ours = [n for n, line in enumerate(thread.stack) if SERVING in line]  # that lead to the function of the program
+        stack = thread.stack[ours[-1] + 1 if ours else 0 :]
+        noun = "" if thread.role == "coroutine" else "thread "
+        return [f"{noun}{thread.name}:", *(f"  {line}" for line in stack[-FRAMES:])]
 
 
 def _full_pools(group: GroupSnapshot) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from remora.rendezvous.secret import find_secret, loopback_secret
 
 T = TypeVar("T")
 
+NO_DOOR = "it cannot be observed: its observers are off (REMORA_OBSERVERS), or it talks only inside its process"
 THREADS = 64  # at most, for one question
 SEEDS = 4  # workers that are asked at once who else is there
 NEWS = 1.0  # seconds for which what they said is good
@@ -228,7 +229,7 @@ class GroupObserver:
     def _connect(self, known: Known, end: float) -> ObserverLink:
         member = known.member
         addresses = member.addresses if known.entry is None else known.entry.addresses
-        error = ObserverError(member.name, "it has no address at which it could be observed")
+        error = ObserverError(member.name, NO_DOOR)
         for n, address in enumerate(_within_reach(addresses, known.entry is not None)):
             left = max(end - time.monotonic(), 0.01)
             try:

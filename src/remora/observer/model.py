@@ -47,6 +47,9 @@ class WaitKind(StrEnum):
     POOL = "pool"  # a slot in the pool
     LOCK = "lock"  # a lock of the program that another thread of this worker holds
     JOIN = "join"  # the group to form
+    LOOP = "event loop"  # the event loop, which another coroutine blocks
+    THREAD = "thread"  # another thread of this worker, or what it runs
+    FUTURE = "future"  # something else that this worker does
 
 
 class EventKind(StrEnum):
@@ -100,6 +103,7 @@ class CallStatus:
     asynchronous: bool = False
     thread: int | None = None  # the thread that waits for it, or runs it (`ThreadStatus.id`)
     parent: CallKey | None = None  # the call that was being served when it was made
+    makes: str | None = None  # at the callee: the value that it makes (`OwnedReference.id`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +115,12 @@ class WaitStatus:
     age: float | None = None  # None: not known
     thread: int | None = None  # None: a coroutine, or the worker as a whole
     serving: CallKey | None = None  # the call that it serves meanwhile; None: it is the program's own thread
-    call: CallKey | None = None  # CALL: the one that it waits for
+    call: CallKey | None = None  # CALL: the one that it waits for; LOCK: the one whose coroutine holds it
     workers: tuple[str, ...] = ()  # that have to do something before it goes on
     reference: str | None = None  # REFERENCE: `OwnedReference.id`
     context: int | None = None  # BACKWARD: `PassStatus.context`
-    holder: int | None = None  # LOCK: the thread that holds it, where that is known
+    holder: int | None = None  # LOCK: the thread that holds it, where that is known; LOOP, THREAD: the other thread
+    limited: bool = False  # it waits for a time only, and then goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +225,7 @@ class ThreadStatus:
 
     id: int
     name: str
-    role: str  # "main", "program", "pool", "timers", "event loop", "observer", "faults"
+    role: str  # "main", "program", "pool", "timers", "event loop", "observer", "faults", "coroutine"
     stack: tuple[str, ...] = ()  # "file:line function", the innermost last
     serving: CallKey | None = None
     task: str | None = None  # for a coroutine in its place: its name

@@ -34,7 +34,7 @@ def explain(entry: WorkerEntry | None, reason: str, end: float) -> tuple[str, st
     if _ANSWERING.search(stacks):
         what = "it was still making its answer: it or its host is busy, or C code may hold the interpreter"
     else:
-        what = "its process lives, and no thread of Python got to run: C code may hold the interpreter, or its host is busy"
+        what = "its process lives: C code may hold the interpreter, or its host is overloaded"
     return "silent", f"{reason}: {what}", stacks
 
 

@@ -11,7 +11,8 @@ node. The two halves were taken at different moments, and one may lack. So the r
 - A worker comes to a gathering by its main thread: so it comes when that thread is done with what it waits for.
 - A full pool goes on when any function that has a slot ends: it waits for *one* of them (`Graph.any_of`). A pool that
   is not full, as far as can be seen, goes on by itself (`Graph.going_on`).
-- Nothing says which call makes a value: it may be any of those that its owner runs with that function.
+- A value is made by the call that says so. If none does, the value may be there by now, or be made in another way.
+- A coroutine goes on when the thread of its event loop is done with what it waits for, too.
 - What a backward pass waits for may come without it: its edges are shown, and it is never part of a cycle.
 """
 
@@ -99,9 +100,16 @@ class _Builder:
         return self._graph
 
     def _edge(
-        self, said_by: WorkerSnapshot | None, source: Node, target: Node, text: str = "", age: float | None = None
+        self,
+        said_by: WorkerSnapshot | None,
+        source: Node,
+        target: Node,
+        text: str = "",
+        age: float | None = None,
+        limited: bool = False,
     ) -> None:
-        """Add one. `said_by` is the worker that saw it, by whose clock it was so at the moment of its snapshot."""
+        """Add one. `said_by` is the worker that saw it, by whose clock it was so at the moment of its snapshot. `limited`:
+        it waits for a time only."""
         since = until = None
         if said_by is not None and said_by.name in self._group.clock_offsets:
             error = abs(self._group.clock_errors.get(said_by.name, 0.0))
@@ -110,7 +118,7 @@ class _Builder:
             since = None if age is None else seen - age - error
         self._node(source)
         self._node(target)
-        self._graph.edges.setdefault((source, target), Edge(source, target, text, age, since, until))
+        self._graph.edges.setdefault((source, target), Edge(source, target, text, age, since, until, limited))
 
     def _node(self, node: Node) -> Node:
         if node not in self._graph.labels:
@@ -134,7 +142,7 @@ class _Builder:
             self._add_reference(worker, wait, source)
         else:
             target, text = self._simple_target(worker, wait, source)
-            self._edge(worker, source, target, f"waits for {text}{ago(wait.age)}", wait.age)
+            self._edge(worker, source, target, f"waits for {text}{ago(wait.age)}", wait.age, wait.limited)
 
     def _simple_target(self, worker: WorkerSnapshot, wait: WaitStatus, source: Node) -> tuple[Node, str]:
         """Return the node that a wait is for, and its name."""
@@ -146,6 +154,11 @@ class _Builder:
             return self._pool(worker), f"a slot in the pool of {worker.name}"
         if wait.kind is WaitKind.LINK and wait.workers:
             return self._link(worker, wait.workers[0]), f"room on the link to {wait.workers[0]}"
+        if wait.kind is WaitKind.LOCK and wait.call is not None:
+            return call_node(wait.call), f"{_lock_name(wait)} that {self._index.call_name(wait.call)} holds"
+        if wait.kind in (WaitKind.LOOP, WaitKind.THREAD) and wait.holder is not None:
+            text = f"the event loop of {worker.name}" if wait.kind is WaitKind.LOOP else wait.text
+            return thread_node(worker.name, wait.holder), text
         if wait.kind is WaitKind.LOCK and wait.holder is not None and wait.holder != wait.thread:
             holder = thread_node(worker.name, wait.holder)
             return holder, f"{_lock_name(wait)} that {self._index.label(holder)} holds"
@@ -177,7 +190,7 @@ class _Builder:
         self._edge(worker, source, target, f"waits in shutdown {wait.text}".rstrip() + ago(wait.age), wait.age)
         for call in worker.calls:
             who = call.key.caller if call.callee == worker.name else worker.name
-            text = f"{short(call.function)} on {call.callee} is under way for {who}{ago(call.age)}"
+            text = f"{self._index.call_name(call.key)} is under way for {who}{ago(call.age)}"
             self._edge(worker, target, call_node(call.key), text, call.age)
         for name in wait.workers:
             if name in self._index.missing:
@@ -191,16 +204,15 @@ class _Builder:
         what = f"the value of {short(value.function)}" if value and value.function else wait.text or "a value"
         where = "" if name in what else f" on {name}"
         self._edge(worker, source, target, f"waits for {what}{where}{ago(wait.age)}", wait.age)
-        self._graph.any_of.add(target)
         if owner is None:
             self._edge(worker, target, self._program(name))
             return
         makers = [
             call
             for maker, call in self._index.callees.values()
-            if maker is owner and value and call.function == value.function
+            if maker is owner and call.makes is not None and call.makes == wait.reference
         ]
-        if not makers or owner.left_out.get("calls"):
+        if not makers:
             self._graph.going_on.add(target)
         for call in makers:
             text = f"is made by {short(call.function)} for {call.key.caller}{ago(call.age)}"
@@ -236,6 +248,8 @@ class _Builder:
 
     def _add_served(self, node: Node, worker: WorkerSnapshot, call: CallStatus) -> None:
         if call.stage is Stage.QUEUED:
+            if len(self._holding(worker)) < max(worker.pool.limit, 1):
+                return  # it waits for its arguments, for room for its answer, or begins at this moment
             text = f"waits for a slot in the pool of {worker.name}{ago(call.age)}"
             self._edge(worker, node, self._pool(worker), text)
         elif call.stage is Stage.RUNNING and call.thread is not None:
@@ -247,8 +261,7 @@ class _Builder:
         if node in self._graph.any_of:
             return node
         self._graph.any_of.add(node)
-        served = [call for callee, call in self._index.callees.values() if callee is worker]
-        holding = [call for call in served if self._has_slot(worker, call)]
+        holding = self._holding(worker)
         if len(holding) < max(worker.pool.limit, 1):
             self._graph.going_on.add(node)
         for call in sorted(holding, key=lambda each: -each.age):
@@ -256,12 +269,17 @@ class _Builder:
             self._edge(worker, node, call_node(call.key), text, call.age)
         return node
 
+    def _holding(self, worker: WorkerSnapshot) -> list[CallStatus]:
+        """The calls whose functions have a slot of the pool of a worker."""
+        served = [call for callee, call in self._index.callees.values() if callee is worker]
+        return [call for call in served if self._has_slot(worker, call)]
+
     def _has_slot(self, worker: WorkerSnapshot, call: CallStatus) -> bool:
         """A function that waits for something of ours gives its slot away meanwhile; a coroutine has none."""
-        if call.stage is not Stage.RUNNING or call.thread is None:
+        if call.stage is not Stage.RUNNING or call.thread is None or self._index.runs_event_loop(worker, call.thread):
             return False
         waits = self._index.waits.get(thread_node(worker.name, call.thread), [])
-        return all(each.kind is WaitKind.LOCK for each in waits)
+        return all(each.kind in (WaitKind.LOCK, WaitKind.THREAD) for each in waits)
 
     def _program(self, name: str) -> Node:
         """A worker whose program has to do something: it does when its main thread is done with what it waits for."""

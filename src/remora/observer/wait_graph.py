@@ -50,6 +50,7 @@ class Edge:
     age: float | None = None
     since: float | None = None
     until: float | None = None
+    limited: bool = False  # the source waits for a time only, and then goes on
 
 
 @dataclass

@@ -51,12 +51,15 @@ class Index:
         self.callers: dict[CallKey, Half] = {}  # the half of the one who called
         self.callees: dict[CallKey, Half] = {}
         self.threads: dict[Node, ThreadStatus] = {}
+        self.coroutines: dict[CallKey, ThreadStatus] = {}  # by the call that they serve
         self.waits: dict[Node, list[WaitStatus]] = defaultdict(list)  # by what waits
         for worker in group.workers:
             for call in worker.calls:
                 (self.callees if call.stage in AT_CALLEE else self.callers).setdefault(call.key, (worker, call))
             for thread in worker.threads:
                 self.threads[thread_node(worker.name, thread.id)] = thread
+                if thread.role == "coroutine" and thread.serving is not None and thread.stack:
+                    self.coroutines[thread.serving] = thread
             for number, wait in enumerate(worker.waits):
                 self.waits[self.waiter(worker, number, wait)].append(wait)
 
@@ -76,6 +79,10 @@ class Index:
                 return thread_node(worker.name, thread.id)
         own = {each.thread for each in worker.waits if each.thread is not None and each.serving is None}
         return thread_node(worker.name, own.pop()) if len(own) == 1 and not worker.threads else None
+
+    def runs_event_loop(self, worker: WorkerSnapshot, thread: int) -> bool:
+        known = self.threads.get(thread_node(worker.name, thread))
+        return known is not None and known.role == "event loop"
 
     def is_main(self, node: Node) -> bool:
         thread = self.threads.get(node)
@@ -116,7 +123,14 @@ class Index:
 
     def call_name(self, key: CallKey) -> str:
         half = self.half(key)
-        return f"{short(half[1].function)} on {half[1].callee or half[0].name}" if half else f"call {key}"
+        if half is None:
+            return f"call {key}"
+        return f"{short(self.function(half[1])) or f'call {key}'} on {half[1].callee or half[0].name}"
+
+    def function(self, call: CallStatus) -> str:
+        """The function of a call: its callee does not know it before it runs."""
+        caller = self.callers.get(call.key)
+        return call.function or (caller[1].function if caller else "")
 
     # What is known of a node that waits for nothing.
 
@@ -136,16 +150,17 @@ class Index:
             return next((f"has {each.queued_bytes:,} bytes to send" for each in links if each.peer == node.id), "")
         return ""
 
-    @staticmethod
-    def _state_of_call(half: Half | None) -> str:
+    def _state_of_call(self, half: Half | None) -> str:
         if half is None:
             return ""
         _, call = half
+        if call.stage is Stage.RUNNING and call.thread is None and call.key in self.coroutines:
+            return f"is {where(self.coroutines[call.key])}"
         return {
             Stage.UNSENT: f"has not been sent to {call.callee}",
             Stage.SENT: "is on its way there or back",
             Stage.BEGUN: "has begun there, and may have ended meanwhile",
-            Stage.QUEUED: "waits for a slot",
+            Stage.QUEUED: f"has come to {call.callee}, and has not begun",
             Stage.RUNNING: "runs there" if call.thread is not None else "runs there, and holds no thread",
             Stage.ANSWERING: f"has ended, and its answer waits to be sent to {call.key.caller}",
         }[call.stage]

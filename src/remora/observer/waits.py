@@ -39,6 +39,7 @@ class Chain:
     text: str
     cyclic: bool = False  # it is a cycle, or ends at one
     expires: float | None = None  # seconds until the first deadline of a call in it
+    limited: bool = False  # something in it waits for a time only
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -66,8 +67,8 @@ class WaitGraph:
             self._awaited.add(edge.target)
         self._served = {  # by thread: the call
             target: source
-            for source, target in graph.edges
-            if source.kind is NodeKind.CALL and target.kind is NodeKind.THREAD
+            for (source, target), edge in graph.edges.items()
+            if source.kind is NodeKind.CALL and target.kind is NodeKind.THREAD and not edge.text
         }
         self._cycles: list[Chain] | None = None  # found when asked for
         self._doomed: set[Node] | None = None
@@ -130,7 +131,8 @@ class WaitGraph:
         edges = (*around[begin:], *around[:begin])
         left = [self._graph.deadlines[node] for node in nodes if node in self._graph.deadlines]
         start = edges[0].source
-        return Chain(edges, start, self._sentence(start, edges, True), True, min(left, default=None))
+        limited = any(each.limited for each in around)
+        return Chain(edges, start, self._sentence(start, edges, True), True, min(left, default=None), limited)
 
     def _rank_as_start(self, before: Edge, after: Edge) -> tuple[bool, int, float]:
         """A sentence begins best with a program's own thread, and where the way back to it is not left unsaid."""
@@ -159,7 +161,7 @@ class WaitGraph:
         cyclic = node in on_cycle
         text = self._sentence(start, edges, cyclic, enters=cyclic and start not in on_cycle)
         left = [self._graph.deadlines[each] for each in seen if each in self._graph.deadlines]
-        return Chain(tuple(edges), start, text, cyclic, min(left, default=None))
+        return Chain(tuple(edges), start, text, cyclic, min(left, default=None), any(each.limited for each in edges))
 
     def _severity(self, edge: Edge) -> tuple[bool, bool, float]:
         return edge.target in self._hopeless(), edge.target in self._graph.gone, edge.age or 0.0

@@ -104,5 +104,11 @@ class RefHandlers:
         request.acknowledge(RREF_ACK)
 
 
+def fetches_of(value: Value) -> list[Request]:
+    """Return the fetches that wait for a value, for showing."""
+    answers = [each for each in value.waiting() if isinstance(each, partial)]
+    return [each.args[0] for each in answers if getattr(each.func, "__func__", None) is RefHandlers._answer]
+
+
 def _fetch_type(frame: Frame) -> type[PythonRRefFetchCall]:
     return ScriptRRefFetchCall if frame.kind == ScriptRRefFetchCall.type else PythonRRefFetchCall

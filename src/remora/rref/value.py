@@ -83,6 +83,10 @@ class Value:
         self._waiters.append(waiter)
         return not self.ready
 
+    def waiting(self) -> list[Callable[[], None]]:
+        """What will be called when there is a value or an error, for showing."""
+        return self._waiters.copy()
+
     def join(self, other: Value) -> None:
         """Two were made for the same value: settling one settles the other."""
         self.when_ready(lambda: other.settle(self._value, self.error))

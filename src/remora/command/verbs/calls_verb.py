@@ -45,6 +45,11 @@ class Whole:
         return found
 
     @property
+    def function(self) -> str:
+        """Its callee does not know it before it runs."""
+        return self.best.function or (self.caller.function if self.caller is not None else "")
+
+    @property
     def age(self) -> float:
         return max(each.age for each in (self.caller, self.callee) if each is not None)
 
@@ -87,7 +92,7 @@ def _draw(options: argparse.Namespace, group: GroupSnapshot, output: Output) -> 
             str(call.key),
             call.key.caller,
             call.callee,
-            call.function,
+            each.function,
             call.stage,
             duration(each.age),
             duration(call.left),
@@ -104,6 +109,6 @@ def _order(sort: str) -> Callable[[Whole], Any]:
         "age": lambda each: -each.age,
         "left": lambda each: float("inf") if each.best.left is None else each.best.left,
         "bytes": lambda each: -each.best.bytes,
-        "function": lambda each: (each.best.function, -each.age),
+        "function": lambda each: (each.function, -each.age),
     }
     return orders[sort]

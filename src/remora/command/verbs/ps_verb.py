@@ -59,7 +59,16 @@ def _find(options: argparse.Namespace) -> list[GroupObserver]:
     if not there:
         wanted = f"no group {options.group!r}" if options.group else "no worker"
         raise NothingFound("", f"{wanted} of this user runs on this host (see {folder()}); --at names another group")
-    return [GroupObserver.find(group=each.group) for each in there]
+    found: list[GroupObserver] = []
+    ended: NothingFound | None = None
+    for each in there:
+        try:
+            found.append(GroupObserver.find(group=each.group))
+        except NothingFound as error:  # it has just ended: the others are there
+            ended = error
+    if not found and ended is not None:
+        raise ended
+    return found
 
 
 def _show(options: argparse.Namespace, observers: list[GroupObserver], output: Output) -> int:

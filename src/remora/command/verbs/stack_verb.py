@@ -19,9 +19,18 @@ from remora.command.arguments import (
     tell_missing,
     troubles,
 )
+from remora.command.native_stacks import native_stacks
 from remora.command.output import Output, lines
 from remora.command.text import counted, duration
-from remora.observer.model import CallKey, GroupSnapshot, Query, ThreadStatus, WaitStatus, WorkerSnapshot
+from remora.observer.model import (
+    CallKey,
+    GroupSnapshot,
+    Query,
+    ThreadStatus,
+    WaitKind,
+    WaitStatus,
+    WorkerSnapshot,
+)
 from remora.observer.snapshot_json import to_json
 
 NAME = "stack"
@@ -29,6 +38,8 @@ HELP = "where all threads are, equal stacks together"
 EXAMPLE = "remora stack worker1"
 
 QUERY = Query(parts=("threads", "calls", "waits"), limit=10_000)
+
+TOLD = 10  # threads with the same stack of which is said what they do
 
 _STARTS = re.compile(
     r"/threading\.py:\d+ Thread\._?(bootstrap|bootstrap_inner|run)$|/multiprocessing/|^<string>:1 <module>$"
@@ -56,27 +67,38 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
     if options.json:
         print_json(to_json(snapshot), indent=options.watch is None)
         return int(bool(troubles(snapshot)))
-    show_stacks(snapshot, output, options.worker, options.all)
+    show_stacks(snapshot, output, options.worker, options.all, native=True)
     return tell_missing(snapshot, output)
 
 
-def show_stacks(snapshot: GroupSnapshot, output: Output, name: str | None, everything: bool) -> None:
-    """Print the threads of a group, or of one worker; then what the others wrote whose interpreter does not answer."""
+def show_stacks(
+    snapshot: GroupSnapshot, output: Output, name: str | None = None, everything: bool = True, native: bool = False
+) -> None:
+    """Print the threads of a group, or of one worker; then what the others wrote whose interpreter does not answer.
+    `native`: also what py-spy says of those, which takes a moment."""
     places = [(worker, each) for worker in snapshot.workers if name in (None, worker.name) for each in worker.threads]
     busy = [(worker, thread) for worker, thread in places if everything or not is_idle(worker, thread)]
     for stack, alike in grouped(busy):
         output.line(_heading(alike), "head")
-        for worker, thread in alike:
+        for worker, thread in alike[:TOLD]:
             lines(output, (f"  {text}" for text in matters(snapshot, worker, thread, len(alike) > 1)))
+        if len(alike) > TOLD:
+            output.line(f"  … and {len(alike) - TOLD:,} more", "faint")
         frames = stack if everything else shortened(stack)
         lines(output, (f"    {frame}" for frame in frames or ("(no stack)",)))
         output.line()
     if len(busy) < len(places):
         output.line(f"{counted(len(places) - len(busy), 'idle thread')} of Remora not shown (--all)", "faint")
+    cut = sum(worker.left_out.get("threads", 0) for worker in snapshot.workers if name in (None, worker.name))
+    if cut:
+        output.line(f"{cut:,} more threads and coroutines not shown", "faint")
     for missing in snapshot.missing:
         if missing.stacks and name in (None, missing.name):
             output.line(f"{missing.name} does not answer. Its process wrote:", "head")
-            lines(output, (f"    {text}" for text in missing.stacks.splitlines()))
+            told = missing.stacks.splitlines()
+            if native and missing.pid is not None:  # of this host: only of such a process there are stacks
+                told += native_stacks(missing.pid)
+            lines(output, (f"    {text}" for text in told))
 
 
 def grouped(places: list[Place]) -> list[tuple[tuple[str, ...], list[Place]]]:
@@ -127,15 +149,18 @@ def matters(group: GroupSnapshot, worker: WorkerSnapshot, thread: ThreadStatus, 
     if serving is not None:
         yield f"{subject}serves {_function(group, serving)} for {serving.caller} ({serving})"
     for wait in worker.waits:
-        if wait.thread == thread.id:
+        coroutine = thread.role == "coroutine" and wait.thread is None and wait.serving == thread.serving is not None
+        if wait.thread == thread.id or coroutine:
             age = "" if wait.age is None else f", for {duration(wait.age)}"
             yield f"{subject}waits for {_what(group, worker, wait)}{age}"
 
 
 def _what(group: GroupSnapshot, worker: WorkerSnapshot, wait: WaitStatus) -> str:
+    if wait.kind is WaitKind.LOCK and wait.call is not None:
+        return f"{wait.text or 'a lock'}, which {_function(group, wait.call)} ({wait.call}) holds"
     if wait.call is not None:
         return f"{wait.text or _function(group, wait.call)} ({wait.call})"
-    if wait.holder is not None:
+    if wait.kind is WaitKind.LOCK and wait.holder is not None:
         holder = next((each.name for each in worker.threads if each.id == wait.holder), str(wait.holder))
         return f"{wait.text or 'a lock'}, which {holder} holds" if holder not in wait.text else wait.text
     return wait.text or str(wait.kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from remora.command.arguments import (
@@ -13,6 +14,7 @@ from remora.command.arguments import (
     names_of,
     print_json,
     repeat,
+    rows,
     tell_missing,
     troubles,
 )
@@ -27,12 +29,14 @@ NAME = "why"
 HELP = "why it hangs: what each thread and call finally waits for, cycles first"
 EXAMPLE = "remora why\n  remora why worker0\n  remora why worker0#17"
 
+_AGE = re.compile(r" \(\d+\.\d s\)")
+
 QUERY = Query(parts=("calls", "waits", "owned", "passes", "links", "threads"), limit=10_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", help="a worker, or a call as `remora calls` names it; nothing: everything")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many chains (20)")
+    parser.add_argument("--limit", type=rows, default=20, metavar="N", help="at most so many chains (20)")
     add_group(parser)
     add_json(parser)
     add_watch(parser)
@@ -55,10 +59,12 @@ def _once(options: argparse.Namespace, snapshot: GroupSnapshot, output: Output) 
         _show_cycles(cycles, output)
     if chains:
         output.line("What waits, and for what:", "head")
-        for chain in chains[: options.limit]:
-            output.line(f"  {chain.text}", "bad" if chain.cyclic else "")
-        if len(chains) > options.limit:
-            output.line(f"  … and {len(chains) - options.limit:,} more (--limit)", "faint")
+        alike = _alike(chains)
+        for chain, count in alike[: options.limit]:
+            more = f" (and {count - 1:,} more like this)" if count > 1 else ""
+            output.line(f"  {chain.text}{more}", "bad" if chain.cyclic else "")
+        if len(alike) > options.limit:
+            output.line(f"  … and {len(alike) - options.limit:,} more (--limit)", "faint")
     elif not cycles:
         calls = len({call.key for worker in snapshot.workers for call in worker.calls})
         who = f"{options.what} waits for nothing" if options.what else "Nothing waits"
@@ -78,12 +84,22 @@ def _chains(graph: WaitGraph, snapshot: GroupSnapshot, what: str | None) -> list
     return [graph.chain(node) for node in found]
 
 
+def _alike(chains: list[Chain]) -> list[tuple[Chain, int]]:
+    """Chains whose sentences differ in nothing but ages, told by the first one, and how many there are."""
+    found: dict[str, list[Chain]] = {}
+    for chain in chains:
+        found.setdefault(_AGE.sub("", chain.text), []).append(chain)
+    return [(each[0], len(each)) for each in found.values()]
+
+
 def _show_cycles(cycles: list[Chain], output: Output) -> None:
     output.line("A cycle:" if len(cycles) == 1 else f"{len(cycles)} cycles:", "bad")
     for cycle in cycles:
         output.line(f"  {cycle.text}", "bad")
         if cycle.expires is not None:
             output.line(f"  It ends when the first deadline of its calls passes, in {duration(cycle.expires)}.")
+        elif cycle.limited:
+            output.line("  Something in it waits for a time only: it may end by that.")
         else:
             output.line("  Its calls have no deadline: it does not end by itself.")
     output.line()
@@ -105,5 +121,6 @@ def _chain_as_json(chain: Chain) -> dict[str, Any]:
         "cyclic": chain.cyclic,
         "age": chain.age,
         "expires": chain.expires,
+        "limited": chain.limited,
         "nodes": [{"kind": str(node.kind), "worker": node.worker, "id": node.id} for node in chain.nodes],
     }

@@ -180,7 +180,7 @@ function Stacks({ view }) {
 }
 
 function Does({ threads, more = 0 }) {
-  return html`<ul class="lines">${threads.map((thread) => html`<li><a href=${address("stacks", thread.worker, thread.id)}>${thread.worker} ${thread.name}</a> <span class="note">${thread.role}</span>${thread.serving && html` serves <a class="mono" href=${address("calls", thread.serving)}>${thread.serving}</a>`}${thread.waits.map((wait) => html`, waits for ${wait.call ? html`<a href=${address("calls", wait.call)}>${wait.text}</a>` : wait.text}${wait.age == null ? "" : ` (${seconds(wait.age)})`}${wait.holder == null ? "" : html`, which <a href=${address("stacks", thread.worker, wait.holder)}>thread ${wait.holder}</a> holds`}`)}</li>`)}${more > 0 && html`<li class="note">and ${count(more)} more</li>`}</ul>`;
+  return html`<ul class="lines">${threads.map((thread) => html`<li><a href=${address("stacks", thread.worker, thread.id)}>${thread.worker} ${thread.name}</a> <span class="note">${thread.role}</span>${thread.serving && html` serves <a class="mono" href=${address("calls", thread.serving)}>${thread.serving}</a>`}${thread.waits.map((wait) => html`, waits for ${wait.call ? html`<a href=${address("calls", wait.call)}>${wait.text}</a>` : wait.text}${wait.age == null ? "" : ` (${seconds(wait.age)})`}${wait.holder == null || wait.kind !== "lock" ? "" : html`, which <a href=${address("stacks", thread.worker, wait.holder)}>thread ${wait.holder}</a> holds`}`)}</li>`)}${more > 0 && html`<li class="note">and ${count(more)} more</li>`}</ul>`;
 }
 
 function Thread({ view }) {
