@@ -345,7 +345,8 @@ def abandon_and_enter() -> None:
 
 def test_a_strike_as_the_next_context_is_entered_leaves_none_that_is_released(world: World) -> None:
     abandon_and_enter()
-    for place in [each for each in dict.fromkeys(places_of(abandon_and_enter, SIGNALS)) if each.file.startswith("autograd/")]:
+    places = dict.fromkeys(places_of(abandon_and_enter, SIGNALS))
+    for place in [each for each in places if each.file.startswith("autograd/")]:
         with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
             abandon_and_enter()
         assert not getattr(current_recording.get(), "released", False), place
