@@ -248,3 +248,26 @@ def test_a_strike_does_not_end_what_another_thread_waits_for(me: str, monkeypatc
             with suppress(Struck), AtPlace(place, strike_here, SIGNALS):
                 rpc.rpc_sync(me, await_release)
             assert torch.equal(other.result(SOON), torch.full((3,), 2.0)), place
+
+
+@pytest.mark.parametrize("verb", [rpc.rpc_sync, rpc.rpc_async, rpc.remote])
+def test_a_call_that_was_not_sent_is_taken_back_though_others_were(me: str, verb: Callable[..., Any]) -> None:
+    """What the peer has acknowledged meanwhile was of other calls."""
+    call(me)
+    worker = rpc._get_current_rpc_agent()
+    channel = worker.agent.peers.find(me).outgoing
+    limit = Call.limit
+
+    def send_another_and_strike(struck: Call, *args: float) -> float:
+        Call.limit = limit  # type: ignore[method-assign]
+        call(me)
+        assert channel.session.acked > 0
+        raise Struck
+
+    Call.limit = send_another_and_strike  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Struck):
+            verb(me, rpc.RRef.is_owner, args=(rpc.RRef(Held()),))
+    finally:
+        Call.limit = limit  # type: ignore[method-assign]
+    eventually(lambda: not rpc.references().owned and not rpc.references().held, SOON)

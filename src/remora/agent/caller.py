@@ -24,6 +24,7 @@ from remora.wire.frames import FAILED
 from remora.wire.packed import Packed
 
 TICK = REGULAR_TICK
+NOT_BEGUN = 1 << 64  # more messages than there ever are: sending has not begun
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -62,7 +63,7 @@ class Caller:
         call.undo = undo = packed.undo
         call.context = packed.context
         channel = peer.outgoing
-        sent = channel.session.sent
+        sent = NOT_BEGUN
         if undo is not None:
             undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
         try:
@@ -78,6 +79,7 @@ class Caller:
                     left = call.left()
                 channel.unwatch()
                 channel.pending[call.id] = call
+                sent = channel.session.sent
                 if packed.buffers:
                     self._send_large(channel, call, kind, packed, flags, left)
                 else:
@@ -103,7 +105,7 @@ class Caller:
 
     def _give_up(self, peer: Peer, call: Call, sent: int) -> None:
         """Give up a call that may have been sent: something else went wrong while it was made. (`sent`: how many
-        messages were, before.) If it was, and is our own business, its outcome is taken note of."""
+        messages were, before; or NOT_BEGUN.) If it was, and is our own business, its outcome is taken note of."""
         if not peer.outgoing.has_sent(call.id, sent):
             peer.outgoing.forget(call)
             if not call.settled:
@@ -167,7 +169,7 @@ class Caller:
         call.undo = undo = packed.undo
         call.context = packed.context
         channel = peer.outgoing
-        sent = channel.session.sent
+        sent = NOT_BEGUN
         if undo is not None:
             undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
         try:
@@ -194,6 +196,7 @@ class Caller:
                 channel.expect(call)
             elif not channel.waiter_owned:
                 self._waiter_owned.expect(channel)
+            sent = channel.session.sent
             if packed.buffers:
                 self._send_large(channel, call, kind, packed, flags, left)
             elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
