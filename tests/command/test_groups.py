@@ -95,6 +95,7 @@ def test_a_cycle_through_an_event_loop() -> None:
 
 def test_a_call_stuck_behind_a_lock_is_shown_with_both_stacks(workers: Processes) -> None:
     holding = workers.start(1, targets.hold_lock)
+    until(workers, " hold_lock", "stack", "worker1")
     calling = workers.start(0, targets.wait_for, "worker1", "take_lock")
     try:
         why = until(workers, "the lock lock", "why")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.command import stack, why
+from remora.command.verbs import stack_verb, why_verb
 from remora.command.output import PlainOutput
 from remora.observer.model import GroupSnapshot, Stage, ThreadStatus
 from tests.observer.snapshots import call, gone, group, key, waits_for, worker
@@ -18,13 +18,13 @@ from tests.observer.snapshots import call, gone, group, key, waits_for, worker
 def explained(snapshot: GroupSnapshot) -> list[str]:
     stream = io.StringIO()
     options = argparse.Namespace(what=None, limit=20, json=False, watch=None)
-    why._once(options, snapshot, PlainOutput(stream))
+    why_verb._once(options, snapshot, PlainOutput(stream))
     return stream.getvalue().splitlines()
 
 
 def shown(snapshot: GroupSnapshot, native: bool = False) -> list[str]:
     stream = io.StringIO()
-    stack.show_stacks(snapshot, PlainOutput(stream), native=native)
+    stack_verb.show_stacks(snapshot, PlainOutput(stream), native=native)
     return stream.getvalue().splitlines()
 
 

@@ -184,7 +184,7 @@ def test_coroutines_that_wait_on_the_line_of_the_body_hold_nothing() -> None:
 def test_where_coroutines_are() -> None:
     with World(2) as world, world.acting(0):
         future = rpc.rpc_async("worker1", asleep)
-        eventually(lambda: [each for each in look(world, 1).threads if each.role == "coroutine"])
+        eventually(lambda: any(line.endswith(" asleep") for each in look(world, 1).threads for line in each.stack))
         found = look(world, 1)
         (coroutine,) = [each for each in found.threads if each.role == "coroutine"]
         call = served(found, asleep)

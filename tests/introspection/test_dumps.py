@@ -8,7 +8,6 @@ import pytest
 
 from remora.introspection import dumps
 from remora.introspection.dumps import AutomaticDumps
-from remora.introspection.endings import Endings
 from remora.observer.dump import Cause
 from remora.recorder import TIMED_OUT, Note
 from remora.testing.world import World
@@ -18,7 +17,7 @@ from tests.eventually import eventually
 def test_what_happens_after_the_last_dump_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "MOST", 1)
     with World(1) as world:
-        found = AutomaticDumps(str(tmp_path), world[0].subject, Endings())
+        found = AutomaticDumps(str(tmp_path), world[0].subject)
         found.tell(Cause.TIMEOUT, "the first")
         eventually(lambda: list(tmp_path.glob("remora-*.json")) and not found._thread.is_alive())
         for _ in range(1000):

@@ -48,7 +48,7 @@ class View:
 
 
 def whole_number(text: str) -> int | None:
-    """What an address says where a whole number belongs; None if it is none."""
+    """Read a whole number out of an address; None if there is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
 
 

@@ -126,7 +126,7 @@ def waits(subject: Subject, found: list[tuple[Loop, list[Coroutine]]], of_future
 
 
 class _Waits:
-    """What the coroutines of one event loop wait for."""
+    """Finds what the coroutines of one event loop wait for."""
 
     def __init__(self, subject: Subject, loop: Loop, coroutines: list[Coroutine], of_future: OfFuture) -> None:
         self._dispatch = subject.agent.dispatch
@@ -169,7 +169,7 @@ class _Waits:
                 yield self._for_loop(serving)
 
     def _of(self, coroutine: Coroutine) -> list[WaitStatus]:
-        """What one coroutine waits for; nothing if that is not known."""
+        """Return what one coroutine waits for; nothing if that is not known."""
         found: list[WaitStatus] = []
         ahead, seen = [(coroutine, False)], {id(coroutine.task)}
         while ahead and len(found) < MOST_OF_ONE:

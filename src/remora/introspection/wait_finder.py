@@ -269,7 +269,7 @@ def _waits_of(thread: Thread, subject: Subject, threads: list[Thread], locks: bo
 
 
 def _something(variables: Variables) -> list[WaitStatus]:
-    """What a thread waits for that is in none of the functions above, in the words of the code that waits."""
+    """Return what a thread waits for that is in none of the functions above, in the words of the code that waits."""
     clock, began = variables.get("clock"), variables.get("began")
     age = None if clock is None or began is None else max(clock.now() - began, 0.0)
     limited = variables.get("timeout") is not None

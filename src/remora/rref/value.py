@@ -84,7 +84,7 @@ class Value:
         return not self.ready
 
     def waiting(self) -> list[Callable[[], None]]:
-        """What will be called when there is a value or an error, for showing."""
+        """Return what will be called when there is a value or an error, for showing."""
         return self._waiters.copy()
 
     def join(self, other: Value) -> None:

@@ -41,7 +41,7 @@ class Target(NamedTuple):
 
     @property
     def named(self) -> object:
-        """What messages to people name the call by."""
+        """Return what messages to people name the call by."""
         return self.func if self.func is not call_method else method_called(self.args)
 
 
