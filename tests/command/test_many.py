@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from remora.command.verbs import stack_verb, why_verb
 from remora.command.output import PlainOutput
+from remora.command.verbs import stack_verb, why_verb
 from remora.observer.model import GroupSnapshot, Stage, ThreadStatus
 from tests.observer.snapshots import call, gone, group, key, waits_for, worker
 
