@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from remora.observer.model import CallStatus, GroupSnapshot, Missing, Stage, WaitStatus
+from remora.observer.model import CallKey, CallStatus, GroupSnapshot, Missing, Stage, WaitStatus
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,18 @@ class Stuck:
 def find_stuck(group: GroupSnapshot) -> Stuck:
     """Return the calls and waits that a snapshot has, which was asked for old ones. Waits of unknown age count, if their
     worker has a call that is as old."""
-    calls: dict[str, CallStatus] = {}
+    calls: dict[CallKey, CallStatus] = {}
+    began: dict[CallKey, float] = {}
     for worker in group.workers:
+        now = worker.time - group.clock_offsets.get(worker.name, 0.0)  # each worker told its ages at another moment
         for call in worker.calls:
-            known = calls.get(str(call.key))
+            known = calls.get(call.key)
             if known is None:
-                calls[str(call.key)] = call
+                calls[call.key] = call
             else:  # of its two ends the callee knows how far it is, and its caller what it is
                 far, named = (known, call) if call.key.caller == worker.name else (call, known)
-                calls[str(call.key)] = far if far.function else replace(far, function=named.function)
+                calls[call.key] = far if far.function else replace(far, function=named.function)
+            began[call.key] = min(began.get(call.key, now - call.age), now - call.age)
     waits = [
         (worker.name, wait)
         for worker in group.workers
@@ -44,10 +47,18 @@ def find_stuck(group: GroupSnapshot) -> Stuck:
         if wait.age is not None or worker.calls
     ]
     return Stuck(
-        calls=tuple(sorted(calls.values(), key=lambda call: -call.age)),
+        calls=tuple(sorted(calls.values(), key=lambda call: _place(call, calls, began))),
         waits=tuple(sorted(waits, key=lambda each: -(each[1].age or 0.0))),
         missing=tuple(each for each in group.missing if each.state != "left"),
     )
+
+
+def _place(call: CallStatus, calls: dict[CallKey, CallStatus], began: dict[CallKey, float]) -> tuple[float, int]:
+    """Return by what a call is sorted: when it began, and a call that another one made behind that, as clocks differ."""
+    at, above, depth = began[call.key], call.parent, 0
+    while above is not None and above in calls and depth < len(calls):
+        at, above, depth = max(at, began[above]), calls[above].parent, depth + 1
+    return at, depth
 
 
 def _call(call: CallStatus) -> str:
