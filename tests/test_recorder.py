@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
@@ -16,6 +17,7 @@ from remora import rpc
 from remora.recorder import DENSE, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, UNFOLDED, Recorder
 from remora.testing.world import World
 from tests.eventually import eventually
+from tests.systematic.tracing import SIGNALS, AtPlace, places_of, raising
 
 FAILED = 4
 
@@ -236,3 +238,22 @@ def test_nothing_of_the_program_lives_longer() -> None:
         eventually(lambda: gc.collect() is not None and all(each() is None for each in gone))
         names = {each.name for each in world[0].agent.recorder.calls()}
         assert {name.rpartition(".")[2] for name in names} == {"local", "Callable_"}
+
+
+class Struck(BaseException):
+    """What the signal handler of a program raises."""
+
+
+def test_a_strike_while_the_main_thread_folds_does_not_end_the_folding() -> None:
+    def fold() -> None:
+        remember(recorder, *(entry() for _ in range(DENSE + 10)))
+        recorder.fold()
+
+    recorder = Recorder(1000, FAILED)
+    places = [each for each in dict.fromkeys(places_of(fold, SIGNALS)) if each.file == "recorder.py"]
+    assert len(places) > 5
+    for place in places:
+        with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
+            fold()
+        remember(recorder, entry())
+        assert recorder.fold() > 0, place

@@ -111,7 +111,7 @@ class Recorder:
         self._notes: deque[Note] = deque(maxlen=MOST_NOTES)
         # By end, module, name and peer; written by the thread that folds.
         self._known: dict[tuple[int, str | None, str, str], tuple[Tally, Tally | None]] = {}
-        self._folding = {0: True}  # the thread that takes the entry out folds, and puts it back (`dict.pop` is atomic)
+        self._folding = {0: True}  # the thread that takes the entry out folds, and puts it back (`del` is atomic)
         self.size = size
         self.remember: Remember | None = self._fresh.append if size else None
         self._wall = float("-inf")
@@ -142,8 +142,12 @@ class Recorder:
     def fold(self) -> int:
         """Sort in what has come; return how much that was. It takes less than a millisecond."""
         fresh = self._fresh
-        if not fresh or self._folding.pop(0, None) is None:
+        if not fresh:
             return 0
+        try:
+            del self._folding[0]  # (no call: no exception of a signal handler strikes between this and the next `try`)
+        except KeyError:
+            return 0  # another thread does
         try:
             # No other thread takes from the left, and one that appends to a full deque leaves it full: these are there.
             batch = [fresh.popleft() for _ in range(len(fresh))]
