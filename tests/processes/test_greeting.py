@@ -28,6 +28,7 @@ from tests.workers import Workers
 needs_hosts = pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not() or "there are hosts")
 ONE, OTHER = "1" * 32, "2" * 32
 GONE = "its process ended, or gave up init_rpc"
+GIVING_UP = "it left again, or gave up init_rpc"
 
 
 def join(rank: int, size: int | None, method: str, namespace: str = "", **settings: Any) -> None:
@@ -196,7 +197,8 @@ def test_a_neighbour_whose_own_init_rpc_failed_is_not_said_to_have_ended() -> No
         given_up = workers.start(1, start_and_give_up, 1, 2, method)
         text = str(error_of(workers.start(0, join, 0, 2, method)))
         assert str(error_of(given_up)) == "given up"
-        assert f"cannot talk to worker1 of its group: {GONE}, while the group was being formed" in text
+        end = next(each for each in (GONE, GIVING_UP) if each in text)  # it has ended its part, or is about to
+        assert f"cannot talk to worker1 of its group: {end}, while the group was being formed" in text
         assert "is lost, too" not in text
         assert workers.run(1, targets.double, 2) == 4  # its process lives
 

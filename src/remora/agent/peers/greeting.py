@@ -95,8 +95,10 @@ def cannot_talk(me: WorkerRecord, peer: Peer, error: RemoraError, members: Itera
 
 def _end_of(peer: Peer) -> str:
     """Return the end of a worker in words. Nothing listens at its addresses after its process ended, and after its
-    init_rpc failed."""
-    return f"{ENDED}, or gave up init_rpc" if peer.has_ended else peer.reason
+    init_rpc failed; while it gives up, it says that it leaves."""
+    if peer.has_ended:
+        return f"{ENDED}, or gave up init_rpc"
+    return "it left again, or gave up init_rpc" if peer.state == "left" else peer.reason
 
 
 def _reason(error: RemoraError) -> str:
