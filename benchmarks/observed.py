@@ -1,4 +1,4 @@
-"""What an observer costs that asks the workers twice a second for everything: `make bench ARGS="--paths observer"`.
+"""What an observer costs that asks the workers twice a second for all that is new: `make bench ARGS="--paths observer"`.
 
 A turn of a usual benchmark may pass between two questions. So these take a second and a half, and tell how many calls a
 second went through in all of it. The observer is a process of its own, as the command and the dashboard are, and ends with
@@ -73,11 +73,14 @@ def observer() -> Iterator[int]:
 def main(group: str) -> None:
     """Observe a group until killed. A line of output says that the first answer is here."""
     from remora.observer.group_observer import GroupObserver
+    from remora.observer.model import Query
 
+    last = 0.0
     with GroupObserver.find(group=group) as observer:
         while True:
             begun = time.monotonic()
-            found = observer.snapshot()
+            found = observer.snapshot(Query(since=last))
+            last = found.time
             if found.missing:
                 raise SystemExit(f"no answer: {found.missing}")
             print(len(found.workers), flush=True)

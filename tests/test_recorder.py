@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from remora import recorder as recording
 from remora import rpc
 from remora.recorder import DENSE, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, UNFOLDED, Recorder
 from remora.testing.world import World
@@ -29,8 +30,22 @@ def entry(
 
 
 def remember(recorder: Recorder, *entries: Any) -> None:
-    assert recorder.remember is not None
     for each in entries:
+        _number(recorder, each)
+        recorder.remember(each)
+
+
+def _number(recorder: Recorder, each: Any) -> int:
+    return recorder.number_made() if each[0] == MADE else recorder.number_served()
+
+
+def end(recorder: Recorder, each: Any) -> None:
+    """As a call does that ends: of a flood not all are remembered."""
+    if (
+        not _number(recorder, each) & recorder.sampling
+        or each[9] & FAILED
+        or each[7] - each[6] > (recorder.longest_made if each[0] == MADE else recorder.longest_served)
+    ):
         recorder.remember(each)
 
 
@@ -62,8 +77,7 @@ def test_it_is_bounded_while_many_threads_add_and_others_fold_and_look() -> None
     assert len(recorder._fresh) <= UNFOLDED * 100
     assert len(recorder.calls()) == 100
     counted = sum(tally.count for _, tally in recorder.tallies())
-    assert counted == recorder.made <= threads * each
-    assert counted >= 100
+    assert 100 <= counted <= recorder.made == threads * each
 
 
 def test_what_comes_between_two_folds_is_counted_to_the_last() -> None:
@@ -124,6 +138,67 @@ def test_of_a_flood_a_sample_is_counted_and_totals_are_exact() -> None:
     assert tallies["g"].buckets[30] == tallies["g"].count
 
 
+def test_of_a_flood_few_are_remembered_and_all_that_fail_or_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "LEAST_TIME", 0.0)
+    monkeypatch.setattr(recording, "RATE", 0.001)
+    recorder = Recorder(5000, FAILED)
+    assert recorder.sampling == 0
+    end(recorder, entry())
+    end(recorder, entry(SERVED))
+    recorder.fold()
+    assert recorder.sampling > 1000
+    assert recorder.longest_made == recorder.longest_served == 1.0
+    for n in range(2000):
+        end(recorder, entry(seconds=0.5))
+        end(recorder, entry(SERVED, seconds=2.0 if n % 100 == 0 else 0.5, flags=FAILED if n % 100 == 1 else 0))
+    before = len(recorder._fresh)
+    assert 40 <= before < 60
+    recorder.sampling = 1023  # some quick ones are drawn, for which the rest is counted
+    for _ in range(2048):
+        end(recorder, entry(seconds=0.5))
+        end(recorder, entry(SERVED, seconds=0.5))
+    assert before + 4 <= len(recorder._fresh) <= before + 6
+    tallies = {measure: tally for (measure, _, _, _), tally in recorder.tallies()}
+    assert (recorder.made, recorder.served, recorder.failures) == (4049, 4049, 20)
+    assert tallies["call"].count == tallies["run"].count == 4049
+    assert tallies["run"].buckets[30] == 20  # those of two seconds, each for itself
+    assert tallies["run"].failed == 20
+
+
+def test_a_trace_wants_all_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "LEAST_TIME", 0.0)
+    monkeypatch.setattr(recording, "RATE", 0.001)
+    recorder = Recorder(5000, FAILED)
+    end(recorder, entry())
+    recorder.fold()
+    heard: list[Any] = []
+    recorder.subscribe(heard.extend)
+    for _ in range(3):
+        for _ in range(100):
+            end(recorder, entry())
+        recorder.fold()
+    assert len(heard) == 300
+
+
+def test_a_flood_of_calls_is_counted_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "RATE", 10.0)
+    with World(2) as world, world.acting(0):
+        mine, theirs = (worker.agent.recorder for worker in world.workers)
+        eventually(lambda: rpc.rpc_sync("worker1", work, args=(1,)) and min(mine.sampling, theirs.sampling) > 7)
+        before = mine.made, theirs.served
+        remembered = len(mine.calls()), len(theirs.calls())
+        for n in range(200):
+            if n % 50:
+                rpc.rpc_async("worker1", work, args=(1,)).wait()
+            else:
+                with pytest.raises(ValueError, match="on purpose"):
+                    rpc.rpc_sync("worker1", fail)
+        eventually(lambda: (mine.fold(), mine.made, theirs.fold(), theirs.served)[1::2] > (before[0] + 199, before[1] + 199))
+        assert (mine.failures, theirs.failures) == (4, 4)
+        assert len(mine.calls()) < remembered[0] + 150
+        assert len(theirs.calls()) < remembered[1] + 150
+
+
 def test_the_edges_of_buckets() -> None:
     recorder = Recorder(10, FAILED)
     took = [0.0, -1.0, 1e-9, 2e-9, 1e300]
@@ -162,7 +237,7 @@ def test_notes_are_bounded() -> None:
 def test_turned_off_it_records_nothing() -> None:
     recorder = Recorder(0, FAILED)
     recorder.note("joined")
-    assert recorder.remember is None
+    remember(recorder, entry())
     assert (recorder.fold(), recorder.calls(), recorder.notes(), recorder.tallies()) == (0, [], [], [])
 
 

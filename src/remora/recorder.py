@@ -1,6 +1,6 @@
 """Remembers the calls that a worker made and served, and what else happened: always on, bounded, and cheap.
 
-A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` of a `deque`. The tuple has
+A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` to a `deque`. The tuple has
 numbers and texts that were there anyway, and no object of the program, which must not live a moment longer because it was
 recorded. All else is done later, and not by the thread of a call:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from operator import itemgetter
 from random import random
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +31,10 @@ TIMED_OUT = "timed out"
 CONNECTED, DISCONNECTED, REFUSED, FAULT = "connected", "disconnected", "refused", "fault"
 UNFOLDED = 8  # times as many fresh tuples as remembered ones are kept until they are folded
 DENSE = 256  # tuples that are counted one by one each time; the rest is estimated, so that a flood costs no more
+RATE = 500.0  # ends of calls a second that are remembered; of more, a sample
+LEAST_TIME = 0.04  # seconds after which it is known how many come in a second
+ENOUGH = 512  # fresh tuples: of what comes before the next fold, one of `SOME` is remembered
+SOME = 64
 MOST_NOTES = 1024
 MOST_TALLIES = 2048
 SET = 0.01  # seconds by which two clocks differ that were not set, but read one after the other
@@ -94,15 +98,19 @@ class Tally:
 
 
 Raw = tuple[int, str, int, str | None, Any, float, float, float, int, int, int, Any]  # the fields of `Ended`
-Remember = Callable[[Raw], None]
 OnFold = Callable[[list[Raw]], None]
 OnNote = Callable[[Note], None]
 TallyKey = tuple[str, str | None, str, str]  # measure, module, name, peer
 
 
 class Recorder:
-    """The memory of one worker. `failed` is the flag of a reply that is an error. With a size of 0 it records nothing, and
-    `remember` is None."""
+    """The memory of one worker. `failed` is the flag of a reply that is an error. With a size of 0 it records nothing.
+
+    At the end of a call its thread takes a number (`number_made`, `number_served`): so many there are, exactly. It makes a
+    tuple if `number & sampling` is zero, and in any case if the call failed, or took longer than `longest_made` or
+    `longest_served`. In a flood, to make all of them would cost each call a few hundredths, and they would push out what
+    happened a moment ago.
+    """
 
     def __init__(self, size: int, failed: int) -> None:
         self._failed = failed
@@ -113,8 +121,16 @@ class Recorder:
         self._known: dict[tuple[int, str | None, str, str], tuple[Tally, Tally | None]] = {}
         self._folding = {0: True}  # the thread that takes the entry out folds, and puts it back (`del` is atomic)
         self.size = size
-        self.remember: Remember | None = self._fresh.append if size else None
         self._wall = float("-inf")
+        self._counters = (count(), count())  # by end
+        self.number_made, self.number_served = (each.__next__ for each in self._counters)
+        # Written by the thread that folds, by one that subscribes, and by one that finds too many fresh tuples. Whichever
+        # comes last, the next fold decides again. Read at the end of each call.
+        self.sampling = 0  # one less than the power of two of which one end is remembered
+        self.longest_made = self.longest_served = float("inf")  # seconds
+        self._sampled_at = time.monotonic()
+        self._came = 0  # ends since then
+        self._uncounted = [0, 0]  # by end: calls that are in no tally, since no tuple was made of them
         self.made = self.served = self.failures = 0  # calls that are over; written by the thread that folds
         # Who is told; a tuple that is replaced, so that a thread that walks it sees no change.
         self._on_fold: tuple[OnFold, ...] = ()
@@ -124,6 +140,8 @@ class Recorder:
         """Have `on_fold` called with all ends of calls from now on, in batches, by the thread that folds, and `on_note` with
         each note, by the thread that makes it. Neither may wait for anything. One thread at a time subscribes."""
         self._on_fold += () if on_fold is None else (on_fold,)
+        if self._on_fold:
+            self.sampling = 0
         self._on_note += () if on_note is None else (on_note,)
 
     def unsubscribe(self, on_fold: OnFold | None = None, on_note: OnNote | None = None) -> None:
@@ -139,10 +157,17 @@ class Recorder:
         for listener in self._on_note:
             listener(note)
 
-    def fold(self) -> int:
-        """Sort in what has come; return how much that was. It takes less than a millisecond."""
+    def remember(self, end: Raw) -> None:
+        """Remember the end of a call. Any thread, any time."""
         fresh = self._fresh
-        if not fresh:
+        fresh.append(end)
+        if len(fresh) > ENOUGH and self.sampling < SOME - 1 and not self._on_fold:
+            self.sampling = SOME - 1
+
+    def fold(self) -> int:
+        """Sort in what has come; return how many calls ended. It takes less than a millisecond."""
+        fresh = self._fresh
+        if not self.size:
             return 0
         try:
             del self._folding[0]  # (no call: no exception of a signal handler strikes between this and the next `try`)
@@ -151,27 +176,49 @@ class Recorder:
         try:
             # No other thread takes from the left, and one that appends to a full deque leaves it full: these are there.
             batch = [fresh.popleft() for _ in range(len(fresh))]
+            made, served = map(_next_of, self._counters)
+            came = (made - self.made, served - self.served)
+            self.made, self.served = made, served
             self._history.extend(batch)
-            self._count(batch)
-            for listener in self._on_fold:
+            self._count(batch, came)
+            for listener in self._on_fold if batch else ():
                 listener(batch)
+            self._decide(batch, sum(came))
         finally:
             self._folding[0] = True
-        return len(batch)
+        return sum(came)
 
-    def _count(self, batch: list[Raw]) -> None:
-        """Count what has come. Of more than `DENSE` tuples so many are drawn, each for its neighbours, too: then how often
-        each function was called, and how long it took, is an estimate. How many there were is exact, and how many failed.
+    def _decide(self, batch: list[Raw], came: int) -> None:
+        """Decide of how many ends one is remembered from here on, and from which duration on all are: a call that takes
+        longer than those of a moment ago is what the reader looks for."""
+        self._came += came
+        now = time.monotonic()
+        if (passed := now - self._sampled_at) < LEAST_TIME:
+            return
+        times = int(self._came / (passed * RATE))
+        self._sampled_at, self._came = now, 0
+        times = 0 if self._on_fold else times  # a trace wants all
+        if times:
+            self.longest_made, self.longest_served = _longest(batch, MADE), _longest(batch, SERVED)
+        self.sampling = (1 << times.bit_length()) - 1 if times else 0
+
+    def _count(self, batch: list[Raw], new: tuple[int, int]) -> None:
+        """Count what has come, `new` by end. Of more than `DENSE` tuples so many are drawn, each for its neighbours, too,
+        and for ends of which none was made: then how often each function was called, and how long it took, is an estimate.
+        How many there were is exact, and how many failed.
 
         What is done for each tuple is done by C code.
         """
         known, failed, size = self._known, self._failed, len(batch)
+        served = sum(map(_END, batch))  # (SERVED is 1, and MADE is 0)
+        self._uncounted[MADE] += new[MADE] - (size - served)
+        self._uncounted[SERVED] += new[SERVED] - served
         if size <= DENSE:
             drawn = [(each, 1) for each in batch]
         else:
             edges = [n * size // DENSE for n in range(DENSE + 1)]
             drawn = [(batch[first + int(random() * (end - first))], end - first) for first, end in pairwise(edges)]
-        for (end, peer, _, module, name, came, began, ended, _, _, _, _), weight in drawn:
+        for (end, peer, _, module, name, came, began, ended, _, _, _, _), weight in self._weighted(drawn):
             try:
                 call, queue = known[end, module, name, peer]
             except (KeyError, TypeError):  # (the program may have made something of a name that cannot be hashed)
@@ -184,9 +231,23 @@ class Recorder:
                 if flags & failed:
                     self._tallies_of(end, module, name, peer)[0].failed += 1
                     self.failures += 1
-        served = sum(map(_END, batch))  # (SERVED is 1, and MADE is 0)
-        self.served += served
-        self.made += size - served
+
+    def _weighted(self, drawn: list[tuple[Raw, int]]) -> list[tuple[Raw, int]]:
+        """Return what was drawn, each with its share of the ends of which no tuple was made: these went well, and were
+        quick."""
+        for end, longest in ((MADE, self.longest_made), (SERVED, self.longest_served)) if self.sampling else ():
+            quick = [
+                n
+                for n, (each, _) in enumerate(drawn)
+                if each[0] == end and each[7] - each[6] <= longest and not each[9] & self._failed
+            ]
+            owed = self._uncounted[end]
+            if quick and owed > 0:
+                self._uncounted[end] = 0
+                for place, n in enumerate(quick):
+                    share = owed * (place + 1) // len(quick) - owed * place // len(quick)
+                    drawn[n] = (drawn[n][0], drawn[n][1] + share)
+        return drawn
 
     def _tallies_of(self, end: int, module: str | None, name: object, peer: str) -> tuple[Tally, Tally | None]:
         """The tallies of a function: how long it took, and how long it waited for its turn."""
@@ -237,3 +298,13 @@ def copied(queue: deque[T]) -> list[T]:
             return list(queue)
         except RuntimeError:  # it changed in the midst of that
             continue
+
+
+def _longest(batch: list[Raw], end: int) -> float:
+    """Return how long the longest took; if there was none, all are remembered."""
+    return max((each[7] - each[6] for each in batch if each[0] == end), default=0.0)
+
+
+def _next_of(counter: count[int]) -> int:
+    """Return what a counter would give next, without taking it: how often it was asked."""
+    return int(repr(counter)[len("count(") : -1])

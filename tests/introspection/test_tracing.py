@@ -23,7 +23,6 @@ def recorder() -> Recorder:
 
 
 def ended(recorder: Recorder, number: int = 1) -> None:
-    assert recorder.remember is not None
     recorder.remember((MADE, "worker1", number, "m", "f", 0.0, 1.0, 2.0, 7, 0, 0, None))
 
 

@@ -39,7 +39,7 @@ from remora.wire.frames import FAILED
 log = logging.getLogger("remora")
 
 TICK = REGULAR_TICK
-FOLD_AGAIN = 0.05  # seconds
+FOLD_AGAIN = 0.2  # seconds
 
 
 def describe_wait(peer: Peer) -> str:
@@ -73,7 +73,7 @@ class Agent:
         self.delayed_flush = DelayedFlush(self.timers)
         self.recorder = recorder = Recorder(RECORDER_EVENTS, FAILED)
         now, find_context = self.clock.now, hooks.find_context
-        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, now, find_context, recorder.remember)
+        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, now, find_context, recorder)
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(

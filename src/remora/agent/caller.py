@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from remora.agent.calls.call import Call, next_call_id, note_end
+from remora.agent.calls.call import Call, next_call_id, note_end, remember_end
 from remora.agent.calls.future import Future
 from remora.agent.calls.unseen_failures import Origin
 from remora.agent.channel.channel import Channel
@@ -95,10 +95,19 @@ class Caller:
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
-            note_end(call, peer.now(), get_ident())
+            note_end(call, peer.now(), waited=True)
             raise
-        link = peer.outgoing.outbox.link
-        note_end(call, peer.now() if link is None else link.last_heard, get_ident())  # (it was heard a moment ago)
+        recorder, reply = peer.recorder, call.reply
+        if recorder is not None:  # (`note_end`: of a flood most are not remembered, and cost no more than this)
+            link = channel.outbox.link
+            ended = peer.now() if link is None else link.last_heard  # (it was heard a moment ago)
+            if (
+                not recorder.number_made() & recorder.sampling
+                or ended - call.began > recorder.longest_made
+                or reply is None
+                or reply.flags & FAILED
+            ):
+                remember_end(recorder, call, ended, get_ident())
         if packed.lent:
             self._fence(peer, call, packed)
         return call.value()

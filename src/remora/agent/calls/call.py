@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
+from threading import get_ident
 from typing import Any, Protocol
 
 from remora.agent.calls import call_errors
@@ -20,7 +21,7 @@ from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, SerializationError
 from remora.names import name_parts
 from remora.options import check_timeout
-from remora.recorder import MADE, TIMED_OUT
+from remora.recorder import MADE, TIMED_OUT, Recorder
 from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
 from remora.wire.enclosed import NOTHING_ENCLOSED, Missing
@@ -334,23 +335,33 @@ class Call:
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
 
-def note_end(call: Call, now: float, thread: int = 0) -> None:
-    """Have the recorder note that a call is over, for which this thread waited, or none. (Times, numbers and texts: nothing
-    of the program lives longer for it.)"""
-    peer = call.peer
-    remember = peer.remember
-    if remember is not None:
-        target: Any = call.target
-        reply: Any = call.reply
-        try:
-            remember((
-                MADE, peer.name, call.id, target.__module__, target.__qualname__, 0.0, call.began, now, thread, reply.flags,
-                0, call.parent,
-            ))  # fmt: skip
-        except Exception:  # there was no reply, or what was called is no function
-            flags = FAILED if reply is None else reply.flags
-            module, name = name_parts(target)
-            remember((MADE, peer.name, call.id, module, name, 0.0, call.began, now, thread, flags, 0, call.parent))
+def note_end(call: Call, now: float, waited: bool = False) -> None:
+    """Have the recorder note that a call is over, for which this thread `waited`, or none."""
+    recorder, reply = call.peer.recorder, call.reply
+    if recorder is not None and (
+        not recorder.number_made() & recorder.sampling
+        or now - call.began > recorder.longest_made
+        or reply is None
+        or reply.flags & FAILED
+    ):
+        remember_end(recorder, call, now, get_ident() if waited else 0)
+
+
+def remember_end(recorder: Recorder, call: Call, now: float, thread: int) -> None:
+    """Have the recorder remember that a call is over. (Times, numbers and texts: nothing of the program lives longer for
+    it.)"""
+    target: Any = call.target
+    reply: Any = call.reply
+    name = call.peer.name
+    try:
+        recorder.remember((
+            MADE, name, call.id, target.__module__, target.__qualname__, 0.0, call.began, now, thread, reply.flags, 0,
+            call.parent,
+        ))  # fmt: skip
+    except Exception:  # there was no reply, or what was called is no function
+        flags = FAILED if reply is None else reply.flags
+        module, function = name_parts(target)
+        recorder.remember((MADE, name, call.id, module, function, 0.0, call.began, now, thread, flags, 0, call.parent))
 
 
 def _outcome(call: Call) -> tuple[BaseException | None, Any]:

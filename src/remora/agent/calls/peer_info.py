@@ -10,7 +10,7 @@ from typing import Literal
 
 from remora.agent.memory.routing import PeerRoutes
 from remora.clock import Clock
-from remora.recorder import Remember
+from remora.recorder import Recorder
 from remora.vocabulary.ids import WorkerInfo, WorkerKey
 
 State = Literal["alive", "left", "dead"]
@@ -34,7 +34,7 @@ class PeerInfo:
         me: str,
         clock: Clock,
         served_until: Callable[[float], Served | None],
-        remember: Remember | None = None,
+        recorder: Recorder | None = None,
         note: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self.info = info
@@ -45,7 +45,7 @@ class PeerInfo:
         self.clock = clock
         self.now = clock.now
         self.served_until = served_until  # what this worker runs until exactly that deadline: its calls inherit it
-        self.remember = remember  # takes a tuple for each call that ends (`remora.recorder.Ended`), if that is recorded
+        self.recorder = recorder if recorder is not None and recorder.size else None  # is told of calls that end
         self.note = note  # takes what else happens: a kind, a peer and a text
         self.state: State = "alive"  # (this and the next two are written under `Peer.lock`)
         self.reason = ""  # why it is not alive

@@ -51,7 +51,7 @@ class Peer(PeerInfo):
         key = WorkerKey(record.id, record.incarnation)
         me, recorder = keeper.my_name, keeper.recorder
         super().__init__(
-            WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder.remember, recorder.note
+            WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder, recorder.note
         )
         self.learn(record)
         self.lock = threading.RLock()  # guards: state, suspicion, suspected_at, dialling and incoming

@@ -22,7 +22,7 @@ from remora.agent.runtime.pool import WorkerPool
 from remora.agent.serving import argument_errors
 from remora.errors import ProtocolError, SerializationError
 from remora.names import name_parts
-from remora.recorder import SERVED, Remember
+from remora.recorder import SERVED, Recorder
 from remora.vocabulary.ids import WorkerInfo
 from remora.vocabulary.messages import Message, MessageType
 from remora.wire import exceptions
@@ -222,8 +222,9 @@ class Request:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
         may be what `then(*args)` sends, or in a moment."""
         self.answered = True
-        if self.began:
-            self._note_end(0, self._dispatch.now())
+        recorder = self._dispatch.recorder
+        if recorder is not None and self.began and not recorder.number_served() & recorder.sampling:
+            self._remember_end(recorder, 0, self._dispatch.now())
         self.channel.enqueue(kind, self.frame.call, NOTHING.body)
         try:
             if then is not None:
@@ -246,8 +247,11 @@ class Request:
         self.answered = True
         channel, dispatch = self.channel, self._dispatch
         now = dispatch.pool.nearly_done()
-        if self.began:
-            self._note_end(flags, now)
+        recorder = dispatch.recorder
+        if recorder is not None and self.began and (
+            not recorder.number_served() & recorder.sampling or now - self.began > recorder.longest_served or flags & FAILED
+        ):
+            self._remember_end(recorder, flags, now)
         try:
             if not packed.buffers and len(packed.body) < LARGE:
                 if dispatch.pool.user_tasks and self._is_followed():
@@ -265,19 +269,18 @@ class Request:
             if self._admitted:
                 flow_control.ended()
 
-    def _note_end(self, flags: int, now: float) -> None:
-        """Note that its function has run. (Times, numbers and texts: nothing of the program lives longer for it.)"""
-        remember = self._dispatch.remember
-        if remember is not None:
-            function, frame = self.function, self.frame
-            try:
-                module, name = function.__module__, function.__qualname__
-            except Exception:  # it is something else that can be called
-                module, name = name_parts(function)
-            remember((
-                SERVED, self.caller.name, frame.call, module, name, self.came, self.began, now, get_ident(), flags,
-                frame.size, None,
-            ))  # fmt: skip
+    def _remember_end(self, recorder: Recorder, flags: int, now: float) -> None:
+        """Have the recorder remember that its function has run. (Times, numbers and texts: nothing of the program lives
+        longer for it.)"""
+        function, frame = self.function, self.frame
+        try:
+            module, name = function.__module__, function.__qualname__
+        except Exception:  # it is something else that can be called
+            module, name = name_parts(function)
+        recorder.remember((
+            SERVED, self.caller.name, frame.call, module, name, self.came, self.began, now, get_ident(), flags, frame.size,
+            None,
+        ))  # fmt: skip
 
     def _is_followed(self) -> bool:
         """Return True if what is run next is for the same caller: the two answers can share a write then."""
@@ -350,14 +353,14 @@ class Dispatch:
         delayed_flush: DelayedFlush,
         now: Callable[[], float],
         find_context: Callable[[Header], CallContext],
-        remember: Remember | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.me = me
         self.now = now
         self.pool = pool
         self.delayed_flush = delayed_flush
         self.find_context = find_context
-        self.remember = remember  # takes a tuple for each function that has run (`remora.recorder.Ended`)
+        self.recorder = recorder if recorder is not None and recorder.size else None  # is told of functions that have run
         self.serving: dict[tuple[str, int], Request] = {}
         self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
 
