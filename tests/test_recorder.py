@@ -1,4 +1,4 @@
-"""The recorder: bounded whatever comes, exact in its histograms, and no thing of the program lives longer because of it."""
+"""The recorder: bounded whatever comes, exact in its counts, and no thing of the program lives longer because of it."""
 
 from __future__ import annotations
 
