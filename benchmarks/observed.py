@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from benchmarks.contestants import REMORA
-from benchmarks.measure import Benchmark, Reading, Setting, Unit
+from benchmarks.measure import Benchmark, Reading, Setting, Unit, percentile, time_each
 
 VARIABLE = "REMORA_BENCH_OBSERVER"  # 0: there is no observer
 PAUSE = 0.5  # seconds from one question to the next
@@ -24,8 +24,10 @@ BURST = 5000  # calls at once
 
 
 def noop(setting: Setting) -> list[Reading]:
-    """No-op calls, one after the other."""
-    return _rate(setting, 100, lambda: [setting.calls.noop() for _ in range(100)])
+    """No-op calls, one after the other: how long one takes, and how many go through with the stalls of a few."""
+    times: list[float] = []
+    readings = _rate(setting, 100, lambda: times.extend(time_each(setting.calls.noop, 100)))
+    return [Reading("p50", percentile(times, 50), Unit.SECONDS), *readings]
 
 
 def burst(setting: Setting) -> list[Reading]:

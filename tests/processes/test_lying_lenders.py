@@ -350,8 +350,9 @@ def test_answers_that_are_never_filled_end_at_their_deadline_and_without_one_at_
         before = workers.run(1, threads)
         told_many, most = workers.run(1, fetch_many_late, "worker0", 30, 2.0)
         assert set(told_many) <= {"CallTimeout", "it came"}
-        assert told_many.count("CallTimeout") >= 8
-        assert most - before < 8
+        waited = told_many.count("CallTimeout")
+        assert waited >= 16
+        assert most - before < waited / 2  # (some read; if each held a thread, there would be one for each)
         workers.run(1, have_little_patience)
         told, _ = workers.run(1, fetch_late, "worker0", 0.0)
         assert "worker0 has not copied them into its shared memory" in told
