@@ -15,7 +15,7 @@ import pytest
 
 from remora import recorder as recording
 from remora import rpc
-from remora.recorder import DENSE, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, UNFOLDED, Recorder
+from remora.recorder import DENSE, ENOUGH, MADE, MOST_NOTES, MOST_TALLIES, OTHERS, SERVED, SOME, UNFOLDED, Recorder
 from remora.testing.world import World
 from tests.eventually import eventually
 from tests.systematic.tracing import SIGNALS, AtPlace, places_of, raising
@@ -178,6 +178,36 @@ def test_a_trace_wants_all_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
             end(recorder, entry())
         recorder.fold()
     assert len(heard) == 300
+
+
+def test_a_trace_that_begins_while_a_sample_is_decided_on_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin_trace(batch: list[Any], which: int) -> float:
+        recorder.subscribe(heard.extend)
+        return 0.0
+
+    monkeypatch.setattr(recording, "LEAST_TIME", 0.0)
+    monkeypatch.setattr(recording, "RATE", 0.001)
+    monkeypatch.setattr(recording, "_longest", begin_trace)
+    recorder, heard = Recorder(5000, FAILED), list[Any]()
+    end(recorder, entry())
+    recorder.fold()
+    assert recorder.sampling == 0
+
+
+def test_what_takes_long_is_remembered_from_the_first_flood_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(5000, FAILED)
+    monkeypatch.setattr(recording, "LEAST_TIME", 0.0)
+    monkeypatch.setattr(recording, "RATE", 1e9)
+    end(recorder, entry(seconds=0.1))
+    recorder.fold()
+    assert (recorder.sampling, recorder.longest_made) == (0, pytest.approx(0.1))
+    for _ in range(ENOUGH + 1):
+        end(recorder, entry(seconds=0.1))
+    assert recorder.sampling == SOME - 1
+    before = len(recorder._fresh)
+    for _ in range(20):
+        end(recorder, entry(seconds=0.2))
+    assert len(recorder._fresh) == before + 20
 
 
 def test_a_flood_of_calls_is_counted_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

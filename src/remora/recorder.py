@@ -1,6 +1,6 @@
 """Remembers the calls that a worker made and served, and what else happened: always on, bounded, and cheap.
 
-A call leaves one tuple at each of its ends, when it is over: `remember((...))` is one `append` to a `deque`. The tuple has
+A call leaves one tuple at each of its ends, when it is over; of a flood, not all calls do (`Recorder`). The tuple has
 numbers and texts that were there anyway, and no object of the program, which must not live a moment longer because it was
 recorded. All else is done later, and not by the thread of a call:
 
@@ -162,7 +162,7 @@ class Recorder:
         fresh = self._fresh
         fresh.append(end)
         if len(fresh) > ENOUGH and self.sampling < SOME - 1 and not self._on_fold:
-            self.sampling = SOME - 1
+            self._sample(SOME - 1)
 
     def fold(self) -> int:
         """Sort in what has come; return how many calls ended. It takes less than a millisecond."""
@@ -197,10 +197,16 @@ class Recorder:
             return
         times = int(self._came / (passed * RATE))
         self._sampled_at, self._came = now, 0
-        times = 0 if self._on_fold else times  # a trace wants all
-        if times:
+        if batch:
             self.longest_made, self.longest_served = _longest(batch, MADE), _longest(batch, SERVED)
-        self.sampling = (1 << times.bit_length()) - 1 if times else 0
+        self._sample((1 << times.bit_length()) - 1)
+
+    def _sample(self, sampling: int) -> None:
+        """Remember less from here on, unless all is wanted, as by a trace. Write first, then look: `subscribe` says first
+        that all is wanted, and writes then, so the later of the two sees the other."""
+        self.sampling = sampling
+        if self._on_fold:
+            self.sampling = 0
 
     def _count(self, batch: list[Raw], new: tuple[int, int]) -> None:
         """Count what has come, `new` by end. Of more than `DENSE` tuples so many are drawn, each for its neighbours, too,

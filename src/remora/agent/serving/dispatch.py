@@ -223,8 +223,10 @@ class Request:
         may be what `then(*args)` sends, or in a moment."""
         self.answered = True
         recorder = self._dispatch.recorder
-        if recorder is not None and self.began and not recorder.number_served() & recorder.sampling:
-            self._remember_end(recorder, 0, self._dispatch.now())
+        if recorder is not None and self.began:
+            now = self._dispatch.now()
+            if not recorder.number_served() & recorder.sampling or now - self.began > recorder.longest_served:
+                self._remember_end(recorder, 0, now)
         self.channel.enqueue(kind, self.frame.call, NOTHING.body)
         try:
             if then is not None:
