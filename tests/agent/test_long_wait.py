@@ -152,7 +152,7 @@ def test_a_call_that_waits_for_room_says_so(
         call = Call(peer, "train")
         call.limit(0.7, 0.7)
         with monkeypatch.context() as patched:
-            patched.setattr(Outbox, "full", True)
+            patched.setattr(Outbox, "is_full", lambda outbox: True)
             with pytest.raises(CallNotSent):
                 peer.outgoing.wait_for_room(call)
     assert said(caplog)[0] == "call of train on worker1 waits until worker1 has taken what was sent before, 0 s"

@@ -75,7 +75,7 @@ def frames_of(data: bytes) -> list[frames.Frame]:
     """The frames in some bytes."""
     reader, found = FrameReader(), []
     while data:
-        space = reader.space()
+        space = reader.room
         n = min(len(space), len(data))
         space[:n] = data[:n]
         found += reader.received(n)
@@ -156,7 +156,7 @@ def _stream(sample: Sample) -> object:
     before = _virtual()
     try:
         while data:
-            space = reader.space()
+            space = reader.room
             n = min(len(space), len(data), sizes[i % 16])
             space[:n] = data[:n]
             found += reader.received(n)

@@ -346,7 +346,7 @@ def as_bytes(packed: Packed) -> bytes:
 def fed(data: bytes, step: Callable[[], int]) -> Any:
     reader, at, frames = FrameReader(), 0, []
     while at < len(data):
-        space = reader.space()
+        space = reader.room
         n = min(len(space), len(data) - at, step())
         space[:n] = data[at : at + n]
         frames += reader.received(n)

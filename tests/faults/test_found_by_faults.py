@@ -52,7 +52,7 @@ def test_what_came_before_the_damage_counts() -> None:
     whole = [encode(0x102, 0, 0, 7, number, 0, 0.0, 0, b"") for number in (1, 2)]
     data = b"".join(whole) + GARBAGE
     reader = FrameReader()
-    reader.space()[: len(data)] = data
+    reader.room[: len(data)] = data
     with pytest.raises(Damaged) as caught:
         reader.received(len(data))
     assert [frame.number for frame in caught.value.frames] == [1, 2]

@@ -42,7 +42,7 @@ def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[Frame]:
     found: list[Frame] = []
     at = turn = 0
     while at < len(data):
-        space = reader.space()
+        space = reader.room
         assert len(space) > 0
         n = min(len(space), max(1, sizes[turn % len(sizes)]), len(data) - at)
         space[:n] = data[at : at + n]

@@ -63,6 +63,7 @@ class Caller:
         call.undo = undo = packed.undo
         call.context = packed.context
         channel = peer.outgoing
+        outbox = channel.outbox
         sent = NOT_BEGUN
         if undo is not None:
             undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
@@ -74,7 +75,7 @@ class Caller:
                 raise _refused(call)
             pool = release_slot()
             try:
-                if channel.full:
+                if channel.is_full():
                     channel.wait_for_room(call)
                     left = call.left()
                 channel.unwatch()
@@ -84,7 +85,7 @@ class Caller:
                     self._send_large(channel, call, kind, packed, flags, left)
                 else:
                     channel.send(kind, call.id, packed.body, flags, left)
-                if peer.state != "alive" or channel.closed:
+                if peer.state != "alive" or outbox.closed:
                     self._recheck(peer, call)
                 channel.await_reply(call)
             finally:
@@ -99,7 +100,7 @@ class Caller:
             raise
         recorder, reply = peer.recorder, call.reply
         if recorder is not None:  # (`note_end`: of a flood most are not remembered, and cost no more than this)
-            link = channel.outbox.link
+            link = outbox.link
             ended = peer.now() if link is None else link.last_heard  # (it was heard a moment ago)
             if (
                 not recorder.number_made() & recorder.sampling
@@ -189,7 +190,7 @@ class Caller:
                 call.fail(_refused(call))
                 call.settle(_at_once)
                 return
-            if channel.full and not control:
+            if not control and channel.is_full():
                 with blocking_region():
                     channel.wait_for_room(call)
                 left = call.left()
@@ -203,7 +204,7 @@ class Caller:
             elif hurry or call.future is None:
                 call.notified = True
                 channel.expect(call)
-            elif not channel.waiter_owned:
+            elif not channel.reader.waiter_owned:
                 self._waiter_owned.expect(channel)
             sent = channel.session.sent
             if packed.buffers:
@@ -212,11 +213,11 @@ class Caller:
                 channel.send(kind, call.id, packed.body, flags, left)
             elif urgent:
                 channel.send_batched(kind, call.id, packed.body, flags, left)
-                if call.notified and channel.waiter_owned:
+                if call.notified and channel.reader.waiter_owned:
                     channel.flush()  # no thread may come to do it
             elif channel.send_low_priority(kind, call.id, packed.body, flags, left):
                 self._delayed_flush.expect(channel)
-            if peer.state != "alive" or channel.closed:
+            if peer.state != "alive" or channel.outbox.closed:
                 self._recheck(peer, call)
         except CallError:
             raise

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from remora.agent.agent import Agent
-from remora.agent.calls.call import UNSET_TIMEOUT, Call
+from remora.agent.calls.call import UNSET_TIMEOUT, Call, CountedCall
 from remora.agent.calls.error_copies import fresh
 from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
@@ -114,7 +114,7 @@ class PassMessages:
             self.learn(this, answer.owed)
             countdown.finish(answer.failure)
 
-        call = Call(peer, "the backward pass", settled)
+        call = CountedCall(peer, "the backward pass", settled)
         try:
             packed = encode(message, PackScope(peer, route=peer.routes.gradients))
             self.agent.start_call(peer, call, int(message.type), packed, packed.flags, UNSET_TIMEOUT)
@@ -237,7 +237,7 @@ class PassMessages:
 
     def _send_end(self, peer: Peer, key: Key, why: PassFailure, countdown: Countdown[PassFailure]) -> None:
         countdown.begin()
-        call = Call(peer, "the end of a backward pass", lambda call: countdown.finish())
+        call = CountedCall(peer, "the end of a backward pass", lambda call: countdown.finish())
         try:
             self.agent.start_call(peer, call, int(END), encode(BackwardEndReq(key, why)), 0, UNSET_TIMEOUT, control=True)
         except RemoraError:

@@ -107,10 +107,12 @@ class Session(Generic[M]):
             raise ProtocolError(f"message {number} arrived after {self.received}: one is missing")
         return False
 
-    def accept(self, number: int, size: int) -> None:
-        """Count message `number` as delivered. It is the next one (`is_repeated`)."""
+    def accept(self, number: int, size: int) -> bool:
+        """Count message `number` as delivered. It is the next one (`is_repeated`). Return True if an acknowledgement is due
+        by itself now, as `owes` does."""
         self.received = number
-        self.owed_bytes += size
+        self.owed_bytes = owed = self.owed_bytes + size
+        return owed >= OWED_BYTES or number - self.told >= OWED_MESSAGES
 
     def expect(self, upto: int) -> None:
         """Check that everything up to `upto`, which the peer says it has sent, is here. ProtocolError if some of it was lost

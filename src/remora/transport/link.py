@@ -13,6 +13,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from remora.clock import SYSTEM, Clock
 from remora.options import FAST_PATHS
@@ -51,8 +52,8 @@ class StreamLink:
     """One connection. Its two halves are guarded by their users: one writer at a time, one reader at a time."""
 
     __slots__ = (
-        "_await_bytes", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "_spin", "bytes_read", "clock", "failed",
-        "last_heard", "now", "outbox_bytes", "sock", "unread", "where",
+        "_await_bytes", "_fd", "_gathering", "_gathers", "_outbox", "_reader", "_receive", "_spin", "bytes_read", "clock",
+        "failed", "last_heard", "now", "outbox_bytes", "sock", "unread", "where",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,7 @@ class StreamLink:
         self._reader = FrameReader()
         self._spin = spin.for_reading(self._fd)
         self._await_bytes = waiter(self._fd, False)  # for the reader
+        self._receive = sock.recv_into if _DONTWAIT else partial(_receive_if_ready, sock)  # … and never waits
         # Written by the reader: `_gathering`, `unread`, `last_heard`, `bytes_read`. Written by the writer: `_outbox`,
         # `outbox_bytes`, `failed`. Any thread may look at one of them at a time.
         self._gathers = ENOUGH > 0 and sock.family in (socket.AF_INET, socket.AF_INET6)
@@ -93,9 +95,9 @@ class StreamLink:
         """Take bytes that were read before the link was made (behind the handshake), and return their frames."""
         frames: list[Frame] = []
         while data:
-            space = self._reader.space()
-            n = min(len(space), len(data))
-            space[:n] = data[:n]
+            room = self._reader.room
+            n = min(len(room), len(data))
+            room[:n] = data[:n]
             frames += self._reader.received(n)
             data = data[n:]
         return frames
@@ -108,9 +110,9 @@ class StreamLink:
         budget = _TURN
         self.unread = True
         while budget > 0:
-            space = reader.space()
+            room = reader.room
             try:
-                n = self.sock.recv_into(space, 0, _DONTWAIT) if _DONTWAIT else self._receive(space)
+                n = self._receive(room, 0, _DONTWAIT)
             except BlockingIOError:
                 self.unread = False
                 break
@@ -131,18 +133,13 @@ class StreamLink:
                 raise
             budget -= n
             self.bytes_read += n
-            if n < len(space):
+            if n < len(room):
                 self.unread = False
                 break
         self.last_heard = self.now()
         if self._gathering or (self._gathers and reader.missing):
             self._gather(n)
         return frames
-
-    def _receive(self, space: memoryview) -> int:
-        if not _DONTWAIT and not select.select([self._fd], [], [], 0)[0]:
-            raise BlockingIOError
-        return self.sock.recv_into(space, 0, _DONTWAIT)
 
     def await_bytes(self, seconds: float, again: bool = False) -> bool:
         """Wait for bytes, for `seconds` or about a second, whichever is shorter. Return False if none came. `again`: a frame
@@ -160,7 +157,7 @@ class StreamLink:
         """Read once, without waiting; return the frames that are complete now. For a thread that waits for little."""
         reader = self._reader
         try:
-            n = self.sock.recv_into(reader.space(), 0, _DONTWAIT) if _DONTWAIT else self._receive(reader.space())
+            n = self._receive(reader.room, 0, _DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return []
         if n == 0:
@@ -333,6 +330,12 @@ def waiter(fd: int, writable: bool) -> Callable[[float], bool]:
     poll.register(fd, select.POLLOUT if writable else select.POLLIN)
     wait = poll.poll
     return lambda seconds: bool(wait(seconds * 1000 + 0.999))  # whole milliseconds: round up, never return early
+
+
+def _receive_if_ready(sock: socket.socket, room: memoryview, nbytes: int, flags: int) -> int:
+    if not select.select([sock], [], [], 0)[0]:
+        raise BlockingIOError
+    return sock.recv_into(room, nbytes, flags)
 
 
 def _views(parts: Sequence[Part]) -> list[memoryview]:

@@ -55,8 +55,8 @@ class Spin(Generic[T]):
                 if found := look():
                     if interrupted or clock() - before > INTERRUPTION:
                         self._rests = MOST_RESTS
-                    else:
-                        self._rests_next = max(self._rests_next // 2, 1)
+                    elif self._rests_next > 1:
+                        self._rests_next //= 2
                     return found
             now = clock()
             interrupted = interrupted or now - before > INTERRUPTION

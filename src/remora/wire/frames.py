@@ -146,7 +146,8 @@ def lengths(buffers: Sequence[memoryview]) -> bytes:
 
 
 class FrameReader:
-    """Turns a stream of bytes into frames: `space()` is where the next bytes go, `received(n)` says that n came."""
+    """Turns a stream of bytes into frames: `room` is where the next bytes go, `received(n)` says that n came. (An error ends
+    the stream.)"""
 
     def __init__(self, capacity: int = _STREAM_BUFFER) -> None:
         # Of memory that was never touched the kernel gives us none: most links never need more than a page of it, and to
@@ -162,27 +163,18 @@ class FrameReader:
         self._partial: _Partial | None = None  # the frame
         self._body: _Body | None = None  # its body, if that is what is being filled, or passed over
         self._skip = 0  # bytes to throw away: they did not fit into memory
-
-    def space(self) -> memoryview:
-        """Return the memory for the next bytes; never empty."""
-        if self._part is not None:
-            return self._part
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._capacity - self._end < HEADER_SIZE or self._start > self._capacity // 2:
-            self._compact()
-        return self._view[self._end :]
+        self.room = self._view  # never empty
 
     @property
     def missing(self) -> int:
-        """Return the number of bytes that are still to come into `space()` for certain; 0 between frames. For any thread."""
+        """Return the number of bytes that are still to come into `room` for certain; 0 between frames. For any thread."""
         part, body = self._part, self._body
         if part is None:
             return 0
         return len(part) if body is None else len(part) + body.beyond
 
     def received(self, n: int) -> list[Frame]:
-        """Take n bytes from `space()`, and return the frames that they complete."""
+        """Take n bytes from `room`, and return the frames that they complete."""
         if n >= HEADER_SIZE and not self._end and not self._midway:
             buffer = self._buffer
             check, guarded, kind, flags, count, call, number, ack, timeout = HEADER.unpack_from(buffer)
@@ -196,18 +188,29 @@ class FrameReader:
         if part is None:
             self._end += n
         elif n < len(part):
-            self._part = part[n:]
+            self._part = self.room = part[n:]
             return frames
         else:
             self._part = None
             self._go_on(frames)
         if self._part is None:
             self._parse(frames)
+        self.room = self._make_room()
         return frames
+
+    def _make_room(self) -> memoryview:
+        if self._part is not None:
+            return self._part
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._capacity - self._end < HEADER_SIZE or self._start > self._capacity // 2:
+            self._compact()
+        return self._view[self._end :]
 
     def drop(self) -> None:
         """Drop an incomplete frame: nothing more will come."""
         self._part = self._more = self._partial = self._body = None
+        self.room = self._view
 
     def _compact(self) -> None:
         rest = self._end - self._start

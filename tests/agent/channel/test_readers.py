@@ -279,13 +279,14 @@ def test_a_handler_that_takes_long_causes_no_storm(me: str, monkeypatch: pytest.
 def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
     """It is put on the list after the calls there have failed, and before the channel is closed."""
     outcome: list[object] = []
-    close, full = Channel.close, Channel.full.fget  # type: ignore[attr-defined]
+    close = Channel.close
     ending = threading.Event()
     gate.clear()
     with World(2) as world:
         world.run(0, rpc.rpc_sync, "worker1", abs, args=(1,))
         agent = world.workers[0].agent
         channel = agent.peers.find("worker1").outgoing
+        full = channel.is_full
 
         def call() -> None:
             try:
@@ -299,11 +300,11 @@ def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.Mon
         caller = threading.Thread(target=call)
         begun = threading.Event()
 
-        def is_full(self: Channel) -> bool:  # asked for after it was found that the worker runs
+        def is_full() -> bool:  # asked for after it was found that the worker runs
             if threading.current_thread() is caller:
                 begun.set()
                 assert ending.wait(20.0)
-            return bool(full(self))
+            return full()
 
         def close_late(self: Channel) -> None:
             if self is channel:
@@ -311,7 +312,7 @@ def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.Mon
                 eventually(lambda: self.reading.locked() or self.notify_ids or self.parked or outcome)  # it waits
             close(self)
 
-        monkeypatch.setattr(Channel, "full", property(is_full))
+        monkeypatch.setattr(channel, "is_full", is_full)
         monkeypatch.setattr(Channel, "close", close_late)
         caller.start()
         assert begun.wait(20.0)

@@ -335,6 +335,13 @@ class Call:
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
 
+class CountedCall(Call):
+    """A call of ours whose outcome is counted. A thread that is struck would count it twice, or never, so a thread that may be
+    struck leaves it to the pool. (What becomes of our other calls may be noted again.)"""
+
+    __slots__ = ()
+
+
 def note_end(call: Call, now: float, waited: bool = False) -> None:
     """Have the recorder note that a call is over, for which this thread `waited`, or none."""
     recorder, reply = call.peer.recorder, call.reply

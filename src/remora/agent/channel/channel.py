@@ -54,7 +54,7 @@ from remora.vocabulary.messages import MessageType
 from remora.wire.enclosed import Arrival
 from remora.wire.frames import Body, Frame, encode
 
-PING, VOID = int(MessageType.PING), int(MessageType.VOID)
+ACK, PING, VOID = int(MessageType.ACK), int(MessageType.PING), int(MessageType.VOID)
 # Of the reader: without the fast path, no thread is counted on.
 THRESHOLDS = USUAL if FAST_PATHS.waiter_owned else replace(USUAL, memory=0.0)
 CLOSING = 1.0  # seconds for which a channel that is closed waits for a thread that sorts what came
@@ -87,7 +87,7 @@ class Channel:
     __slots__ = (
         "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "await_reply", "calls", "deferred",
         "dialled", "enqueue", "ever_connected", "expect", "flow_control", "flush", "forget", "give_back",
-        "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "links", "look_up", "lost_at",
+        "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "is_full", "links", "look_up", "lost_at",
         "low_priority", "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "perform", "pool_reads",
         "read_before", "reader", "reading",
         "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced", "session",
@@ -96,7 +96,6 @@ class Channel:
     )  # fmt: skip
 
     closed: bool = _of("outbox.closed")
-    full: bool = _of("outbox.full")
     link: StreamLink | None = _of("outbox.link")
     paused: bool = _of("flow_control.paused")  # we do not read from this peer for now: what it says meanwhile is not heard
     unwritten: bool = _of("outbox.unwritten")
@@ -145,7 +144,7 @@ class Channel:
         self.send, self.send_packed = outbox.send, BulkOutbox(outbox).send_packed
         self.send_batched, self.send_low_priority = outbox.send_batched, outbox.send_low_priority
         self.send_unsequenced, self.enqueue, self.flush = outbox.send_unsequenced, outbox.enqueue, outbox.flush
-        self.has_sent, self.unsent_bytes = outbox.has_sent, outbox.unsent_bytes
+        self.has_sent, self.unsent_bytes, self.is_full = outbox.has_sent, outbox.unsent_bytes, outbox.is_full
         self.wait_for_room, self.give_back = outbox.wait_for_room, outbox.give_back
         self.go_on, self.look_up = inbox.go_on, inbox.look_up
         self.watch, self.unwatch, self.expect = reads.watch, reads.unwatch, reads.expect
@@ -205,6 +204,8 @@ class Channel:
             inbox.pass_answered()
         if inbox.frames and not inbox.sorting.locked():
             self._pool.submit_final(inbox.go_on)
+        if self.session.owes:
+            self.send_unsequenced(ACK)
         self.pool_reads.tick()
         self.waiter_reads.tick()
 

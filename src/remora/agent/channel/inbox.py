@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from remora.agent.calls.call import Call
+from remora.agent.calls.call import Call, CountedCall
 from remora.agent.channel.completion import have_settled, settle
 from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Outbox
@@ -149,25 +149,26 @@ class Inbox:
         reply is left to the pool by a thread that could be struck."""
         frames, session, pending = self.frames, self.session, self._pending
         requests = 0
+        is_due = False  # an acknowledgement
         call: Call | None = None
         try:
             while frames:
                 frame = frames[0]
+                number, flags, kind = frame.number, frame.flags, frame.kind
                 if frame.ack > session.acked:
                     session.acknowledged(frame.ack)
                     if self._outbox.room.asleep:
                         self._outbox.room.notify()
-                if frame.number == 0:
+                if number == 0:
                     self._heard(frame)
                     frames.popleft()
                     continue
-                if frame.number != session.received + 1 and session.is_repeated(frame.number):
+                if number != session.received + 1 and session.is_repeated(number):
                     frames.popleft()  # it was delivered before
                     continue
-                if frame.flags & SHARED:
+                if flags & SHARED:
                     frame = self._borrow(frame)
-                plain = not frame.flags & AWKWARD
-                if plain and frame.kind & RESPONSE:
+                if kind & RESPONSE and not flags & AWKWARD:
                     call = pending.get(frame.call)
                     if call is not None:  # else it was given up: the reply is late
                         call.reply = frame
@@ -180,12 +181,12 @@ class Inbox:
                                 call.wake()
                         call = None
                 else:
-                    if exposed and frame.kind != GIVE_BACK and may_be_struck() and not self._outbox.closed:
+                    if exposed and kind != GIVE_BACK and may_be_struck() and not self._outbox.closed:
                         # (if it is closed, there may be no pool)
                         self._pool.submit_final(self.go_on)
                         break
                     try:
-                        if plain and frame.kind >= REQUESTS:
+                        if kind >= REQUESTS and not flags & AWKWARD:
                             self._requested(frame)
                             requests += 1
                         else:
@@ -196,7 +197,7 @@ class Inbox:
                         if may_be_struck():
                             raise
                         log.exception("a message from %s makes no sense", self.peer)  # nor will it the next time
-                session.accept(frame.number, frame.size)
+                is_due = session.accept(number, frame.size)
                 frames.popleft()
         except BaseException as error:
             if call is not None and call.id not in pending:
@@ -212,7 +213,7 @@ class Inbox:
             if registration is not None:
                 self._broken(registration, self._damage(error))
             return
-        if session.owes:
+        if is_due:
             self._pool.call_soon(self._acknowledge)
         flow_control = self._flow_control
         if requests:
@@ -246,12 +247,9 @@ class Inbox:
         if not call.asynchronous:
             if call.signal is not None:
                 call.wake()
-        elif call.future is None and not frame.flags & FAILED and not (type(call.target) is str and may_be_struck()):
+        elif call.future is None and not frame.flags & FAILED and not (type(call) is CountedCall and may_be_struck()):
             settle((call,))  # our own business: no code of the program runs
         else:
-            # A call of ours that no function of the program is the target of may be one that others wait for, who count its
-            # answer. A thread that is struck would count it twice, or never. (That a reference was made is a step, which may
-            # run again.)
             self.answered.append(call)
 
     def _handle_special(self, frame: Frame) -> int:

@@ -327,8 +327,7 @@ class Outbox:
 
     # Back-pressure.
 
-    @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Return True if the peer should take something before more is sent."""
         session = self.session
         return session.kept_total - session.acked_bytes > session.limit or self.batched_bytes > session.limit
@@ -336,7 +335,7 @@ class Outbox:
     def wait_for_room(self, call: Call) -> None:
         """Return when the peer has taken enough of what was sent. Raises CallNotSent at the deadline."""
         report = LongWait(lambda: f"{call.what} waits until {call.peer.name} has taken what was sent before", call.clock)
-        if not report.block(partial(self.room.wait, lambda: self.closed or not self.full), call.deadline):
+        if not report.block(partial(self.room.wait, lambda: self.closed or not self.is_full()), call.deadline):
             raise self.not_sent(call)
 
     def not_sent(self, call: Call) -> CallNotSent:

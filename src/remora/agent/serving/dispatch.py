@@ -36,6 +36,8 @@ from remora.wire.pickler import unpack
 M = TypeVar("M", bound=Message)
 
 EXCEPTION = int(MessageType.EXCEPTION)
+PYTHON_CALL, PYTHON_RET = int(MessageType.PYTHON_CALL), int(MessageType.PYTHON_RET)
+SCRIPT_RET = int(MessageType.SCRIPT_RET)
 _ANSWERED_WITH_THE_VALUE = (  # to the caller, and to no other worker: others may wait for what remote() makes
     MessageType.PYTHON_CALL,
     MessageType.SCRIPT_CALL,
@@ -193,16 +195,17 @@ class Request:
         self.grad_enabled = header[2]
         return value
 
-    def answer(self, kind: int, held: list[Any], error: BaseException | None) -> None:
-        """Answer with what a function returned, which is taken out of the list; or with an error, if there is one."""
+    def answer(self, held: list[Any], error: BaseException | None) -> None:
+        """Answer a call with what its function returned, which is taken out of the list; or with an error, if there is
+        one."""
         if error is not None:
             self.fail(error)
         else:
-            self.reply(kind, held.pop())
+            self.reply(PYTHON_RET if self.frame.kind == PYTHON_CALL else SCRIPT_RET, held.pop())
 
     def reply(self, kind: int, value: object) -> None:
         """Answer with a value; with an error, if it cannot be packed."""
-        if self.channel.closed:
+        if self.channel.outbox.closed:
             self.drop()  # no caller hears it: do not hand out references in it
             return
         if value is None:  # (which has no history that a context would want to know of)

@@ -23,9 +23,6 @@ from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
 from remora.wire.frames import ASYNC
 
-PYTHON_RET = int(MessageType.PYTHON_RET)
-SCRIPT_RET = int(MessageType.SCRIPT_RET)
-
 Held = list[Any]  # one value, to be taken out: no other keeps it, and memory that came with a call goes back early
 Finish = Callable[[Held, BaseException | None], None]
 
@@ -50,11 +47,11 @@ class Execution:
 
     def python_call(self, request: Request) -> None:
         """Run a Python function and answer with what it returns."""
-        self.run_function(request, request.target(), partial(request.answer, PYTHON_RET))
+        self.run_function(request, request.target(), request.answer)
 
     def script_call(self, request: Request) -> None:
         """Run a torch operator or a TorchScript function."""
-        self.run_script(request, request.unpack(), partial(request.answer, SCRIPT_RET))
+        self.run_script(request, request.unpack(), request.answer)
 
     def run_function(self, request: Request, target: Any, finish: Finish) -> None:
         """Call `target = (function, args, kwargs)` and pass the outcome to `finish`, now or when it is there."""
