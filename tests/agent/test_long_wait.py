@@ -154,7 +154,7 @@ def test_a_call_that_waits_for_room_says_so(
         with monkeypatch.context() as patched:
             patched.setattr(Outbox, "is_full", lambda outbox: True)
             with pytest.raises(CallNotSent):
-                peer.outgoing.wait_for_room(call)
+                peer.outgoing.outbox.wait_for_room(call)
     assert said(caplog)[0] == "call of train on worker1 waits until worker1 has taken what was sent before, 0 s"
 
 

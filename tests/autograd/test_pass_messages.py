@@ -27,7 +27,7 @@ def test_a_payload_of_another_form_is_refused(kind: type[Message]) -> None:
     nonsense = Packed(b"\x80\5X\3\0\0\0abc.", [], [], [])
     with World(2, watch=0) as world:
         agent = world[0].agent
-        sent = agent.call_async(agent.peers.find("worker1"), int(kind.type), nonsense, 0, TIMEOUT, "a backward pass")
+        sent = agent.caller.call_async(agent.peers.find("worker1"), int(kind.type), nonsense, 0, TIMEOUT, "a backward pass")
         with pytest.raises(ProtocolError, match=f"a {kind.type.name} from worker0 makes no sense"):
             sent.wait(TIMEOUT)
         with world.acting(0), autograd.context() as context_id:

@@ -139,7 +139,7 @@ def test_a_dropped_reference_says_goodbye_when_the_pool_runs(scene: Scene) -> No
     scene.agent.timers = SimpleNamespace(soon=lambda seconds, task: None)
     table.held.hold(VALUE, FORK, OTHER)
     table.held.confirmed(FORK)
-    table.drop_soon(FORK)
+    table.held.releases.put(FORK)
     assert scene.sent == []
     scene.pool.run()
     assert scene.answer() == "RREF_USER_DELETE"
@@ -193,7 +193,7 @@ def test_a_strike_while_the_queue_is_emptied_loses_no_reference() -> None:
         for fork in forks:
             table.held.hold(VALUE, fork, OTHER)
             table.held.confirmed(fork)
-            table.drop_soon(fork)
+            table.held.releases.put(fork)
         struck = strike_at(n, table.held.releases.empty)
         table.held.releases.check()  # at the next tick
         scene.pool.run()

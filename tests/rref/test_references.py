@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from remora import autograd, rpc
+from remora.agent.channel.outbox import Outbox
 from remora.errors import CallNotSent, OwnerDied
 from remora.rpc.rref_proxy import RRefProxy
 from remora.testing.world import World
@@ -354,16 +355,15 @@ def test_a_call_that_was_never_sent_leaves_no_fork(world: World) -> None:
 
 def test_what_was_sent_is_not_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception strikes behind the commit point: the callee has a reference that counts."""
-    channel = world[0].agent.peers.find("worker1").outgoing
-    send = channel.send_low_priority
+    send = Outbox.send_low_priority
 
-    def send_and_strike(*message: Any) -> bool:
-        send(*message)
+    def send_and_strike(outbox: Outbox, *message: Any) -> bool:
+        send(outbox, *message)
         raise KeyboardInterrupt
 
     with world.acting(0):
         mine = rpc.RRef([1])
-        monkeypatch.setattr(channel, "send_low_priority", send_and_strike)
+        monkeypatch.setattr(Outbox, "send_low_priority", send_and_strike)
         with pytest.raises(KeyboardInterrupt):
             rpc.remote("worker1", keep, args=(mine,))
         monkeypatch.undo()

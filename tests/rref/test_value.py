@@ -14,7 +14,7 @@ from tests.agent.alone import wait_until, worker_alone
 def test_the_end_of_the_worker_ends_waits_for_values_that_are_being_made() -> None:
     with worker_alone(graceful=False):
         table = rpc._get_current_rpc_agent().references.table
-        value = table.owned.received_by_owner(table.new_id(), table.state.me)
+        value = table.owned.received_by_owner(table.state.new_id(), table.state.me)
         errors: list[BaseException] = []
 
         def wait() -> None:
@@ -31,4 +31,4 @@ def test_the_end_of_the_worker_ends_waits_for_values_that_are_being_made() -> No
         assert not thread.is_alive()
         assert [type(error) for error in errors] == [NotInitialized]
         with pytest.raises(NotInitialized, match="no longer running"):
-            table.owned.received_by_owner(table.new_id(), table.state.me).get()
+            table.owned.received_by_owner(table.state.new_id(), table.state.me).get()

@@ -70,7 +70,7 @@ def is_clean(world: World) -> bool:
     """Whether no worker counts or holds a reference."""
     tables = [worker.references.table for worker in world.workers]
     for table in tables:
-        table.drain_inline()
+        table.held.releases.drain_inline()
     return not any(table.state.owner.values or table.state.holder.forks or table.state.holder.parents for table in tables)
 
 

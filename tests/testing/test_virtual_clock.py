@@ -181,7 +181,7 @@ def test_a_reply_that_may_wait_for_the_next_tick_is_read_without_one(world: Worl
     rref = world.run(1, rpc.remote, "worker2", double, args=(3,))
     assert world.run(1, rref.to_here) == 6
     world.wait_until(lambda: not world[1].agent.peers.find("worker2").outgoing.pending)
-    world[1].agent.peers.find("worker2").outgoing.unwatch()
+    world[1].agent.peers.find("worker2").outgoing.pool_reads.unwatch()
     del rref
     world.wait_until(lambda: not world.unrest())
 

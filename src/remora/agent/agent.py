@@ -92,7 +92,6 @@ class Agent:
         self.own_time = handshake_client.own_time
         self._faults = faults
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.delayed_flush, faults)
-        self.call, self.call_async, self.start_call = caller.call, caller.call_async, caller.start_call
         self.retries = Retries(caller, self.pool, self.timers, self.clock, faults)
         self._unanswered = Unanswered(self.clock, self.pool.submit_system)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then

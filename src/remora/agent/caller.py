@@ -75,19 +75,19 @@ class Caller:
                 raise _refused(call)
             pool = release_slot()
             try:
-                if channel.is_full():
-                    channel.wait_for_room(call)
+                if outbox.is_full():
+                    outbox.wait_for_room(call)
                     left = call.left()
-                channel.unwatch()
+                channel.pool_reads.unwatch()
                 channel.pending[call.id] = call
                 sent = channel.session.sent
                 if packed.buffers:
                     self._send_large(channel, call, kind, packed, flags, left)
                 else:
-                    channel.send(kind, call.id, packed.body, flags, left)
+                    outbox.send(kind, call.id, packed.body, flags, left)
                 if peer.state != "alive" or outbox.closed:
                     self._recheck(peer, call)
-                channel.await_reply(call)
+                channel.waiter_reads.await_reply(call)
             finally:
                 if pool is not None:
                     reacquire_slot(pool)
@@ -96,14 +96,14 @@ class Caller:
             raise
         except BaseException:  # Ctrl-C: no thread waits for the answer any more
             self._give_up(peer, call, sent)
-            note_end(call, peer.now(), waited=True)
+            note_end(call, waited=True)
             raise
         recorder, reply = peer.recorder, call.reply
         if recorder is not None:  # (`note_end`: of a flood most are not remembered, and cost no more than this)
-            link = outbox.link
+            link, number = outbox.link, recorder.number_made
             ended = peer.now() if link is None else link.last_heard  # (it was heard a moment ago)
             if (
-                not recorder.number_made() & recorder.sampling
+                not number() & recorder.sampling
                 or ended - call.began > recorder.longest_made
                 or reply is None
                 or reply.flags & FAILED
@@ -179,6 +179,7 @@ class Caller:
         call.undo = undo = packed.undo
         call.context = packed.context
         channel = peer.outgoing
+        outbox = channel.outbox
         sent = NOT_BEGUN
         if undo is not None:
             undo.armed = False  # from here on `_give_up` sees to it: nothing is called before the `try`
@@ -190,9 +191,9 @@ class Caller:
                 call.fail(_refused(call))
                 call.settle(_at_once)
                 return
-            if not control and channel.is_full():
+            if not control and outbox.is_full():
                 with blocking_region():
-                    channel.wait_for_room(call)
+                    outbox.wait_for_room(call)
                 left = call.left()
             hurry = 0.0 < left < 2 * TICK  # the tick could come too late
             urgent = urgent or hurry
@@ -203,21 +204,21 @@ class Caller:
                 channel.low_priority.add(call.id)
             elif hurry or call.future is None:
                 call.notified = True
-                channel.expect(call)
+                channel.pool_reads.expect(call)
             elif not channel.reader.waiter_owned:
                 self._waiter_owned.expect(channel)
             sent = channel.session.sent
             if packed.buffers:
                 self._send_large(channel, call, kind, packed, flags, left)
             elif urgent and len(channel.pending) == 1:  # a program that makes one call at a time waits for it
-                channel.send(kind, call.id, packed.body, flags, left)
+                outbox.send(kind, call.id, packed.body, flags, left)
             elif urgent:
-                channel.send_batched(kind, call.id, packed.body, flags, left)
+                outbox.send_batched(kind, call.id, packed.body, flags, left)
                 if call.notified and channel.reader.waiter_owned:
-                    channel.flush()  # no thread may come to do it
-            elif channel.send_low_priority(kind, call.id, packed.body, flags, left):
+                    outbox.flush()  # no thread may come to do it
+            elif outbox.send_low_priority(kind, call.id, packed.body, flags, left):
                 self._delayed_flush.expect(channel)
-            if peer.state != "alive" or channel.outbox.closed:
+            if peer.state != "alive" or outbox.closed:
                 self._recheck(peer, call)
         except CallError:
             raise

@@ -175,7 +175,8 @@ class Contexts:
         try:
             peer = self._agent.peers.find(context.creator)
             call = Call(peer, "an autograd context", answered)
-            self._agent.start_call(peer, call, HELD_REQ, encode(AutogradContextHeldReq(context.id)), 0, 0.0, control=True)
+            packed = encode(AutogradContextHeldReq(context.id))
+            self._agent.caller.start_call(peer, call, HELD_REQ, packed, 0, 0.0, control=True)
         except RemoraError:
             self._release(context.id, None)  # its creator is gone, too
 

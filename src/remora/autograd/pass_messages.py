@@ -17,7 +17,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from remora.agent.agent import Agent
-from remora.agent.calls.call import UNSET_TIMEOUT, Call, CountedCall
+from remora.agent.calls.call import UNSET_TIMEOUT, Call, Counting
 from remora.agent.calls.error_copies import fresh
 from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
@@ -92,7 +92,7 @@ class PassMessages:
         """Both rounds in one message, and wait for the answer. For a pass that goes to one worker and cannot come back:
         when that one has found every worker that takes part, all have been found."""
         packed = encode(BackwardAutogradReq(this.key, part, gradients), PackScope(peer, route=peer.routes.gradients))
-        value = self.agent.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
+        value = self.agent.caller.call(peer, int(GRADIENTS), packed, packed.flags, UNSET_TIMEOUT, "the backward pass")
         if value is None:  # (a FAST pass, which has to `learn` in any case, is not sent this way)
             return
         answer = from_value(BackwardAutogradResp, value, peer.name)
@@ -114,10 +114,10 @@ class PassMessages:
             self.learn(this, answer.owed)
             countdown.finish(answer.failure)
 
-        call = CountedCall(peer, "the backward pass", settled)
+        call = Call(peer, "the backward pass", Counting(settled))
         try:
             packed = encode(message, PackScope(peer, route=peer.routes.gradients))
-            self.agent.start_call(peer, call, int(message.type), packed, packed.flags, UNSET_TIMEOUT)
+            self.agent.caller.start_call(peer, call, int(message.type), packed, packed.flags, UNSET_TIMEOUT)
         except Exception as error:
             countdown.finish(failure_of(error, self.agent.me))
 
@@ -237,9 +237,10 @@ class PassMessages:
 
     def _send_end(self, peer: Peer, key: Key, why: PassFailure, countdown: Countdown[PassFailure]) -> None:
         countdown.begin()
-        call = CountedCall(peer, "the end of a backward pass", lambda call: countdown.finish())
+        call = Call(peer, "the end of a backward pass", Counting(lambda call: countdown.finish()))
         try:
-            self.agent.start_call(peer, call, int(END), encode(BackwardEndReq(key, why)), 0, UNSET_TIMEOUT, control=True)
+            packed = encode(BackwardEndReq(key, why))
+            self.agent.caller.start_call(peer, call, int(END), packed, 0, UNSET_TIMEOUT, control=True)
         except RemoraError:
             countdown.finish()  # it is gone, and the pass with it
 

@@ -43,7 +43,7 @@ class RRefBackward:
         rref.check_usable("backward() on it")
         packed = encode(RRefBackwardReq(rref.rref_id, context_id, retain_graph))
         kind = int(RRefBackwardReq.type)
-        self._references.agent.call(rref.owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
+        self._references.agent.caller.call(rref.owner, kind, packed, 0, UNSET_TIMEOUT, "RRef.backward")
 
     def _on_backward(self, request: Request) -> None:
         message = request.message(RRefBackwardReq)

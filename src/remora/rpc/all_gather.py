@@ -241,7 +241,7 @@ def _ask(worker: Worker, name: str, func: Any, args: tuple[Any, ...], timeout: f
     """A call that does not count as the program's own."""
     peer = worker.peer(name)
     kind, packed, flags = pack_call(peer, func, args, None, _internal_rpc_pickler)
-    return worker.agent.call_async(peer, kind, packed, flags, timeout, func)
+    return worker.agent.caller.call_async(peer, kind, packed, flags, timeout, func)
 
 
 def _lead(

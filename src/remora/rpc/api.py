@@ -122,7 +122,7 @@ def rpc_sync(
         return spans.rpc_sync(worker, peer, Target(func, args, kwargs), timeout, _default_pickler)
     kind, packed, flags = request_builder.pack_call(peer, func, args, kwargs, _default_pickler, True)
     name = func if func is not call_method else method_called(args)  # type: ignore[arg-type]
-    return worker.agent.call(peer, kind, packed, flags, timeout, name)
+    return worker.agent.caller.call(peer, kind, packed, flags, timeout, name)
 
 
 @overload
@@ -167,7 +167,7 @@ def rpc_async(
     else:
         kind, packed, flags = request_builder.pack_call(peer, func, args, kwargs, _default_pickler)
         name = func if func is not call_method else method_called(args)  # type: ignore[arg-type]
-        future = worker.agent.call_async(peer, kind, packed, flags, timeout, name, origin)
+        future = worker.agent.caller.call_async(peer, kind, packed, flags, timeout, name, origin)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future

@@ -48,7 +48,7 @@ def serialize(handle: Handle, scope: PackScope | None) -> ForkData:
     references, owner = handle.references, handle.owner
     to: Any = owner if scope is None else scope.peer
     table = references.table
-    child = table.new_id()
+    child = table.state.new_id()
     parent = references.me.id
     if handle.creation_error is not None:
         raise fresh(handle.creation_error)

@@ -32,11 +32,11 @@ def create(
     references: References, peer: Peer, kind: MessageType, target: tuple[Any, ...], what: object, flags: int, timeout: float
 ) -> RRef[Any]:
     """Ask `peer` to make a value; the reference to it is returned at once and may be used and shared at once."""
-    rref = references.table.new_id()
+    rref = references.table.state.new_id()
     if peer is references.me:
         return _create_here(references, rref, kind, target, what, flags, timeout)
     table = references.table
-    fork = table.new_id()
+    fork = table.state.new_id()
     # First: its destructor drops the fork, should an exception of a signal handler strike from here on.
     handle = Handle(references, peer, rref, fork, None, kind == MessageType.SCRIPT_REMOTE_CALL)
 
@@ -59,7 +59,7 @@ def create(
         if call.id not in peer.outgoing.pending and not call.settled:  # else it was sent: the owner counts the fork
             table.held.remove(fork)
         raise
-    table.drain_inline()
+    table.held.releases.drain_inline()
     return RRef._of(handle)
 
 
@@ -115,7 +115,7 @@ def _ask(
 ) -> None:
     scope = PackScope(peer, ordered=True, route=peer.routes.requests, shares_main=peer.shares_main)
     script = kind == MessageType.SCRIPT_REMOTE_CALL
-    creates = (rref.created_on, rref.local_id, fork.created_on, fork.local_id, script)
+    creates = (*rref, *fork, script)
     try:
         packed, more = pack_recorded(target, scope, current_call_context.get(), creates)
     except BaseException as error:
@@ -124,7 +124,7 @@ def _ask(
         raise
     flags |= more
     try:
-        references.agent.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)
+        references.agent.caller.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)
     except RemoraError:  # of ours: it was not sent
         call.rollback()
         raise

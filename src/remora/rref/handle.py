@@ -66,7 +66,7 @@ class Handle:
         if fork is not None and not is_finalizing():
             table = self.references.table
             if not table.closed:
-                table.drop_soon(fork)
+                table.held.releases.put(fork)
 
     # The value.
 
@@ -89,7 +89,7 @@ class Handle:
         """Ask the owner for a copy of the value, and wait for it."""
         try:
             packed, flags = self._fetch_request()
-            return self.references.agent.call(self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE)
+            return self.references.agent.caller.call(self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE)
         except (WorkerLost, CallNotSent) as error:
             raise self._translated(error) from None
 
@@ -101,7 +101,7 @@ class Handle:
             return self._local_future(self.value)
         self.check_usable("to_here() on it")
         packed, flags = self._fetch_request()
-        future: Future[Any] = self.references.agent.call_async(
+        future: Future[Any] = self.references.agent.caller.call_async(
             self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE, translate=self._translated
         )
         future._when_settled(partial(_keep, self))  # else its goodbye could free the value before it is fetched

@@ -32,9 +32,8 @@ class HeldRefs:
         self._state = state
         self._holder = state.holder
         self._runner = runner
-        self._change = runner.change
         self._agent = state.agent
-        self.releases = ReleaseQueue(state.agent, partial(self._change, self._drop_step))
+        self.releases = ReleaseQueue(state.agent, partial(self._runner.change, self._drop_step))
 
     def hold(self, rref: RRefId, fork: ForkId, owner: Worker, maker: Name | None = None, site: str = "") -> None:
         """This worker asks `owner` to make a value. This is no step: the fork is new, so no step can be about it yet, and
@@ -45,12 +44,12 @@ class HeldRefs:
     def adopt(self, rref: RRefId, fork: ForkId, owner: Worker, sender: Worker) -> bool:
         """A reference arrived. False if its owner has yet to count it."""
         self._state.held_notes[fork] = time.time(), None, ""
-        self._change(self._holder.adopt, rref, fork, owner, sender)
+        self._runner.change(self._holder.adopt, rref, fork, owner, sender)
         return owner == sender
 
     def share(self, fork: ForkId, child: ForkId, to: Worker) -> None:
         """The program hands a reference on."""
-        self._change(self._share_step, fork, child, to)
+        self._runner.change(self._share_step, fork, child, to)
 
     def _share_step(self, fork: ForkId, child: ForkId, to: Worker) -> list[Effect]:
         if fork in self._holder.forks:  # else its owner was lost just now
@@ -59,7 +58,7 @@ class HeldRefs:
 
     def accepted(self, child: ForkId) -> None:
         """The owner counts a reference that this worker handed on."""
-        self._change(self._accept_step, child)
+        self._runner.change(self._accept_step, child)
 
     def _accept_step(self, child: ForkId) -> Iterable[Effect]:
         return self._accept_exposed(child) if may_be_struck() else self._holder.accepted(child)
@@ -71,7 +70,7 @@ class HeldRefs:
 
     def confirmed(self, fork: ForkId) -> None:
         """The owner counts a reference of ours."""
-        self._change(self._confirm_step, fork)
+        self._runner.change(self._confirm_step, fork)
 
     def _confirm_step(self, fork: ForkId) -> Iterable[Action]:
         held = self._holder.forks.get(fork)
@@ -107,7 +106,7 @@ class HeldRefs:
 
     def fail(self, fork: ForkId, error: BaseException) -> None:
         """A reference will never work, and its owner does not count it."""
-        self._change(self._fail_step, fork, error)
+        self._runner.change(self._fail_step, fork, error)
 
     def _fail_step(self, fork: ForkId, error: BaseException) -> list[Action]:
         state = self._state
@@ -122,7 +121,7 @@ class HeldRefs:
 
     def mark_broken(self, fork: ForkId, error: BaseException) -> None:
         """A reference does not work, but its owner may count it: it says goodbye like any other."""
-        self._change(self._mark_broken_step, fork, error)
+        self._runner.change(self._mark_broken_step, fork, error)
 
     def _mark_broken_step(self, fork: ForkId, error: BaseException) -> Iterable[Action]:
         held = self._holder.forks.get(fork)
@@ -132,7 +131,7 @@ class HeldRefs:
 
     def remove(self, fork: ForkId) -> None:
         """Remove a reference that was never sent."""
-        self._change(self._remove_step, fork)
+        self._runner.change(self._remove_step, fork)
 
     def _remove_step(self, fork: ForkId) -> list[Effect]:
         self._holder.forget(fork)
@@ -146,7 +145,7 @@ class HeldRefs:
         if not self._runner.has_steps() and not self._state.is_pending(fork):
             tell()
             return
-        self._change(self._wait_step, fork, tell)
+        self._runner.change(self._wait_step, fork, tell)
         self._agent.peers.watch_all()
 
     def _wait_step(self, fork: ForkId, tell: Callable[[], None]) -> list[Action]:
@@ -188,7 +187,7 @@ class HeldRefs:
 
     def drop_all(self) -> None:
         """At shutdown: drop all references; to use one from now on is an error."""
-        self._change(self._drop_all_step)
+        self._runner.change(self._drop_all_step)
 
     def _drop_all_step(self) -> Iterator[Effect]:
         holder = self._holder

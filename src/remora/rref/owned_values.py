@@ -21,7 +21,7 @@ class OwnedValues:
 
     def __init__(self, state: RefState, runner: EffectRunner) -> None:
         self._state = state
-        self._change = runner.change
+        self._runner = runner
         self._agent = state.agent
 
     def find(self, rref: RRefId) -> Value | None:
@@ -34,13 +34,13 @@ class OwnedValues:
         if value is not None:
             tell(value)
         else:
-            self._change(lambda: [partial(tell, self._state.values.get(rref))])
+            self._runner.change(lambda: [partial(tell, self._state.values.get(rref))])
 
     def create(self, rref: RRefId, fork: ForkId, creator: Worker, script: bool) -> Value:
         """A call arrived that makes a value. A reference to it may have arrived before."""
         value = self._state.values.get(rref) or Value(rref)
         value.script = script
-        self._change(self._create_step, rref, fork, creator, value)
+        self._runner.change(self._create_step, rref, fork, creator, value)
         return value
 
     def _create_step(self, rref: RRefId, fork: ForkId, creator: Worker, value: Value) -> list[Effect]:
@@ -59,7 +59,7 @@ class OwnedValues:
     def received_by_owner(self, rref: RRefId, sender: Worker) -> Value:
         """A reference to a value of ours arrived. Returns the value, which may not be made yet."""
         value = self._state.values.get(rref) or Value(rref)
-        self._change(self._received_step, rref, sender, self._creator(rref), value)
+        self._runner.change(self._received_step, rref, sender, self._creator(rref), value)
         return value
 
     def _received_step(self, rref: RRefId, sender: Worker, creator: Worker | None, value: Value) -> list[Effect]:
@@ -68,7 +68,7 @@ class OwnedValues:
 
     def share(self, value: Value, fork: ForkId, to: Worker) -> None:
         """This worker hands out a reference to a value of its own."""
-        self._change(self._share_step, value, fork, to)
+        self._runner.change(self._share_step, value, fork, to)
 
     def _share_step(self, value: Value, fork: ForkId, to: Worker) -> list[Effect]:
         self._add(value.id, value)
@@ -76,7 +76,7 @@ class OwnedValues:
 
     def count(self, rref: RRefId, fork: ForkId, holder: Worker) -> None:
         """A new holder asks to be counted."""
-        self._change(self._count_step, rref, fork, holder, self._creator(rref))
+        self._runner.change(self._count_step, rref, fork, holder, self._creator(rref))
 
     def _count_step(self, rref: RRefId, fork: ForkId, holder: Worker, creator: Worker | None) -> list[Effect]:
         if rref not in self._state.values:
@@ -100,7 +100,7 @@ class OwnedValues:
 
     def delete_all(self, ids: list[GloballyUniqueId], never_made: bool = False) -> None:
         """A holder says many goodbyes: a value and a fork in turn. If `never_made`, these values will never be made."""
-        self._change(self._delete_step, ids, never_made)
+        self._runner.change(self._delete_step, ids, never_made)
 
     def _delete_step(self, ids: list[GloballyUniqueId], never_made: bool) -> Iterator[Effect]:
         owner = self._state.owner

@@ -39,10 +39,7 @@ class Table:
         self.owned = OwnedValues(self.state, self.runner)
         self.held = HeldRefs(self.state, self.runner)
         self.closed = False
-        self.new_id = self.state.new_id
         self.in_midst = self.runner.in_midst
-        self.drop_soon = self.held.releases.put  # for destructors: sends nothing
-        self.drain_inline = self.held.releases.drain_inline  # for threads that make references
         self.tell_heard = self.runner.tell_heard
         agent.peers.on_gone.append(self.lost)
         agent.ticks.append(self.held.releases.check)

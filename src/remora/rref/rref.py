@@ -52,7 +52,7 @@ class RRef(Generic[T]):
     def __init__(self, value: T, type_hint: Any = None) -> None:
         references: References = acting_worker(NOT_SET).references
         _check_value(value, type_hint)
-        rref_id = references.table.new_id()
+        rref_id = references.table.state.new_id()
         made = Value(rref_id, value)
         if references.sites:
             made.site = calling_line()

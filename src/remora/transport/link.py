@@ -104,7 +104,7 @@ class StreamLink:
 
     def read(self) -> list[Frame]:
         """Return the frames that have arrived, without waiting. Raises OSError when the connection is gone."""
-        reader = self._reader
+        reader, receive, clock = self._reader, self._receive, self.now
         frames: list[Frame] = []
         n = 0
         budget = _TURN
@@ -112,7 +112,7 @@ class StreamLink:
         while budget > 0:
             room = reader.room
             try:
-                n = self._receive(room, 0, _DONTWAIT)
+                n = receive(room, 0, _DONTWAIT)
             except BlockingIOError:
                 self.unread = False
                 break
@@ -136,7 +136,7 @@ class StreamLink:
             if n < len(room):
                 self.unread = False
                 break
-        self.last_heard = self.now()
+        self.last_heard = clock()
         if self._gathering or (self._gathers and reader.missing):
             self._gather(n)
         return frames
@@ -155,14 +155,14 @@ class StreamLink:
 
     def read_some(self) -> list[Frame]:
         """Read once, without waiting; return the frames that are complete now. For a thread that waits for little."""
-        reader = self._reader
+        reader, receive, clock = self._reader, self._receive, self.now
         try:
-            n = self._receive(reader.room, 0, _DONTWAIT)
+            n = receive(reader.room, 0, _DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return []
         if n == 0:
             raise LinkClosed(f"connection to {self.where} was closed by the other end")
-        self.last_heard = self.now()
+        self.last_heard = clock()
         self.bytes_read += n
         frames = reader.received(n)
         if self._gathering or (self._gathers and reader.missing):

@@ -47,7 +47,7 @@ GUARD = (1 << 24) - 3  # a prime: what is sent of a length is its product with t
 MAX_BUFFERS = 1 << 20
 MAX_BYTES = 1 << 44  # in the buffers of a message
 WHOLE = 4096  # bytes of a body that are all covered by the checksum: to check them takes a microsecond
-ENDS = 2048  # bytes at either end of a larger body that are covered
+ENDS = 512  # bytes at either end of a larger body that are covered
 
 # Flags, as plain numbers: the hot path tests them.
 FAILED, ASYNC, REFERENCES = int(Flag.FAILED), int(Flag.ASYNC), int(Flag.REFERENCES)
@@ -56,7 +56,6 @@ RECORDED, SHARED, DEVICE_BUFFERS, TRACED = int(Flag.RECORDED), int(Flag.SHARED),
 _CHECKED = struct.Struct("<QHHIQQQd")  # the header without the checksum
 _CHECK = struct.Struct("<I")
 _CHECK_SIZE, _CHECKED_SIZE = _CHECK.size, _CHECKED.size
-_SMALL = HEADER_SIZE + WHOLE
 _STREAM_BUFFER = 1 << 18
 _SMALLEST_BUFFER = 2 * (HEADER_SIZE + ENDS)
 _FIRST_STEP = 1 << 20  # bytes that a large body is given at first
@@ -84,8 +83,8 @@ def _checksum(state: int, data: bytes | bytearray, length: int, count: int) -> i
     """Return the checksum of a frame: that of its header is `state`, its body the first bytes of `data`."""
     if length <= WHOLE:
         return adler32(data[:length], state)
-    with memoryview(data) as view:
-        return adler32(view[length - _tail(count) : length], adler32(view[:ENDS], state))
+    tail = _tail(count) if count else ENDS
+    return adler32(data[length - tail : length], adler32(data[:ENDS], state))
 
 
 def _tail(count: int) -> int:
@@ -178,11 +177,17 @@ class FrameReader:
         if n >= HEADER_SIZE and not self._end and not self._midway:
             buffer = self._buffer
             check, guarded, kind, flags, count, call, number, ack, timeout = HEADER.unpack_from(buffer)
-            if guarded == (n - HEADER_SIZE) * GUARD and n <= _SMALL and not count:  # one message alone, as most are
-                data = buffer[_CHECK_SIZE:n]
-                if adler32(data) != check:
+            length = n - HEADER_SIZE
+            if guarded == length * GUARD and not count:  # one message alone, as most are
+                if length <= WHOLE:
+                    data = buffer[_CHECK_SIZE:n]
+                    state, body = adler32(data), data[_CHECKED_SIZE:]
+                else:
+                    body = buffer[HEADER_SIZE:n]
+                    state = _checksum(adler32(buffer[_CHECK_SIZE:HEADER_SIZE]), body, length, 0)
+                if state != check:
                     raise Damaged(_DAMAGED, [])
-                return [Frame(kind, flags, call, number, ack, timeout, data[_CHECKED_SIZE:], n - HEADER_SIZE)]
+                return [Frame(kind, flags, call, number, ack, timeout, body, length)]
         frames: list[Frame] = []
         part = self._part
         if part is None:

@@ -13,6 +13,7 @@ import torch
 
 from remora import autograd, rpc
 from remora.agent.channel.function_table import FUNCTION, LONGEST, MOST, MOST_BYTES, SLACK, Announced, Heard
+from remora.agent.channel.outbox import Outbox
 from remora.agent.serving import dispatch
 from remora.errors import ProtocolError
 from remora.options import FAST_PATHS
@@ -220,14 +221,13 @@ def test_a_call_without_arguments_is_a_number_and_nothing_is_pickled(monkeypatch
 
     with World(2) as world:
         assert world.run(0, call) == (5, 5)
-        channel = world[0].agent.peers.find("worker1").outgoing
-        send = channel.send
+        send = Outbox.send
 
-        def see(kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
+        def see(outbox: Outbox, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
             sent.append((kind, body))
-            send(kind, call, body, flags, timeout)
+            send(outbox, kind, call, body, flags, timeout)
 
-        monkeypatch.setattr(channel, "send", see)
+        monkeypatch.setattr(Outbox, "send", see)
         monkeypatch.setattr(request_builder, "pack_for", Unreadable())
         monkeypatch.setattr(dispatch, "unpack", Unreadable())
         assert world.run(0, call) == (5, 5)
@@ -255,7 +255,7 @@ def test_a_bare_number_that_nobody_gave_is_refused() -> None:
     def call() -> Any:
         peer = api._get_current_rpc_agent().peer("worker1")
         number = Packed(pickle.dumps(77, 5), [], [], [])
-        return api._get_current_rpc_agent().agent.call(peer, int(MessageType.PYTHON_CALL), number, 0, 10.0, "77")
+        return api._get_current_rpc_agent().agent.caller.call(peer, int(MessageType.PYTHON_CALL), number, 0, 10.0, "77")
 
     with World(2) as world, pytest.raises(ProtocolError, match="function 77"):
         world.run(0, call)

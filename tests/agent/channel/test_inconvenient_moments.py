@@ -287,7 +287,7 @@ def test_ctrl_c_while_a_call_is_being_sent_leaves_nothing_on_the_list(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(channel, "send", interrupted)
+        patch.setattr(Outbox, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             rpc.rpc_async(me, quick)
     assert not channel.pending

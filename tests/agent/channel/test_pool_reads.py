@@ -265,7 +265,7 @@ def test_a_thread_that_leaves_the_old_link_has_the_new_one_watched(
     monkeypatch.setattr(stream.StreamLink, "await_bytes", reconnect)
     call.deadline = 1.0
     with pytest.raises(CallTimeout), ours, theirs:
-        channel.await_reply(call)
+        channel.waiter_reads.await_reply(call)
     assert notes.armed == ["to last"]
 
 
@@ -319,7 +319,7 @@ def test_a_channel_that_is_closed_in_the_midst_of_writing(
     monkeypatch.setattr(Session, "keep", close_meanwhile)
     channel.enqueue(0x102, 1, b"")
     channel.flush()
-    assert not channel.unwritten
+    assert not channel.outbox.batched
 
 
 def test_a_link_is_not_closed_while_a_thread_may_be_about_to_wait_at_it(

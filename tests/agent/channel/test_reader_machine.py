@@ -193,7 +193,7 @@ class Both:
         return call
 
     def _sent(self) -> None:
-        self.channel.unwatch()
+        self.channel.pool_reads.unwatch()
         self._perform(self.machine.sent())
 
     def _async(self) -> None:
@@ -205,7 +205,7 @@ class Both:
 
     def _notified(self) -> None:
         call = self._add()
-        self.channel.expect(call)
+        self.channel.pool_reads.expect(call)
         self.machine.notify_ids.add(call.id)
         self._perform(self.machine.watch())
 
@@ -244,7 +244,7 @@ class Both:
             self._perform(self.machine.left())
 
     def _sync(self) -> None:
-        self._wait(self.channel.await_reply, False)
+        self._wait(self.channel.waiter_reads.await_reply, False)
 
     def _future(self) -> None:
         thread = Sleeper()

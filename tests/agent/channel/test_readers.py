@@ -102,7 +102,7 @@ def test_a_new_link_is_armed_though_a_thread_decides_about_the_old_one(pair: tup
 
     notes.arm = arm_slowly  # type: ignore[method-assign]
     with ours, theirs:
-        channel.unwatch()
+        channel.pool_reads.unwatch()
     assert (channel.inbox.registration, READ) in notes.armed
     assert channel.inbox.registration.armed == READ
 
@@ -279,14 +279,13 @@ def test_a_handler_that_takes_long_causes_no_storm(me: str, monkeypatch: pytest.
 def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
     """It is put on the list after the calls there have failed, and before the channel is closed."""
     outcome: list[object] = []
-    close = Channel.close
+    close, full = Channel.close, Outbox.is_full
     ending = threading.Event()
     gate.clear()
     with World(2) as world:
         world.run(0, rpc.rpc_sync, "worker1", abs, args=(1,))
         agent = world.workers[0].agent
         channel = agent.peers.find("worker1").outgoing
-        full = channel.is_full
 
         def call() -> None:
             try:
@@ -300,11 +299,11 @@ def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.Mon
         caller = threading.Thread(target=call)
         begun = threading.Event()
 
-        def is_full() -> bool:  # asked for after it was found that the worker runs
+        def is_full(self: Outbox) -> bool:  # asked for after it was found that the worker runs
             if threading.current_thread() is caller:
                 begun.set()
                 assert ending.wait(20.0)
-            return full()
+            return full(self)
 
         def close_late(self: Channel) -> None:
             if self is channel:
@@ -312,7 +311,7 @@ def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.Mon
                 eventually(lambda: self.reading.locked() or self.notify_ids or self.parked or outcome)  # it waits
             close(self)
 
-        monkeypatch.setattr(channel, "is_full", is_full)
+        monkeypatch.setattr(Outbox, "is_full", is_full)
         monkeypatch.setattr(Channel, "close", close_late)
         caller.start()
         assert begun.wait(20.0)

@@ -194,7 +194,7 @@ def test_our_own_calls_are_noticed(me: str, patient: None) -> None:
     peer = agent().peers.find(me)
     call = Call(peer, "something", answered.append)
     kind, packed = 0x102, pack((time.sleep, (0.2,), {}))
-    agent().start_call(peer, call, kind, packed, 0, 20.0)
+    agent().caller.start_call(peer, call, kind, packed, 0, 20.0)
     with pytest.raises(TimeoutError):
         late.wait(0.05)  # a thread comes, and goes again before the reply is there
     wait_until(lambda: answered, SOON)

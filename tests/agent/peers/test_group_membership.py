@@ -30,7 +30,7 @@ EVENTS: list[type[Message]] = [
 def send(world: World, kind: int, body: bytes) -> Any:
     """Worker0 sends worker1 a request; a future of the answer."""
     agent = world[0].agent
-    return agent.call_async(agent.peers.find("worker1"), kind, Packed(body, [], [], []), 0, TIMEOUT, "membership")
+    return agent.caller.call_async(agent.peers.find("worker1"), kind, Packed(body, [], [], []), 0, TIMEOUT, "membership")
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.type.name)

@@ -30,7 +30,7 @@ def tell(world: World, teller: int, hearer: int, news: type[ConfirmDeath], about
     """Have one worker ask another to confirm the loss of a third; a future of the answer."""
     agent = world[teller].agent
     body = encode(news(world[hearer].agent.peers.find(f"worker{about}").key))
-    return agent.call_async(agent.peers.find(f"worker{hearer}"), int(news.type), body, 0, TIMEOUT, "membership")
+    return agent.caller.call_async(agent.peers.find(f"worker{hearer}"), int(news.type), body, 0, TIMEOUT, "membership")
 
 
 @pytest.fixture(autouse=True)

@@ -99,7 +99,7 @@ def follow(world: World, to: str) -> None:
 def ask(world: World, i: int) -> torch.futures.Future[Any]:
     """Worker i sends worker 0 a request of the type that tests have a handler for."""
     agent = world[i].agent
-    return agent.call_async(agent.peers.find("worker0"), int(ASKED), pack(None), 0, 20.0, "a test")
+    return agent.caller.call_async(agent.peers.find("worker0"), int(ASKED), pack(None), 0, 20.0, "a test")
 
 
 def on_asked(world: World, what: Callable[[], None]) -> None:

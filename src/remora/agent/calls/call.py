@@ -176,8 +176,10 @@ class Call:
         frame = self.reply
         if self.failure is not None:
             return self.failure  # as it is: raised here, it would keep the frames of the caller
-        if frame is not None and not frame.flags & FAILED and not isinstance(frame.enclosed.buffers, Missing):
-            return None
+        if frame is not None and not frame.flags & FAILED:
+            enclosed = frame.enclosed
+            if enclosed is NOTHING_ENCLOSED or not isinstance(enclosed.buffers, Missing):
+                return None
         try:
             self.value()
         except BaseException as error:
@@ -187,18 +189,19 @@ class Call:
     def finish(self) -> None:
         """Pass the outcome of an asynchronous call on. May run code of the program. Of several threads that try, one
         does it; if that one is struck by an exception of a signal handler, another one can."""
-        late = None if self.reply is None else self.reply.enclosed.late
+        enclosed = NOTHING_ENCLOSED if self.reply is None else self.reply.enclosed
+        late = None if enclosed is NOTHING_ENCLOSED else enclosed.late
         if late is not None and not late.settled_or_later(self.deadline, self.finish):
             return  # it is passed on when its tensors are there
         future, on_settled = self.future, self.on_settled
         self.future = self.on_settled = None  # (the interpreter does not switch threads between these two lines)
         try:
             if future is not None:
-                note_end(self, self.peer.now())
+                note_end(self)
                 self._pass_to(future)
             elif on_settled is not None:
                 if type(self.target) is not str:  # (else it is our own business)
-                    note_end(self, self.peer.now())
+                    note_end(self)
                 on_settled(self)
         except BaseException:
             if may_be_struck():
@@ -296,7 +299,8 @@ class Call:
     def limit(self, timeout: float, default: float) -> float:
         """Start the clock. Unset: what is left to the call we serve, else the default; 0: never. How long it has, as
         the callee is told."""
-        self.began = now = self.peer.now()
+        clock = self.peer.now
+        self.began = now = clock()
         self.parent = serving = current_serving.get()
         if timeout == UNSET_TIMEOUT:
             if serving is not None and serving[0] != NEVER:
@@ -335,18 +339,27 @@ class Call:
         return call_errors.describe_allowance(self.peer, self.timeout, self.whose, self.deadline)
 
 
-class CountedCall(Call):
-    """A call of ours whose outcome is counted. A thread that is struck would count it twice, or never, so a thread that may be
-    struck leaves it to the pool. (What becomes of our other calls may be noted again.)"""
+class Counting:
+    """Counts the outcome of a call (`Call.on_settled`). A thread that is struck would count it twice, or never, so a thread
+    that may be struck leaves it to the pool. (What is done with the outcome of our other calls may be done again.)"""
 
-    __slots__ = ()
+    __slots__ = ("_count",)
+
+    def __init__(self, count: Callable[[Call], None]) -> None:
+        self._count = count
+
+    def __call__(self, call: Call) -> None:
+        self._count(call)
 
 
-def note_end(call: Call, now: float, waited: bool = False) -> None:
+def note_end(call: Call, waited: bool = False) -> None:
     """Have the recorder note that a call is over, for which this thread `waited`, or none."""
-    recorder, reply = call.peer.recorder, call.reply
-    if recorder is not None and (
-        not recorder.number_made() & recorder.sampling
+    recorder, reply, clock = call.peer.recorder, call.reply, call.peer.now
+    if recorder is None:
+        return
+    now, number = clock(), recorder.number_made
+    if (
+        not number() & recorder.sampling
         or now - call.began > recorder.longest_made
         or reply is None
         or reply.flags & FAILED

@@ -85,20 +85,17 @@ class Channel:
     """Composes the parts, and changes the link."""
 
     __slots__ = (
-        "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "await_reply", "calls", "deferred",
-        "dialled", "enqueue", "ever_connected", "expect", "flow_control", "flush", "forget", "give_back",
-        "give_back_to_poller", "go_on", "has_sent", "heard", "in_midst", "inbox", "is_full", "links", "look_up", "lost_at",
-        "low_priority", "notify", "notify_ids", "outbox", "parked", "pass_on", "peer", "pending", "perform", "pool_reads",
-        "read_before", "reader", "reading",
-        "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced", "session",
-        "session_id", "sorting", "take", "takes_in", "unsent_bytes", "unwatch", "wait_for_room", "waiter_reads", "watch",
-        "writing",
+        "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "calls", "deferred", "dialled", "enqueue",
+        "ever_connected", "flow_control", "flush", "forget", "give_back", "give_back_to_poller", "go_on", "has_sent",
+        "heard", "in_midst", "inbox", "links", "look_up", "lost_at", "low_priority", "notify", "notify_ids", "outbox",
+        "parked", "pass_on", "peer", "pending", "perform", "pool_reads", "read_before", "reader", "reading",
+        "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced",
+        "session", "session_id", "sorting", "take", "takes_in", "unsent_bytes", "waiter_reads", "watch", "writing",
     )  # fmt: skip
 
     closed: bool = _of("outbox.closed")
     link: StreamLink | None = _of("outbox.link")
     paused: bool = _of("flow_control.paused")  # we do not read from this peer for now: what it says meanwhile is not heard
-    unwritten: bool = _of("outbox.unwritten")
     waiter_owned: bool = _of("reader.waiter_owned")
 
     def __init__(
@@ -136,7 +133,8 @@ class Channel:
         self.deferred = deferred = DeferredReplies(reader, inbox, outbox, pool)
         self.waiter_reads = waiters = WaiterReads(reader, inbox, outbox, calls, reads, deferred, pool, owner)
 
-        # What others use of the parts. Bound once: a method of ours that calls theirs would cost a frame for each message.
+        # What others use of the parts. (The path of a call asks the parts themselves: the interpreter has a short cut for a
+        # method of a class, and none for a callable that an attribute holds.)
         self.pending, self.low_priority, self.notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
         self.parked = deferred.parked
         self.reading, self.sorting, self.writing = inbox.reading, inbox.sorting, outbox.writing
@@ -144,12 +142,10 @@ class Channel:
         self.send, self.send_packed = outbox.send, BulkOutbox(outbox).send_packed
         self.send_batched, self.send_low_priority = outbox.send_batched, outbox.send_low_priority
         self.send_unsequenced, self.enqueue, self.flush = outbox.send_unsequenced, outbox.enqueue, outbox.flush
-        self.has_sent, self.unsent_bytes, self.is_full = outbox.has_sent, outbox.unsent_bytes, outbox.is_full
-        self.wait_for_room, self.give_back = outbox.wait_for_room, outbox.give_back
+        self.has_sent, self.unsent_bytes, self.give_back = outbox.has_sent, outbox.unsent_bytes, outbox.give_back
         self.go_on, self.look_up = inbox.go_on, inbox.look_up
-        self.watch, self.unwatch, self.expect = reads.watch, reads.unwatch, reads.expect
-        self.reconsider_reading = reads.reconsider
-        self.await_reply, self.attend, self.notify = waiters.await_reply, waiters.attend, waiters.notify
+        self.watch, self.reconsider_reading = reads.watch, reads.reconsider
+        self.attend, self.notify = waiters.attend, waiters.notify
         self.in_midst, self.takes_in = waiters.in_midst, waiters.takes_in
         self.pass_on, self.give_back_to_poller = deferred.pass_on, waiters.give_back_to_poller
         self.perform = waiters.perform

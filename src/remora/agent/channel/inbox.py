@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from remora.agent.calls.call import Call, CountedCall
+from remora.agent.calls.call import Call, Counting
 from remora.agent.channel.completion import have_settled, settle
 from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Outbox
@@ -147,7 +147,7 @@ class Inbox:
         A message leaves `frames` after all else, so a thread that is struck leaves it there, and the pool deals with
         it once more. That does no harm: a reply finds its call taken off the list, and everything that is not a plain
         reply is left to the pool by a thread that could be struck."""
-        frames, session, pending = self.frames, self.session, self._pending
+        frames, session, pending, requested = self.frames, self.session, self._pending, self._requested
         requests = 0
         is_due = False  # an acknowledgement
         call: Call | None = None
@@ -187,7 +187,7 @@ class Inbox:
                         break
                     try:
                         if kind >= REQUESTS and not flags & AWKWARD:
-                            self._requested(frame)
+                            requested(frame)
                             requests += 1
                         else:
                             requests += self._handle_special(frame)
@@ -247,10 +247,10 @@ class Inbox:
         if not call.asynchronous:
             if call.signal is not None:
                 call.wake()
-        elif call.future is None and not frame.flags & FAILED and not (type(call) is CountedCall and may_be_struck()):
-            settle((call,))  # our own business: no code of the program runs
-        else:
+        elif call.future is not None or frame.flags & FAILED or (type(call.on_settled) is Counting and may_be_struck()):
             self.answered.append(call)
+        else:
+            settle((call,))  # our own business: no code of the program runs
 
     def _handle_special(self, frame: Frame) -> int:
         """Deal with a message that is more than a plain reply. How many requests that was. Never runs twice for one

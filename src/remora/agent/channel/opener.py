@@ -50,9 +50,8 @@ class Opener:
     def open(self, frame: Frame) -> Frame:
         """Return a message with its device memory and its references. They are taken note of, which is never done twice for
         one message. Device memory is fetched later, by the thread that unpacks the message."""
-        body, enclosed = frame.body, frame.enclosed
-        landing, arrival = enclosed.landing, enclosed.arrival
-        buffers = enclosed.buffers
+        body = frame.body
+        buffers, uploads, landing, arrival, late = frame.enclosed
         if frame.flags & DEVICE_BUFFERS and self._shared_memory is not None and not isinstance(buffers, Missing):
             try:
                 body, landing = self._shared_memory.device_exchange.land(frame)
@@ -63,7 +62,7 @@ class Opener:
                 body, arrival = self._arrived(body)
             except Exception as error:
                 buffers = self._damaged("references", error)
-        return frame.opened(body, frame.size, Enclosed(buffers, enclosed.uploads, landing, arrival, enclosed.late))
+        return frame.opened(body, frame.size, Enclosed(buffers, uploads, landing, arrival, late))
 
     def _damaged(self, what: str, error: Exception) -> Missing:
         """The message is here, but cannot be unpacked: its call fails, and no other."""

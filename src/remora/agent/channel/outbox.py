@@ -168,11 +168,6 @@ class Outbox:
             return
         self.batched.append((kind, flags, call, 0.0, 0, len(body), body))
 
-    @property
-    def unwritten(self) -> bool:
-        """Return True if something that was put aside is still there."""
-        return bool(self.batched)
-
     def send_batched(self, kind: int, call: int, body: bytes, flags: int = 0, timeout: float = 0.0) -> None:
         """Like `send`, but messages in quick succession share one write, done by the pool (or by the next `send`)."""
         if self.closed:

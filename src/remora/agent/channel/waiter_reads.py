@@ -111,9 +111,9 @@ class WaiterReads:
 
     def _read_reply(self, call: Call, registration: Registration, again: bool = False) -> None:
         """Read until a call is settled, its deadline has passed, or the link is gone. Has the role."""
-        link, inbox = registration.link, self._inbox
+        link, inbox, clock = registration.link, self._inbox, call.peer.now
         while call.id in self._pending and registration is inbox.registration:
-            left = call.deadline - call.peer.now()
+            left = call.deadline - clock()
             if not link.await_bytes(left, again):
                 self._check_block(call)
             if registration is not inbox.registration:

@@ -48,7 +48,7 @@ def _greet_neighbours(agent: Agent, me: WorkerRecord, timeout: float) -> None:
 
 def _call(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
     try:
-        agent.call_async(peer, int(Greeting.type), encode(Greeting()), 0, timeout, "greeting").wait()
+        agent.caller.call_async(peer, int(Greeting.type), encode(Greeting()), 0, timeout, "greeting").wait()
     except RemoraError as error:
         raise cannot_talk(me, peer, error, agent.peers.all()) from None
 

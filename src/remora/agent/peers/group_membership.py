@@ -144,7 +144,7 @@ class Membership:
         failed: dict[Peer, RemoraError] = {}
         for peer in to:
             try:
-                future = self._agent.call_async(peer, int(news.type), packed, 0, PATIENCE, "membership")
+                future = self._agent.caller.call_async(peer, int(news.type), packed, 0, PATIENCE, "membership")
             except RemoraError as error:
                 failed[peer] = error
                 continue
@@ -166,7 +166,7 @@ class Membership:
             if not peer.gone and peer is not self._peers.me and peer is not lost:
                 call = Call(peer, "membership", _ignore)
                 try:
-                    self._agent.start_call(peer, call, kind, packed, 0, PATIENCE, control=True, urgent=False)
+                    self._agent.caller.start_call(peer, call, kind, packed, 0, PATIENCE, control=True, urgent=False)
                 except RemoraError:
                     pass
 

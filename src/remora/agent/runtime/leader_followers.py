@@ -200,7 +200,8 @@ class LeaderFollowers:
         before = NEVER if state.doing is READING else state.began
         state.doing = RUNNING
         state.steps += 1
-        state.began = now = self._clock()
+        clock = self._clock
+        state.began = now = clock()
         state.long_at = now + self._long
         if now > state.renew_at and state.alarm_set:
             self.watchdog.apply(state.renew(now))
@@ -218,8 +219,8 @@ class LeaderFollowers:
     def nearly_done(self) -> float:
         """Note that the current thread has almost nothing left to do. Return the time, which is real time. (`answer` of the
         machine, inlined.)"""
-        state = self.state
-        now = self._clock()
+        state, clock = self.state, self._clock
+        now = clock()
         if state.thread == get_ident():
             state.doing = ANSWERING
             state.steps += 1

@@ -65,7 +65,8 @@ class Request:
         self.caller = caller
         self.channel = channel
         self.frame = frame
-        self.came = now = dispatch.now()
+        clock = dispatch.now
+        self.came = now = clock()
         self.began = 0.0  # when the function was called
         self.deadline = now + frame.timeout if frame.timeout > 0.0 else NEVER  # (nor if it is no number)
         # The thread that cancels says `cancelled` and then looks at `on_cancel`; the one that serves does it the other way
@@ -84,17 +85,19 @@ class Request:
         if self.cancelled:
             self.drop()
             return
-        late = self.frame.enclosed.late
+        enclosed = self.frame.enclosed
+        late = None if enclosed is NOTHING_ENCLOSED else enclosed.late
         if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
             return
         if self.parkable:
-            channel, flow_control = self.channel, self.channel.flow_control
-            if (flow_control.parked or channel.unsent_bytes() > OUTBOX_LIMIT) and not flow_control.room_for(self._submit):
+            outbox, flow_control = self.channel.outbox, self.channel.flow_control
+            if (flow_control.parked or outbox.unsent_bytes() > OUTBOX_LIMIT) and not flow_control.room_for(self._submit):
                 return
             if self.frame.flags & ASYNC and not self._may_run_asynchronously(self):
                 return
+        handler = self._handler
         try:
-            self._handler(self)
+            handler(self)
         except BaseException as error:
             self.fail(error)
 
@@ -163,7 +166,8 @@ class Request:
             raise argument_errors.too_large(frame, self._dispatch.me) from None
         except SerializationError as error:
             raise argument_errors.unreadable(self.caller.name, self._dispatch.me, error) from error
-        self.frame = frame.opened(frame.body, frame.size, NOTHING_ENCLOSED)  # the value keeps its memory
+        if buffers or landing is not None or late is not None:
+            self.frame = frame.opened(frame.body, frame.size, NOTHING_ENCLOSED)  # the value keeps its memory
         value = self._joined(value, scope) if frame.flags & RECORDED else value
         return _without_trace(value, self) if frame.flags & TRACED else value
 
@@ -225,19 +229,20 @@ class Request:
         """Answer with nothing but the fact, which the caller is in no hurry to know: it goes with the next message, which
         may be what `then(*args)` sends, or in a moment."""
         self.answered = True
-        recorder = self._dispatch.recorder
+        recorder, outbox = self._dispatch.recorder, self.channel.outbox
         if recorder is not None and self.began:
-            now = self._dispatch.now()
-            if not recorder.number_served() & recorder.sampling or now - self.began > recorder.longest_served:
+            number, clock = recorder.number_served, self._dispatch.now
+            now = clock()
+            if not number() & recorder.sampling or now - self.began > recorder.longest_served:
                 self._remember_end(recorder, 0, now)
-        self.channel.enqueue(kind, self.frame.call, NOTHING.body)
+        outbox.enqueue(kind, self.frame.call, NOTHING.body)
         try:
             if then is not None:
                 then(*args)
         finally:
             if self.frame.timeout and self.frame.timeout < HURRY:
-                self.channel.flush()
-            elif self.channel.unwritten:
+                outbox.flush()
+            elif outbox.batched:
                 self._dispatch.delayed_flush.expect(self.channel)
             self._done()
 
@@ -251,18 +256,18 @@ class Request:
             return
         self.answered = True
         channel, dispatch = self.channel, self._dispatch
-        now = dispatch.pool.nearly_done()
-        recorder = dispatch.recorder
-        if recorder is not None and self.began and (
-            not recorder.number_served() & recorder.sampling or now - self.began > recorder.longest_served or flags & FAILED
-        ):
-            self._remember_end(recorder, flags, now)
+        nearly_done, recorder = dispatch.pool.nearly_done, dispatch.recorder
+        now = nearly_done()
+        if recorder is not None and self.began:
+            number = recorder.number_served
+            if not number() & recorder.sampling or now - self.began > recorder.longest_served or flags & FAILED:
+                self._remember_end(recorder, flags, now)
         try:
             if not packed.buffers and len(packed.body) < LARGE:
                 if dispatch.pool.user_tasks and self._is_followed():
-                    channel.send_batched(kind, self.frame.call, packed.body, flags)
+                    channel.outbox.send_batched(kind, self.frame.call, packed.body, flags)
                 else:
-                    channel.send(kind, self.frame.call, packed.body, flags)
+                    channel.outbox.send(kind, self.frame.call, packed.body, flags)
             else:
                 self._send_large(kind, packed, flags)
         finally:
@@ -381,7 +386,7 @@ class Dispatch:
         self.serving[channel.session_id, frame.call] = request
         if inline:
             request()
-        elif (arrival := frame.enclosed.arrival) is not None and arrival.pending:
+        elif frame.enclosed is not NOTHING_ENCLOSED and (arrival := frame.enclosed.arrival) is not None and arrival.pending:
             arrival.when_confirmed(partial(self.pool.submit, request))
         elif service:
             self.pool.call_soon(request)

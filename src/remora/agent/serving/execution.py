@@ -23,6 +23,8 @@ from remora.vocabulary.messages import MessageType
 from remora.wire import exceptions
 from remora.wire.frames import ASYNC
 
+_set_serving = current_serving.set
+
 Held = list[Any]  # one value, to be taken out: no other keeps it, and memory that came with a call goes back early
 Finish = Callable[[Held, BaseException | None], None]
 
@@ -62,8 +64,9 @@ class Execution:
         if streams.watched:
             call = partial(streams.restoring, call)
         # (in the context of this call, which ends with it)
-        current_serving.set((request.deadline, request.caller.name, request.frame.call))
-        request.began = self._now()
+        _set_serving((request.deadline, request.caller.name, request.frame.call))
+        now = self._now
+        request.began = now()
         try:
             if request.context is None:
                 result = call(*args, **kwargs)
@@ -128,8 +131,9 @@ class Execution:
         del target
         call = call_script if self.observer is None else partial(self.observer, call_script)
         # (in the context of this call, which ends with it)
-        current_serving.set((request.deadline, request.caller.name, request.frame.call))
-        request.began = self._now()
+        _set_serving((request.deadline, request.caller.name, request.frame.call))
+        now = self._now
+        request.began = now()
         try:
             if request.context is None:
                 result = call(kind, name, args, kwargs)

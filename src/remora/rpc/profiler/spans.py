@@ -57,7 +57,7 @@ def rpc_sync(worker: Worker, peer: Peer, target: Target, timeout: float, pickler
     trace, span = _begin(RPCExecMode.SYNC, worker, peer, target)
     try:
         request = pack_call(peer, *_profiled(peer, trace, target), pickler)
-        result = worker.agent.call(peer, *request, timeout, target.named)
+        result = worker.agent.caller.call(peer, *request, timeout, target.named)
     except BaseException:
         span.end([])
         raise
@@ -71,7 +71,7 @@ def rpc_async(
     trace, span = _begin(RPCExecMode.ASYNC, worker, peer, target)
     try:
         request = pack_call(peer, *_profiled(peer, trace, target), pickler)
-        inner = worker.agent.call_async(peer, *request, timeout, target.named, origin)
+        inner = worker.agent.caller.call_async(peer, *request, timeout, target.named, origin)
     except BaseException:
         span.end([])
         raise
@@ -102,7 +102,7 @@ def remote(worker: Worker, peer: Peer, target: Target, timeout: float) -> RRef[A
 def _fetch(worker: Worker, peer: Peer, ticket: str, span: Span, known: Future[None]) -> None:
     """The value was made, or not: ask for the events."""
     request = pack_call(peer, hand_over, (ticket,), None, _internal_rpc_pickler)
-    arriving = worker.agent.call_async(peer, *request, -1.0, hand_over)
+    arriving = worker.agent.caller.call_async(peer, *request, -1.0, hand_over)
     arriving.add_done_callback(
         lambda arrived: _conclude([] if failure_of(arrived) is not None else arrived.value(), span, known)
     )
