@@ -165,11 +165,11 @@ def test_a_receiver_tells_by_itself_after_many_messages_or_many_bytes() -> None:
     session: Session[str] = Session()
     for number in range(1, OWED_MESSAGES + 1):
         assert not session.owes
-        session.accept(number, 1)
+        assert session.accept(number, 1) is session.owes
     assert session.owes
     assert session.telling() == OWED_MESSAGES
     assert not session.owes
-    session.accept(OWED_MESSAGES + 1, OWED_BYTES)
+    assert session.accept(OWED_MESSAGES + 1, OWED_BYTES)
     assert session.owes
 
 

@@ -18,14 +18,16 @@ from remora.agent.channel.outbox import Outbox
 from remora.agent.peers.failure_detector import FailureDetector
 from remora.errors import NotInitialized, RemoraError
 from remora.faults.worker_faults import WorkerFaults
+from remora.protocol.session import OWED_BYTES
 from remora.testing.world import World
 from remora.transport import link
 from remora.transport.poller import READ
 from remora.vocabulary.messages import RESPONSE, MessageType
 from remora.wire.frames import REFERENCES, encode
+from tests.damage.receivers import frames_of
 from tests.eventually import eventually
 
-PONG = int(MessageType.PONG)
+ACK, PONG = int(MessageType.ACK), int(MessageType.PONG)
 LOW, OTHER = 1, 2  # calls
 gate = threading.Event()
 
@@ -137,6 +139,20 @@ def test_a_call_of_low_priority_that_ends_hides_no_call_that_waits(
         channel.take(LOW)
     assert calls.seen == [True]
     assert not channel.low_priority
+
+
+def test_an_acknowledgement_that_a_struck_thread_did_not_send_is_sent_by_the_tick(
+    pair: tuple[Any, Notes, socket.socket],
+) -> None:
+    """Else a peer whose session is full would wait for it, and send nothing more."""
+    channel, _, theirs = pair
+    channel.look_after_reader()
+    with pytest.raises(BlockingIOError):
+        theirs.recv(100, socket.MSG_DONTWAIT)
+    channel.session.accept(1, OWED_BYTES)
+    channel.look_after_reader()
+    [ack] = frames_of(theirs.recv(100, socket.MSG_DONTWAIT))
+    assert (ack.kind, ack.ack) == (ACK, 1)
 
 
 @pytest.fixture
