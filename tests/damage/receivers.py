@@ -38,6 +38,7 @@ from remora.wire.pickler import pack, unpack
 from remora.wire.raw_memory import from_bytes
 from tests.damage.mutations import Mutation, apply
 from tests.damage.units import Unit
+from tests.transport.returns import returns
 
 SECRET = b"the secret of workers that are damaged"
 MOST_ELEMENTS = 1 << 22  # of a tensor that is looked at as a whole
@@ -349,7 +350,7 @@ def _borrow(reference: bytes) -> object:
         flat = torch.empty(0, dtype=torch.uint8).set_(storage)
         total += int(flat[:: max(len(flat) // 1000, 1)].sum())
     del storages
-    _borrower.given_back()
+    returns(_borrower)
     return total, filling
 
 

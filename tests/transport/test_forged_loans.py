@@ -26,6 +26,7 @@ from remora.transport.shm.loan_reference import HEAD, PLACE, REFERENCE, SHORT, l
 from remora.transport.shm.mapping import HOST_MEMORY, PAGE
 from remora.transport.shm.sealed_memory import SEALS, identity
 from remora.wire.raw_memory import readonly_view
+from tests.transport.returns import returns
 
 pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
 
@@ -198,7 +199,7 @@ def test_memory_of_a_process_that_is_not_the_lenders_is_refused(forge: Callable[
         refuse(borrower, arena.refer(WHOLE), "not the lender's")
         unsure = loans.Borrower()
         unsure.take(arena.refer(WHOLE), 0.0)
-        unsure.given_back()
+        returns(unsure)
         unsure.trim(1000.0)
         refuse(unsure, arena.refer(WHOLE, process=child.pid), "not the lender's")
     finally:
@@ -256,7 +257,7 @@ def test_places_that_cannot_be_are_refused(
     kept = borrower.take(arena.refer((9, FIRST + 3 * MB, 64)), 0.0)  # the arena is known
     refuse(borrower, arena.refer(*places), words)
     del kept
-    assert borrower.given_back() == [9]
+    assert returns(borrower) == [9]
 
 
 @pytest.mark.parametrize("size", [0, PAGE, SIZE - 1, SIZE + PAGE, 1 << 50, U64])
@@ -293,9 +294,9 @@ def test_what_is_in_use_is_not_lent_a_second_time(forge: Callable[..., Forged]) 
     refuse(borrower, arena.refer(WHOLE), "a second time")  # the same loan
     refuse(borrower, arena.refer((2, FIRST, 64)), "a second time")  # the same segment
     refuse(borrower, forge().refer(WHOLE, number=NUMBER + 1), "second arena")
-    assert borrower.given_back() == []
+    assert returns(borrower) == []
     del kept
-    assert borrower.given_back() == [1]
+    assert returns(borrower) == [1]
     assert borrower.take(arena.refer((2, FIRST, 64)), 0.0)
 
 

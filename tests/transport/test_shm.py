@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +26,7 @@ from remora.transport.shm.lender import IDLE, PAUSE, Lender
 from remora.transport.shm.loan_reference import HEAD, IN_TURN, TOGETHER, TURNS, loans_in, places_in, size_class
 from remora.transport.shm.sealed_memory import identity
 from remora.wire.raw_memory import readonly_view
+from tests.transport.returns import returns
 
 pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
 
@@ -80,9 +80,9 @@ def test_each_large_tensor_is_given_back_when_it_is_gone_and_its_memory_is_lent_
     one, two = take(borrower, lend(lender, [torch.ones(MB), torch.ones(2 * MB)]))
     part = torch.empty(0).set_(one)[5:10]
     del one
-    assert borrower.given_back() == []
+    assert returns(borrower) == []
     del part
-    [first] = borrower.given_back()
+    [first] = returns(borrower)
     lender.take_back([first], "somebody else", 1.0)
     assert lender.counts()[1] == 2, "only the borrower can give it back"
     lender.take_back([first, first], "b", 1.0)
@@ -106,7 +106,7 @@ def test_small_tensors_share_memory_but_not_much_of_it(lender: Lender) -> None:
     assert total - large < 2 * sum(tensor.nbytes for tensor in sent if tensor.numel() < MB)
     kept = storages[3]
     del storages, storage
-    lender.take_back(borrower.given_back(), "b", 0.0)
+    lender.take_back(returns(borrower), "b", 0.0)
     assert lender.counts()[1] == 1
     lender.trim(100.0)
     assert lender.counts()[0] <= TOGETHER
@@ -150,20 +150,19 @@ def test_none_is_made_to_take_turns_where_there_is_no_room_for_it() -> None:
         lender.close()
 
 
-class Contested(deque[int]):
-    """Another thread takes the last number as soon as somebody has seen that there is one."""
-
-    def __len__(self) -> int:
-        found = super().__len__()
-        if found == 1:
-            self.pop()
-        return found
-
-
-def test_several_threads_may_give_back_at_once() -> None:
+def test_several_threads_may_give_back_at_once(lender: Lender) -> None:
     borrower = loans.Borrower()
-    borrower.unused = Contested([1, 2, 3])
-    assert borrower.given_back() == [1, 2]
+    for _ in range(3):
+        borrower.take(lend(lender, [torch.ones(MB // 8)]), 0.0)
+    unused = list(borrower.unused)
+    said = borrower.ended(unused)
+    assert returns(borrower) == said  # another thread, before this one has noted it
+    borrower.note_returned(unused)
+    assert not borrower.unused
+    lender.take_back(said, "b", 0.0)
+    lender.take_back(said, "b", 0.0)
+    lender.check()
+    borrower.take(lend(lender, [torch.ones(MB // 8)]), 0.0)
 
 
 def test_no_more_is_lent_than_the_limit_allows(lender: Lender) -> None:
@@ -185,14 +184,14 @@ def test_free_segments_of_another_size_make_room(lender: Lender) -> None:
             if reference is None:
                 break
             borrower.take(reference, 0.0)
-        lender.take_back(borrower.given_back(), "b", 0.0)
+        lender.take_back(returns(borrower), "b", 0.0)
     assert lend(lender, [torch.ones(15 * MB)]) is not None
 
 
 def test_what_nobody_uses_is_returned_to_the_system(lender: Lender) -> None:
     borrower = loans.Borrower()
     borrower.take(lend(lender, [torch.ones(MB)]), 0.0)
-    lender.take_back(borrower.given_back(), "b", 100.0)
+    lender.take_back(returns(borrower), "b", 100.0)
     lender.trim(100.0 + IDLE / 2)
     assert lender.counts()[0]
     lender.trim(101.0 + IDLE)
@@ -216,7 +215,7 @@ def test_a_wrong_reference_is_refused(lender: Lender) -> None:
     elsewhere = reference[:8] + (2**22 + 1).to_bytes(4, "little") + reference[12:]
     with pytest.raises(OSError, match="No such"):
         loans.Borrower().take(elsewhere, 0.0)
-    assert borrower.given_back() == []
+    assert returns(borrower) == []
 
 
 def test_memory_that_its_lender_could_take_away_is_refused(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +283,7 @@ def test_who_comes_before_it_is_filled_waits_for_that(lender: Lender) -> None:
         assert torch.equal(torch.empty(0).set_(storage), lent.tensor)
         lender.filled(lent.placement, 0.0)
         del storage, filling
-        lender.take_back(borrower.given_back(), "b", 0.0)
+        lender.take_back(returns(borrower), "b", 0.0)
         assert lender.counts()[1] == 0
 
 
@@ -397,7 +396,7 @@ def test_gaps_between_segments_become_one_again() -> None:
             kept = [take(borrower, reference) for _ in range(3) if (reference := lend(lender, [torch.ones(size)]))]
             assert kept
             del kept
-            lender.take_back(borrower.given_back(), "b", 0.0)
+            lender.take_back(returns(borrower), "b", 0.0)
         lender.trim(100.0)
         assert lender.counts() == (0, 0)
         assert lend(lender, [torch.ones(2 * MB - 64)]) is not None
@@ -440,18 +439,18 @@ def test_a_fork_makes_what_is_on_loan_ours_and_gives_it_back(lender: Lender) -> 
     address = storage.data_ptr()
     ask = in_child(partial(all_are, array, 1.0))
     array += 1
-    lender.take_back(borrower.given_back(), "b", 0.0)
+    lender.take_back(returns(borrower), "b", 0.0)
     assert lender.counts()[1] == 0
     [again] = take(borrower, lend(lender, [torch.full((MB,), 7.0)]))
     assert again.data_ptr() != address, "the old mapping is of no use"
     assert (array_in(again) == 7.0).all()
     assert (array == 2.0).all()
     assert ask()
-    assert borrower.given_back() == []
+    assert returns(borrower) == []
     del array, storage
-    assert borrower.given_back() == [], "it went back before"
+    assert returns(borrower) == [], "it went back before"
     del again
-    assert len(borrower.given_back()) == 1
+    assert len(returns(borrower)) == 1
 
 
 def test_memory_that_was_made_ours_is_free_when_its_tensor_is_gone(lender: Lender) -> None:
@@ -520,7 +519,7 @@ def test_what_is_not_filled_yet_stays_shared_until_it_is(lender: Lender) -> None
     assert (array_in(storage) == 5.0).all()
     assert ask(), "a child does not wait for what is its parent's"
     del storage
-    assert borrower.given_back() == lent.loans
+    assert returns(borrower) == lent.loans
 
 
 def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: Lender) -> None:
@@ -545,7 +544,7 @@ def test_a_thread_that_writes_while_another_forks_loses_nothing(lender: Lender) 
             assert in_child(lambda: True)()
             stop.set()
             assert (array == counting.result(10)).all()
-            lender.take_back(borrower.given_back(), "b", 0.0)
+            lender.take_back(returns(borrower), "b", 0.0)
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM])
@@ -563,7 +562,7 @@ def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back
     array = array_in(storage)
     ask = in_child(lambda: bool((array == 1.0).all()))
     monkeypatch.undo()
-    assert len(borrower.given_back()) == (error == errno.EINVAL), "older systems have copied them when they were mapped"
+    assert len(returns(borrower)) == (error == errno.EINVAL), "older systems have copied them when they were mapped"
     array[:] = 2.0
     assert ask()
 
@@ -575,6 +574,6 @@ def test_a_fork_without_loans_changes_nothing(lender: Lender) -> None:
         [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
         addresses.add(storage.data_ptr())
         del storage
-        lender.take_back(borrower.given_back(), "b", 0.0)
+        lender.take_back(returns(borrower), "b", 0.0)
         assert in_child(lambda: True)()
     assert len(addresses) == 1

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +18,15 @@ from remora.agent.channel import outbox
 from remora.agent.channel.bulk import LARGE
 from remora.agent.channel.delayed_flush import PATIENCE, DelayedFlush
 from remora.agent.channel.inbox import ACK, PING
+from remora.agent.channel.outbox import GIVE_BACK
+from remora.agent.memory.late_fill import LateMessages
+from remora.agent.memory.shared import PeerSharedMemory
 from remora.agent.runtime.timers import Timers
 from remora.options import FAST_PATHS
 from remora.testing.world import World
 from remora.transport.link import StreamLink
+from remora.transport.shm.lender import Lender
+from remora.vocabulary.ids import WorkerKey
 from tests.agent.alone import wait_until
 from tests.agent.channel.parts import CALL, REPLY, OutboxAlone
 
@@ -55,21 +60,31 @@ def test_a_word_said_while_a_message_is_written_is_answered(me: str) -> None:
     wait_until(lambda: link.last_heard > heard)
 
 
-class Drained:
-    """Shared memory to be given back, which another thread has just given back with a message of its own."""
-
-    unused = (7,)
-
-    def returns(self) -> bytes:
-        return b""
+def memory_to_give_back(*numbers: int) -> PeerSharedMemory:
+    memory = PeerSharedMemory(Lender(0), WorkerKey(1, "there"), "there", 0, lambda: 0.0, LateMessages(lambda work: None))
+    memory.unused.extend(numbers)
+    return memory
 
 
 def test_memory_that_has_gone_back_with_another_message_is_not_mentioned(alone: OutboxAlone) -> None:
     """A word that gives nothing back would say that we cannot use any."""
-    alone.shared_memory = cast(Any, Drained())
+    alone.shared_memory = memory = memory_to_give_back(7)
     alone.send(CALL, 1, b"")
+    assert alone.wire.kinds() == [[GIVE_BACK, CALL]]
+    memory.give_back(lambda body: pytest.fail("said again"))
     alone.give_back()
-    assert alone.wire.kinds() == [[CALL]]
+    assert alone.wire.kinds() == [[GIVE_BACK, CALL]]
+
+
+def test_a_thread_that_gives_memory_back_does_not_get_before_what_another_one_writes(alone: OutboxAlone) -> None:
+    """The writer looks at the first message, and takes the first one away when it is kept."""
+    alone.shared_memory = memory_to_give_back(7)
+    with alone.writing:
+        alone.enqueue(CALL, 1, b"")
+        alone.give_back()
+        assert [message[0] for message in alone.batched] == [CALL, GIVE_BACK]
+    alone.flush()
+    assert alone.wire.kinds() == [[CALL, GIVE_BACK]]
 
 
 # What nobody is in a hurry for.

@@ -72,7 +72,8 @@ class Two:
 
     def __init__(self, place: str = "near", limit: int = 1 << 20) -> None:
         self.unused: deque[int] = deque()
-        self.lender, self.receiver = DeviceExchange("receiver", limit, deque()), DeviceExchange("lender", limit, self.unused)
+        self.lender = DeviceExchange("receiver", limit, deque[int]().append)
+        self.receiver = DeviceExchange("lender", limit, self.unused.append)
         self.lender.learn({"process": "another", "ipc": place})
 
     def lend(self, *tensors: torch.Tensor) -> bytes | None:
@@ -222,7 +223,7 @@ def test_nothing_is_lent_if_the_program_says_so() -> None:
 
 
 def test_within_a_process_it_is_handed_over() -> None:
-    here = DeviceExchange("me", 1 << 20, deque())
+    here = DeviceExchange("me", 1 << 20, deque[int]().append)
     here.learn(device.identity())
     tensor = torch.ones(3)
     reference = here.lend([(tensor.untyped_storage(), 0, 12)], META)

@@ -13,6 +13,7 @@ import torch
 from remora.agent.channel.bulk import BulkOutbox
 from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.memory.shared import PeerSharedMemory
+from remora.protocol.session import Session
 from remora.transport.shm.arena import LATER, Placement
 from remora.transport.shm.lender import PAUSE, Lender
 from remora.transport.shm.loan_reference import IN_TURN, PLACE, REFERENCE, loans_in
@@ -20,7 +21,6 @@ from remora.transport.shm.sealed_memory import identity
 from remora.vocabulary.ids import WorkerKey
 from remora.wire.enclosed import Missing, Reason
 from remora.wire.frames import SHARED, Frame
-from remora.wire.packed import Packed
 from remora.wire.pickler import pack, unpack
 
 pytestmark = [
@@ -94,7 +94,7 @@ def first_time(method: Callable[..., Any], error: BaseException, after: bool) ->
 def lent_late(mine: PeerSharedMemory) -> tuple[bytes, Callable[[], None]]:
     lent = mine.lend(pack(SENT))
     assert lent is not None
-    body, fill = lent
+    body, fill, _, _ = lent
     assert fill is not None
     return body, fill
 
@@ -145,26 +145,43 @@ def test_nor_does_it_undo_what_the_receiver_has_done_to_it(lender: Lender, monke
     assert lender.counts()[1] == 0, "it can be lent again"
 
 
-def test_it_is_filled_also_if_its_message_could_not_be_sent(lender: Lender) -> None:
-    sent: list[Frame] = []
+class Failing:
+    """An outbox that fails: with a message on its way, or before."""
 
-    class Failing:
-        """An outbox whose message is on its way when something fails."""
+    peer = "there"
+    closed = False
+    session: Session[bytes] = Session()
 
-        peer = "there"
+    def __init__(self, shared_memory: PeerSharedMemory, on_its_way: bool) -> None:
+        self.shared_memory = shared_memory
+        self.sent: list[Frame] = []
+        self._on_its_way = on_its_way
 
-        closed = False
-        shared_memory = sharing(lender)
+    def send(self, kind: int, call: int, body: bytes, flags: int, timeout: float) -> None:
+        self.sent.append(arrive(body))
+        raise KeyboardInterrupt
 
-        def send(self, kind: int, call: int, body: bytes, flags: int, timeout: float) -> None:
-            sent.append(arrive(body))
-            raise KeyboardInterrupt
+    def has_sent(self, call: int, before: int) -> bool:
+        return self._on_its_way
 
-    packed: Packed = pack(SENT)
+
+def test_it_is_filled_also_if_sending_it_failed_on_the_way(lender: Lender) -> None:
+    outbox = Failing(sharing(lender), on_its_way=True)
     with pytest.raises(KeyboardInterrupt):
-        BulkOutbox(cast(Any, Failing())).send_packed(0x102, 1, packed, 0, 0.0, 0.0)
-    assert filled(sent[0])
-    assert torch.equal(value_of(sent[0]), SENT)
+        BulkOutbox(cast(Any, outbox)).send_packed(0x102, 1, pack(SENT), 0, 0.0, 0.0)
+    assert filled(outbox.sent[0])
+    assert torch.equal(value_of(outbox.sent[0]), SENT)
+    assert lender.counts()[1] == 1
+
+
+def test_memory_of_a_message_that_is_not_sent_is_taken_back(lender: Lender) -> None:
+    mine = sharing(lender)
+    mine.unused.append(77)
+    with pytest.raises(KeyboardInterrupt):
+        BulkOutbox(cast(Any, Failing(mine, on_its_way=False))).send_packed(0x102, 1, pack(SENT), 0, 0.0, 0.0)
+    assert lender.counts()[1] == 0
+    assert list(mine.unused) == [77], "what it was to give back goes with the next message"
+    lender.check()
 
 
 def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +199,7 @@ def test_a_peer_without_descriptors_is_lent_none_for_a_moment(lender: Lender, mo
     opened = theirs.borrow(frame, {})
     monkeypatch.undo()
     assert opened.enclosed.buffers == Missing(Reason.NO_MEMORY), "for this one it is too late"
-    mine.take_back(theirs.returns())
+    theirs.give_back(mine.take_back)
     assert lender.counts()[1] == 0
     assert mine.lend(pack(SENT)) is None, "the next one goes over the connection"
     now[0] += PAUSE

@@ -8,11 +8,11 @@ kernel or copied aside. What is small, or could not leave now in any case, is co
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from remora.agent.calls.call import Call
 from remora.agent.channel.outbox import STALL, Large, Outbox
-from remora.agent.memory.shared import SHARED_FROM
+from remora.agent.memory.shared import SHARED_FROM, Lent
 from remora.errors import CallNotSent, SerializationError
 from remora.transport.link import Part, StreamLink, is_of_socket
 from remora.vocabulary.messages import RESPONSE, MessageType
@@ -59,9 +59,15 @@ class BulkOutbox:
             return
         size = sum(map(len, packed.buffers))
         if size >= SHARED_FROM and outbox.shared_memory is not None:
+            before = outbox.session.sent
             lent = outbox.shared_memory.lend(packed)
             if lent is not None:
-                self._send_shared(kind, number, *lent, flags | SHARED, timeout)
+                try:
+                    self._send_shared(kind, number, lent, flags | SHARED, timeout)
+                except BaseException:
+                    if not outbox.has_sent(number, before):
+                        outbox.shared_memory.retract(lent)
+                    raise
                 return
         if len(packed.buffers) > MAX_BUFFERS or size > MAX_BYTES:
             raise SerializationError(
@@ -85,16 +91,13 @@ class BulkOutbox:
             raise outbox.not_sent(call)
         outbox.flush()
 
-    def _send_shared(
-        self, kind: int, call: int, body: bytes, fill: Callable[[], None] | None, flags: int, timeout: float
-    ) -> None:
+    def _send_shared(self, kind: int, call: int, lent: Lent, flags: int, timeout: float) -> None:
         """Send a message whose tensors are in shared memory, or will be there (`fill`) before its receiver looks."""
-        outbox = self._outbox
         try:
-            outbox.send(kind, call, body, flags, timeout)
+            self._outbox.send(kind, call, lent.body, flags, timeout)
         finally:
-            if fill is not None:
-                fill()  # (if an exception strikes before it has begun, the tick has it made)
+            if lent.fill is not None:
+                lent.fill()  # (if an exception strikes before it has begun, the tick has it made)
 
     def _lock_patience(self, kind: int, left: float) -> float:
         """Return how long to wait for the writer: a call as long as it may take, a reply a moment (it is copied

@@ -244,9 +244,7 @@ class Outbox:
             self._followed = time.monotonic() - self._low_priority_at < NO_TIME
             self._low_priority_at = 0.0
         if self.shared_memory is not None and self.shared_memory.unused:
-            returns = self.shared_memory.returns()
-            if returns:  # else they have just gone with another message
-                batched.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(returns), returns))  # first: the next call may need it
+            self.shared_memory.give_back(self._write_returns_first)
         batch: list[bytes] = []
         size = 0
         try:
@@ -275,13 +273,16 @@ class Outbox:
                 batched.popleft()
             self.struck(self.link, error)
 
+    def _write_returns_first(self, body: bytes) -> None:
+        """(Holds `writing`, as what takes from the left does.)"""
+        self.batched.appendleft((GIVE_BACK, 0, 0, 0.0, 0, len(body), body))  # first: the next call may need it
+
     def give_back(self) -> None:
         """Have shared memory that is not used any more go back to its owner, if it has not gone along with
         something."""
-        if self.shared_memory is not None and self.shared_memory.unused:
-            returns = self.shared_memory.returns()
-            if returns:
-                self.send(GIVE_BACK, 0, returns)
+        if self.shared_memory is not None and self.shared_memory.unused and not self.closed:
+            self.shared_memory.give_back(partial(self.enqueue, GIVE_BACK, 0))
+            self.flush()
 
     def send_unsequenced(self, kind: int) -> None:
         """Send a control frame, which belongs to this connection alone: it is not numbered or repeated. Does not block."""

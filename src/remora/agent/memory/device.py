@@ -17,8 +17,7 @@ import logging
 import os
 import secrets
 import struct
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,14 +55,14 @@ class DeviceExchange:
     """The device memory that this worker and one peer lend each other."""
 
     __slots__ = (
-        "_exporter", "_importer", "_limit", "_peer", "_probe", "_reasons", "_said", "_state", "_unused", "name",
+        "_exporter", "_importer", "_limit", "_peer", "_probe", "_reasons", "_return", "_said", "_state", "name",
         "process",
     )  # fmt: skip
 
-    def __init__(self, name: str, limit: int, unused: deque[int]) -> None:
+    def __init__(self, name: str, limit: int, returns: Callable[[int], None]) -> None:
         self.name = name
         self._limit = limit  # bytes lent at a time
-        self._unused = unused  # numbers to be given back to the peer
+        self._return = returns  # has a number given back to the peer
         self._peer: dict[str, Any] = {}  # its identity
         self.process = 0  # its process, as far as known; -1: none that we can see
         self._exporter: cuda_ipc.Exporter | None = None
@@ -181,7 +180,7 @@ class DeviceExchange:
         try:
             return self._importer.fetch(reference[1:], device)
         except OSError as error:
-            self._unused.append(DEVICE | REFUSED | cuda_ipc.number_of(reference[1:]))
+            self._return(DEVICE | REFUSED | cuda_ipc.number_of(reference[1:]))
             log.warning("cannot open device memory of %s, so its tensors now go over the host: %s", self.name, error)
             raise SerializationError(
                 f"could not open the device memory of {self.name} ({error}). Tensors from there now go over the host: retry "
@@ -196,12 +195,12 @@ class DeviceExchange:
         if reference[:1] == HERE:
             _here.pop(_NUMBER.unpack_from(reference, 1)[0], None)
         else:
-            self._unused.append(DEVICE | cuda_ipc.number_of(reference[1:]))
+            self._return(DEVICE | cuda_ipc.number_of(reference[1:]))
 
     def try_out(self, reference: bytes, device: torch.device) -> None:
         """Try to open memory of the peer, and tell the peer if it worked."""
         self.fetch(reference, device)
-        self._unused.append(DEVICE | OPENED | cuda_ipc.number_of(reference[1:]))
+        self._return(DEVICE | OPENED | cuda_ipc.number_of(reference[1:]))
 
     # Memory that comes back.
 

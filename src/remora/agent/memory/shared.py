@@ -13,13 +13,13 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from remora.agent.memory.device import DEVICE, DeviceExchange
 from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.runtime.try_lock import may_be_struck
 from remora.transport.shm.arena import LATER, Placement
-from remora.transport.shm.borrower import Borrower
+from remora.transport.shm.borrower import Borrower, Loan
 from remora.transport.shm.lender import PAUSE, Lender
 from remora.transport.shm.loan_reference import SHORT, UNUSABLE, bytes_in, loans_in
 from remora.transport.shm.sealed_memory import identity
@@ -65,6 +65,15 @@ def _parted(body: memoryview) -> tuple[memoryview, memoryview, memoryview]:
     return body[:start], body[start : end - returned], body[end - returned : end]
 
 
+class Lent(NamedTuple):
+    """A message whose tensors are in shared memory."""
+
+    body: bytes
+    fill: Callable[[], None] | None  # copies the tensors after the message was sent, if that is still to be done
+    placement: Placement
+    returned: list[Loan | int]  # what it gives back
+
+
 class PeerSharedMemory:
     """The memory that this worker and one peer share: segments that either lends, and device memory (`device_exchange`)."""
 
@@ -94,24 +103,25 @@ class PeerSharedMemory:
         self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
         self._borrower = Borrower()
         self.unused = self._borrower.unused  # what has to be given back
-        self.device_exchange = DeviceExchange(name, device_memory, self.unused)
+        self.device_exchange = DeviceExchange(name, device_memory, self.unused.append)
 
-    def lend(self, packed: Packed) -> tuple[bytes, Callable[[], None] | None] | None:
-        """Return the body of a message whose tensors are in shared memory, and a function that copies them there after the
-        message was sent, if that is still to be done. None if the tensors have to go another way."""
+    def lend(self, packed: Packed) -> Lent | None:
+        """Put the tensors of a message into shared memory. None if they have to go another way. A caller that does not send
+        the message retracts it."""
         now = self.now()
         if not self.willing or now < self._again_at:
             return None
         placement = self._lender.lend(packed.buffers, self._key, now)
         if placement is None:
             return None
+        returned: list[Loan | int] = []
         try:
-            return self._lent(placement, packed, now)
+            return self._lent(placement, packed, now, returned)
         except BaseException:  # a device failed, or Ctrl-C: the message is not sent
-            self._lender.retract(placement, self.now())
+            self._retract(placement, returned)
             raise
 
-    def _lent(self, placement: Placement, packed: Packed, now: float) -> tuple[bytes, Callable[[], None] | None]:
+    def _lent(self, placement: Placement, packed: Packed, now: float, returned: list[Loan | int]) -> Lent:
         fill: Callable[[], None] | None = None
         if packed.loading is not None:
             self._load(placement, packed)
@@ -122,9 +132,23 @@ class PeerSharedMemory:
             fill = self._late[id(placement)] = Copying(self, placement, packed, now)
         if fill is None:
             packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
-        reference = placement.refer()
-        returned = self.returns() if self.unused else b""
-        return packed.body + reference + returned + _TAIL.pack(len(reference), len(returned)), fill
+        reference, returns = placement.refer(), b""
+        if self.unused:
+            returned += self.unused
+            returns = write_numbers(self._borrower.ended(returned))
+            self._borrower.note_returned(returned)
+        body = packed.body + reference + returns + _TAIL.pack(len(reference), len(returns))
+        return Lent(body, fill, placement, returned)
+
+    def retract(self, lent: Lent) -> None:
+        """Take back the memory of a message that is not sent, and keep what it was to give back."""
+        self._retract(lent.placement, lent.returned)
+
+    def _retract(self, placement: Placement, returned: list[Loan | int]) -> None:
+        self.unused.extend(returned)
+        placement.returned.extend(number for number, _ in placement.loans)
+        if id(placement) not in self._late:  # else the thread that makes the copy ends the loans then
+            self._lender.retract(placement, self.now())
 
     def _fill(self, placement: Placement, packed: Packed) -> None:
         placement.fill(packed.buffers)
@@ -194,10 +218,12 @@ class PeerSharedMemory:
         """Return the number of bytes of the peer's memory that tensors here use."""
         return self._borrower.borrowed_bytes()
 
-    def returns(self) -> bytes:
-        """Return the segments that are not used any more, as the body of a control frame."""
-        numbers = self._borrower.given_back()
-        return write_numbers(numbers)
+    def give_back(self, send: Callable[[bytes], None]) -> None:
+        """Have the segments that are not used any more sent to their lender, as the body of a control frame."""
+        unused = list(self.unused)
+        if unused:  # else they have just gone with another message
+            send(write_numbers(self._borrower.ended(unused)))
+            self._borrower.note_returned(unused)
 
     def take_back(self, body: bytes | bytearray | memoryview) -> None:
         """The peer gives segments back."""

@@ -6,8 +6,9 @@ import ctypes
 import mmap
 import os
 import platform
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,15 +26,24 @@ LATER = IN_TURN // 2 if FAST_PATHS.late_fill and platform.machine() in ("x86_64"
 
 
 class Segment:
-    """Some memory of an arena."""
+    """Some memory of an arena. A thread that has taken it out of one table can be struck by an exception of a signal handler
+    before it puts it into another; so a segment that is dropped becomes free."""
 
-    __slots__ = ("offset", "size", "times", "used_at")
+    __slots__ = ("arena", "offset", "size", "times", "used_at")
 
-    def __init__(self, offset: int, size: int) -> None:
+    def __init__(self, offset: int, size: int, times: int = 0) -> None:
+        self.arena: Arena | None = None  # that it belongs to. One that belongs to none is dropped for good
         self.offset = offset
         self.size = size
-        self.times = 0  # how often it was filled late
+        self.times = times  # how often it was filled late
         self.used_at = 0.0
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        arena = self.arena
+        if arena is not None and arena.map is not None and not is_finalizing():
+            again = Segment(self.offset, self.size, self.times)
+            again.arena = arena
+            arena.put_back(again, self.used_at)
 
 
 class Arena:
@@ -68,17 +78,18 @@ class Arena:
                 os.posix_fallocate(mapping.descriptor, offset, size)
                 if not populate(mapping.address + offset, size):  # an older system
                     ctypes.memset(mapping.address + offset, 0, size)  # the borrower takes what was never touched for a hole
-                self._gaps[index : index + 1] = [(offset + size, room - size)] if room > size else []
+                LateFill(mapping, offset, 0).tell()  # (a thread that was struck in `unmake` may have left what was there)
+                gaps = [(offset + size, room - size)] if room > size else []
+                segment = Segment(offset, size)
+                # From here on nothing is called, so no exception strikes.
+                self._gaps[index : index + 1] = gaps
                 self.total += size
-                return Segment(offset, size)
+                segment.arena = self
+                return segment
         return None
 
     def unmake(self, segment: Segment) -> None:
         """Return the memory of a segment to the system: a hole of the file. The borrower sees the same hole."""
-        mapping = self.map
-        if mapping is not None:
-            madvise(mapping.address + segment.offset, segment.size, mmap.MADV_REMOVE)
-        self.total -= segment.size
         gaps: list[tuple[int, int]] = []
         for offset, room in sorted((*self._gaps, (segment.offset, segment.size))):
             if gaps and sum(gaps[-1]) == offset:
@@ -86,6 +97,11 @@ class Arena:
             else:
                 gaps.append((offset, room))
         self._gaps = gaps
+        self.total -= segment.size
+        segment.arena = None
+        mapping = self.map
+        if mapping is not None:
+            madvise(mapping.address + segment.offset, segment.size, mmap.MADV_REMOVE)
 
     def claim(self, size: int, at_least: int) -> Segment | None:
         """Take the free segment of this size that came back first, if there are at least so many."""
@@ -108,6 +124,8 @@ class Arena:
 
     def put_back(self, segment: Segment, now: float) -> None:
         """Make a segment free to be lent again."""
+        if self.map is None:
+            return
         segment.used_at = now
         waiting = self.free.get(segment.size)
         if waiting is None:
@@ -123,7 +141,8 @@ class Arena:
     def close(self) -> None:
         """Return it to the system, when no thread fills it any more. A borrower that uses it keeps it for itself."""
         self.map = None
-        self.lent.clear()  # (which is a cycle)
+        self.lent.clear()  # (these two are cycles)
+        self.free.clear()
 
 
 class Placement:
@@ -141,9 +160,13 @@ class Placement:
         self.returned: list[int] = []  # loans that the borrower has given back all the same
         self._times = 0  # what is said of a copy that is made later
         self._late: LateFill | None = None
-        for number, segment in loans:
+        for _, segment in loans:
             self.bytes += segment.size
-            arena.lent[number] = segment, self
+
+    def begin(self) -> None:
+        """Enter the loans: from here on the borrower can return them."""
+        for number, segment in self.loans:
+            self.arena.lent[number] = segment, self
 
     def fill_later(self) -> None:
         """Note that the message is sent first, and the buffers are copied afterwards."""

@@ -31,10 +31,10 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -69,7 +69,8 @@ class Borrower:
     def __init__(self) -> None:
         self._arena: _Arena | None = None
         self.process = 0  # of the lender; 0: not known, then the first process that it names; -1: no visible process
-        self.unused: deque[int] = deque()  # numbers of segments to be given back; filled by destructors, so without a lock
+        # What is to be given back: loans without tensors, and numbers. Filled at any moment, so without a lock.
+        self.unused: deque[Loan | int] = deque()
 
     def take(
         self, reference: bytes | memoryview, now: float, loans: dict[int, Any] | None = None
@@ -85,7 +86,7 @@ class Borrower:
         loans = {} if loans is None else loans  # what exports the memory of each segment, and holds the token of its loan
         again = {loan for loan in spans if loan in loans and loan in arena.active} if loans else ()
         for loan, (start, _) in spans.items():
-            if loan not in again and (loan in arena.active or start in arena.starts):
+            if loan not in again and (loan in arena.active or arena.last.get(start) in arena.active):
                 raise ValueError(f"the segment at {start} is lent a second time, while tensors still use it")
         unmapped = [(start, end) for start, end in spans.values() if arena.mapped.get(start, 0) < end]
         filling = Filling(arena, places[0][1] - HEAD, times, unmapped) if times or unmapped else None
@@ -95,8 +96,9 @@ class Borrower:
             region = everywhere.from_address(arena.mapping.address)
             region.token = _Token(arena, loan)
             loans[loan] = region  # before it is on loan: to be dropped after that would give it back
-            arena.active[loan] = start, end, self.unused, filling  # from here on a fork makes all of it private
-            arena.starts.add(start)
+            arena.last[start] = loan
+            # From here on a fork makes all of it private.
+            arena.active[loan] = Loan(region.token, arena, loan, start, end, filling)
         storages = [
             _frombuffer(loans[loan], dtype=_BYTE, offset=at, count=length).untyped_storage() if length else _nothing()
             for loan, at, length in places
@@ -110,18 +112,18 @@ class Borrower:
                 raise ValueError(f"a reference gives {size} bytes to an arena of {arena.mapping.size}")
             if not arena.forked:
                 return arena
-        elif arena is not None and arena.starts:
+        elif arena is not None and arena.active:
             raise ValueError("a reference names a second arena, while the first is in use")
         if self.process and process != self.process:
             raise ValueError(f"it is memory of process {process}, which is not the lender's")
-        arena = _Arena(number, process, descriptor, size)
+        arena = _Arena(number, process, descriptor, size, self.unused)
         self._arena, self.process = arena, process
         return arena
 
     def borrowed_bytes(self) -> int:
         """Return the number of bytes of the lender's memory that tensors here use."""
         arena = self._arena
-        return 0 if arena is None else sum(end - start for start, end, _, _ in list(arena.active.values()))
+        return 0 if arena is None else sum(loan.end - loan.start for loan in list(arena.active.values()))
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
@@ -133,15 +135,19 @@ class Borrower:
         """Unmap everything that no tensor uses."""
         self._arena = None
 
-    def given_back(self) -> list[int]:
-        """Return the segments that are not used any more, for the lender."""
-        numbers: list[int] = []
-        try:
-            while self.unused:
-                numbers.append(self.unused.popleft())
-        except IndexError:  # another thread had the last one
-            pass
-        return numbers
+    def ended(self, unused: Iterable[Loan | int]) -> list[int]:
+        """End these loans, and return the numbers for the lender, who may lend the memory again as soon as it has them.
+        To do it again does no harm."""
+        return [each if isinstance(each, int) else each.ended() for each in unused]
+
+    def note_returned(self, unused: Iterable[Loan | int]) -> None:
+        """Note that these are in a message to the lender. A thread that was struck before this says some of them a second
+        time: numbers are never used again, so that does no harm."""
+        for each in unused:
+            try:
+                self.unused.remove(each)
+            except ValueError:
+                pass  # another thread has said it, too
 
 
 class Filling(LateFill):
@@ -211,26 +217,39 @@ def _make_way() -> None:
 class _Token:
     """Lives as long as a tensor lies in the segment of a loan."""
 
-    __slots__ = ("_arena", "_loan")
+    __slots__ = ("__weakref__", "_arena", "_loan")
 
     def __init__(self, arena: _Arena, loan: int) -> None:
         self._arena = arena  # stays for as long
         self._loan = loan
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # On whatever thread, at whatever moment: no lock. What takes the loan out of `active` gives the segment back.
-        if is_finalizing():
-            return
-        span = self._arena.active.pop(self._loan, None)
-        if span is not None:
-            self._arena.starts.discard(span[0])  # first: the lender may lend it again as soon as it knows
-            span[2].append(self._loan)
-        else:
+        if not is_finalizing():
             self._arena.free(self._loan)
 
 
-# A segment, as far as a message uses it (from, to); where to note that it goes back; and whether it is filled.
-_Span = tuple[int, int, deque[int], "Filling | None"]
+class Loan(weakref.ref[_Token]):
+    """A segment on loan, as far as a message uses it. It refers to the token, and appends itself to `unused` when that is
+    gone. A destructor could be struck by an exception of a signal handler, on its first line; this is one step."""
+
+    __slots__ = ("_arena", "_number", "end", "filling", "start")
+
+    def __new__(cls, token: _Token, arena: _Arena, *about: object) -> Self:
+        return super().__new__(cls, token, arena.unused.append)
+
+    def __init__(self, _: _Token, arena: _Arena, number: int, start: int, end: int, filling: Filling | None) -> None:
+        self._arena = weakref.ref(arena)
+        self._number = number
+        self.start = start
+        self.end = end
+        self.filling = filling  # until it is filled
+
+    def ended(self) -> int:
+        """Take it out of what is on loan, and return its number."""
+        arena = self._arena()
+        if arena is not None:
+            arena.active.pop(self._number, None)
+        return self._number
 
 
 def _spans(places: list[tuple[int, int, int]], size: int) -> dict[int, tuple[int, int]]:
@@ -265,14 +284,17 @@ def _check_apart(spans: list[tuple[int, int]]) -> None:
 class _Arena:
     """An arena of a lender, mapped in this process."""
 
-    __slots__ = ("__weakref__", "_private", "active", "forked", "mapped", "mapping", "number", "starts", "used_at")
+    __slots__ = (
+        "__weakref__", "_private", "active", "forked", "last", "mapped", "mapping", "number", "unused", "used_at",
+    )  # fmt: skip
 
-    def __init__(self, number: int, process: int, descriptor: int, size: int) -> None:
+    def __init__(self, number: int, process: int, descriptor: int, size: int, unused: deque[Loan | int]) -> None:
         self.number = number
+        self.unused = unused
         self.used_at = 0.0
-        self.active: dict[int, _Span] = {}  # what is on loan, by number
-        self.starts: set[int] = set()  # where the segments of these begin
-        self._private: dict[int, _Span] = {}  # what was when we forked, and is in use
+        self.active: dict[int, Loan] = {}  # what is on loan, by number
+        self.last: dict[int, int] = {}  # the last loan of the segment that begins at an offset
+        self._private: dict[int, Loan] = {}  # what was when we forked, and is in use
         self.forked = False  # some of it is not shared with the lender any more: it is of no use for new messages
         self.mapped: dict[int, int] = {}  # pages that had memory when we had them mapped: from, to
         opened = open_sealed(process, descriptor, size)
@@ -301,22 +323,22 @@ class _Arena:
 
     def part(self) -> None:
         """Make what is on loan private, and return it to its lender. Called before a fork."""
-        for loan, (start, end, unused, filling) in list(self.active.items()):
-            if filling is not None and not filling.ready:
+        for number, loan in list(self.active.items()):
+            if loan.filling is not None and not loan.filling.ready:
                 continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
             self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
-            self._private[loan] = start, end, unused, None  # before it leaves `active`: its token looks in both, in turn
-            if self.active.pop(loan, None) is None:
-                self._private.pop(loan, None)  # its last tensor has just gone
-            elif self._make_private(start, end - start):
-                unused.append(loan)
-                self.starts.discard(start)
+            self._private[number] = loan  # before we look if its last tensor is gone: its token looks for it here then
+            if loan() is None:
+                self._private.pop(number, None)
+            elif self._make_private(loan.start, loan.end - loan.start):
+                self.active.pop(number, None)
+                self.unused.append(number)
 
-    def free(self, loan: int) -> None:
-        """Free private memory whose last tensor is gone."""
-        span = self._private.pop(loan, None)
-        if span is not None:
-            madvise(self.mapping.address + span[0], span[1] - span[0], mmap.MADV_DONTNEED)
+    def free(self, number: int) -> None:
+        """Free private memory whose last tensor is gone. A destructor calls this: it takes no lock."""
+        loan = self._private.pop(number, None)
+        if loan is not None:
+            madvise(self.mapping.address + loan.start, loan.end - loan.start, mmap.MADV_DONTNEED)
 
     def _make_private(self, offset: int, size: int) -> bool:
         """Replace shared pages by private copies, at the same address. A thread that writes there meanwhile writes to the

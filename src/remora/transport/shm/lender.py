@@ -40,6 +40,13 @@ PAUSE = 1.0  # seconds until the system is asked again when it had no memory or 
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 
+def _used_at(waiting: deque[Segment]) -> float:
+    """Return when the first of these came back; long after now if there is none any more, because it has just been lent."""
+    try:
+        return waiting[0].used_at
+    except IndexError:
+        return float("inf")
+
 
 class Lender:
     """The memory that one worker lends to its peers."""
@@ -60,27 +67,23 @@ class Lender:
         mapping = None if arena is None else arena.map
         if arena is None or mapping is None:
             return None
-        loans: list[tuple[int, Segment]] = []
-        try:
-            for needed in sizes:
-                size, turns = size_class(needed)
-                segment = arena.claim(size, turns) or self._segment(arena, size, now)
-                if segment is None:
-                    self._put_back(arena, loans, now)
-                    return None
-                loans.append((_numbers(), segment))
-        except BaseException:
-            self._put_back(arena, loans, now)
-            raise
+        loans: list[tuple[int, Segment]] = []  # (what is dropped of it is free again)
+        for needed in sizes:
+            size, turns = size_class(needed)
+            segment = arena.claim(size, turns) or self._segment(arena, size, now)
+            if segment is None:
+                return None
+            loans.append((_numbers(), segment))
         placement = Placement(arena, mapping, loans)
         for (index, at), buffer in zip(shares, buffers, strict=True):
             number, segment = loans[index]
             placement.places.append((number, segment.offset + at, buffer.nbytes))
+        try:
+            placement.begin()
+        except BaseException:
+            self.retract(placement, now)
+            raise
         return placement
-
-    def _put_back(self, arena: Arena, loans: list[tuple[int, Segment]], now: float) -> None:
-        for _, segment in loans:
-            arena.put_back(segment, now)
 
     def _open(self, borrower: Hashable, now: float) -> Arena | None:
         if now < self._again_at or not self._making.acquire(False):
@@ -126,7 +129,7 @@ class Lender:
     def _make_room(self, size: int) -> None:
         """Return the oldest free segments to the system, until there is room for `size` bytes."""
         while self._total() + size > self.limit:
-            oldest = min(self._free(), key=lambda free: free[1][0].used_at, default=None)
+            oldest = min(self._free(), key=lambda free: _used_at(free[1]), default=None)
             if oldest is None or not self._unmake(*oldest):
                 return
 
@@ -181,7 +184,7 @@ class Lender:
             return
         try:
             for arena, waiting in self._free():
-                while waiting and now - waiting[0].used_at > IDLE and self._unmake(arena, waiting):
+                while now - _used_at(waiting) > IDLE and self._unmake(arena, waiting):
                     pass
             for borrower, arena in list(self._arenas.items()):
                 if not arena.total:
@@ -201,6 +204,13 @@ class Lender:
     def counts(self) -> tuple[int, int]:
         """Return the bytes in all, and the number of lent segments."""
         return self._total(), sum(len(arena.lent) for arena in list(self._arenas.values()))
+
+    def check(self) -> None:
+        """Assert what must hold while no thread lends: each segment is free or lent."""
+        for arena in list(self._arenas.values()):
+            free = sum(segment.size for waiting in list(arena.free.values()) for segment in list(waiting))
+            lent = sum(segment.size for segment, _ in list(arena.lent.values()))
+            assert arena.total == free + lent, f"of {arena.total} bytes {free} are free and {lent} lent"
 
     def lent_bytes(self) -> int:
         """Return the bytes that borrowers have. The rest is kept for the next messages, for `IDLE` seconds."""
