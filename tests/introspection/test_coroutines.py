@@ -81,13 +81,14 @@ def served(found: WorkerSnapshot, function: Callable[..., Any]) -> CallStatus | 
     return next((each for each in found.calls if each.function == f"{__name__}.{function.__name__}"), None)
 
 
-def waits(world: World, i: int, count: int = 1) -> list[WaitStatus]:
-    """What a worker waits for, when it waits for so much."""
+def waits(world: World, i: int, count: int = 1, for_loop: bool = False) -> list[WaitStatus]:
+    """What a worker waits for, when it waits for so much. A coroutine that is about to run waits for its event loop: that
+    passes, but where `for_loop` says that another one blocks the loop."""
     found: list[WaitStatus] = []
 
     def there() -> bool:
         found[:] = look(world, i).waits
-        return len(found) == count
+        return len(found) == count and (for_loop or all(each.kind is not WaitKind.LOOP for each in found))
 
     eventually(there, what=lambda: found)
     return found
@@ -98,7 +99,7 @@ def test_a_coroutine_waits_for_the_event_loop_while_another_one_blocks_it() -> N
         first = rpc.rpc_async("worker1", block_the_loop)
         eventually(lambda: (call := served(look(world, 1), block_the_loop)) and call.thread)
         second = rpc.rpc_async("worker1", quick)
-        (wait,) = waits(world, 1)
+        (wait,) = waits(world, 1, for_loop=True)
         found = look(world, 1)
         blocks, waiting = served(found, block_the_loop), served(found, quick)
         assert blocks is not None

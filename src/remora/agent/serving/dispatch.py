@@ -85,8 +85,7 @@ class Request:
         if self.cancelled:
             self.drop()
             return
-        enclosed = self.frame.enclosed
-        late = None if enclosed is NOTHING_ENCLOSED else enclosed.late
+        late = self.frame.enclosed.late  # (no name for what is enclosed: its memory goes back with the answer)
         if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
             return
         if self.parkable:
