@@ -85,9 +85,11 @@ class Request:
         if self.cancelled:
             self.drop()
             return
-        late = self.frame.enclosed.late  # (no name for what is enclosed: its memory goes back with the answer)
-        if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
-            return
+        if self.frame.enclosed is not NOTHING_ENCLOSED:  # (not a variable here: the value alone keeps its memory)
+            late = self.frame.enclosed.late
+            if late is not None and not late.settled_or_later(self.deadline, self._submit if self.parkable else self):
+                return
+            late = None
         if self.parkable:
             outbox, flow_control = self.channel.outbox, self.channel.flow_control
             if (flow_control.parked or outbox.unsent_bytes() > OUTBOX_LIMIT) and not flow_control.room_for(self._submit):

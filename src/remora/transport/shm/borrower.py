@@ -123,8 +123,8 @@ class Borrower:
     def borrowed_bytes(self) -> int:
         """Return the number of bytes of the lender's memory that tensors here use."""
         arena = self._arena
-        loans = () if arena is None else list(arena.active.values())
-        return sum(loan.end - loan.start for loan in loans if loan() is not None)  # (else it is on its way back)
+        loans = [] if arena is None else list(arena.active.values())
+        return sum(loan.end - loan.start for loan in loans if loan() is not None)
 
     def trim(self, now: float) -> None:
         """Unmap what has not been used for a while."""
