@@ -61,7 +61,7 @@ def stack_of(frames: tuple[FrameType, ...]) -> tuple[str, ...]:
 
 def request_of(done: Any) -> Request | None:
     """Return the request that is answered by what a coroutine does at its end."""
-    owners = [getattr(getattr(done, "func", None), "__self__", None), *captured(done)]
+    owners = [getattr(getattr(done, "func", done), "__self__", None), *captured(done)]
     return next((each for each in owners if isinstance(each, Request)), None)
 
 
