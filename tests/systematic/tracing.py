@@ -104,6 +104,8 @@ class Tracer:
         if self._threads:
             threading.settrace(self._call)
         self._before = sys.gettrace()
+        if self._kind == SIGNALS:  # 3.12 traces instructions only if a frame of the process wants that before `settrace`
+            sys._getframe().f_trace_opcodes = True
         sys.settrace(self._call)
         return self
 
@@ -124,9 +126,11 @@ class Tracer:
             came_from = getattr(caller.f_trace, "__self__", None)
             if isinstance(came_from, _Opcodes):
                 came_from.called_python()
+        step = _Opcodes(self, code).step
+        frame.f_trace = step  # from 3.13 on, instructions of a frame are traced only if this is there before the next line
         frame.f_trace_lines = False
         frame.f_trace_opcodes = True
-        return _Opcodes(self, code).step
+        return step
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line" and self._on:

@@ -232,8 +232,14 @@ def test_lengths_beyond_the_limits_are_damage() -> None:
         feed(FrameReader(), frames.encode(0x102, 0, MAX_BUFFERS + 1, 1, 1, 0, 0.0, 1 << 30, b"x" * 5000), [5000])
 
 
-def test_a_buffer_that_no_memory_can_hold_is_skipped() -> None:
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])  # (the second is torch's)
+def test_a_buffer_that_no_memory_can_hold_is_skipped(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     """Its bytes would come for a day; the link goes on with them, or ends."""
+
+    def allocate(nbytes: int) -> object:  # (there are machines that promise any amount)
+        raise error(f"no {nbytes} bytes")
+
+    monkeypatch.setattr(raw_memory, "allocate", allocate)
     sizes = struct.pack("<Q", 1 << 43)
     (large,) = feed(FrameReader(), frames.encode(0x102, 0, 1, 1, 1, 0, 0.0, 8, sizes + bytes(100)), [1 << 18])
     assert large.enclosed.buffers == NO_MEMORY

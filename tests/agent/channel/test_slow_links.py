@@ -188,6 +188,7 @@ def test_a_worker_that_has_paused_reading_is_there_and_so_is_the_one_it_does_not
         incoming = world[1].agent.peers.find("worker0").incoming
         assert incoming is not None
         assert incoming.paused
+        world.clock.advance(1.0)  # threads that the poller had told before that have looked
         futures += [call((number,)) for number in range(5, 10)]  # which nobody reads
         world.clock.advance(60.0)
         assert incoming.paused

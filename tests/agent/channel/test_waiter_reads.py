@@ -182,12 +182,19 @@ def call_back(name: str) -> str:
 
 def test_the_thread_that_waits_for_all_reads_their_replies(me: str) -> None:
     channel = outgoing(me)
-    futures = [rpc.rpc_async(me, late_witness) for _ in range(5)]
-    threading.Thread(target=lambda: (wait_until(lambda: reader(channel)), gate.set())).start()
-    assert [each.state for each in torch.futures.wait_all(futures)] == [1] * 5
-    # The first at least: while it deals with that, what comes next may be read by the pool.
-    assert threading.get_ident() in unpickled_on
-    assert len(unpickled_on) == 5
+    here = threading.get_ident()
+    # The first at least: while it deals with that, what comes next may be read by the pool. A pool thread that reads between
+    # its reading and its dealing with that passes on all of it, which happens on a full machine, but not time and again.
+    for _ in range(20):
+        gate.clear()
+        unpickled_on.clear()
+        futures = [rpc.rpc_async(me, late_witness) for _ in range(5)]
+        threading.Thread(target=lambda: (wait_until(lambda: channel.reading.holder() == here), gate.set())).start()
+        assert [each.state for each in torch.futures.wait_all(futures)] == [1] * 5
+        assert len(unpickled_on) == 5
+        if here in unpickled_on:
+            return
+    pytest.fail("the pool read all replies, time and again")
 
 
 def test_of_all_replies_only_those_that_are_waited_for_are_read_by_who_waits(me: str) -> None:

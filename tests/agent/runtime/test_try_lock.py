@@ -55,11 +55,13 @@ def test_one_of_many_threads_gets_a_turn() -> None:
     turn, inside, most, entries = TryLock(), 0, 0, 0
 
     def tracer(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace = tracer  # first: see `tests.systematic.tracing`
         frame.f_trace_opcodes = True
         return tracer
 
     def work() -> None:
         nonlocal inside, most, entries
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(tracer)
         for _ in range(300):
             if turn.take():
