@@ -479,6 +479,6 @@ def test_groups_meet_again_and_again_at_one_place(kind: str, port: int, tmp_path
 def test_a_dynamic_group_meets_there_too(port: int) -> None:
     url = f"tcp://127.0.0.1:{port}"
     first, second = record("a", 0), record("b", 1)
-    ours = DynamicGroup(open_store(url, 0, None, 20), 20)
+    ours = DynamicGroup(open_store(url, 0, None, 20))
     ours.join(first)
-    assert DynamicGroup(open_store(url, 1, None, 20), 20).join(second) == [first, second]
+    assert DynamicGroup(open_store(url, 1, None, 20)).join(second) == [first, second]
