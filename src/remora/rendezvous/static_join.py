@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from remora.errors import AuthenticationError, RendezvousError
 from remora.long_wait import LongWait, listed
@@ -70,9 +70,7 @@ class Roster:
         return any(each.incarnation == record.incarnation for each in self.workers)
 
     def to_json(self) -> str:
-        workers = [json.loads(each.to_json()) for each in self.workers]
-        outcome = {"group": self.group, "workers": workers, "error": self.error, "secrets_differ": self.secrets_differ}
-        return json.dumps(outcome, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Roster:

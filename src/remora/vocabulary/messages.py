@@ -131,7 +131,6 @@ class Message:
     of_program: ClassVar[bool] = False  # it holds values of the program: what fails while they are unpickled is theirs
 
 
-MESSAGES: dict[MessageType, type[Message]] = {}  # `payload` enters each
 M = TypeVar("M", bound=Message)
 
 
@@ -152,8 +151,7 @@ def payload(
         kind.answered_by = answered_by or kind.answered_by
         kind.numbered = numbered
         kind.of_program = of_program or kind.of_program
-        MESSAGES[code] = made = dataclass(frozen=True, slots=True)(kind)
-        return made
+        return dataclass(frozen=True, slots=True)(kind)
 
     return declare
 
@@ -507,3 +505,10 @@ class Ping(Message):
 @payload(MessageType.PONG, Layout.EMPTY, numbered=False)
 class Pong(Message):
     """A sign of life: what PING asks for."""
+
+
+MESSAGES: dict[MessageType, type[Message]] = {
+    each.type: each
+    for each in list(vars().values())
+    if isinstance(each, type) and issubclass(each, Message) and each is not Message
+}
