@@ -311,7 +311,7 @@ class Supervisor:
         the time is up."""
         charges = self._all()
         children = [child for charge in charges if (child := charge.child) is not None]
-        watched = [child.fileno() for child in children]
+        watched = [child.descriptor for child in children]
         moments = [due for charge in charges if (due := charge.due) is not None]
         moments += [time.monotonic() + LOOK_AGAIN] if None in watched else []
         moments += [] if end is None else [end]
