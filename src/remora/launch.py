@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from remora.supervision import Outcome, RestartPolicy, Supervisor
-from remora.supervision.prefixed_output import Output
+from remora.supervision.prefixed_output import prefixed
 from remora.transport.addresses import WILDCARDS, host_and_port, is_own_address
 
 
@@ -98,19 +98,16 @@ def _supervise(options: argparse.Namespace) -> int:
     store = _host_store(options.host, options.port)
     policy = RestartPolicy(options.restart, options.restarts, options.delay)
     with ExitStack() as stack:
+        out, err = sys.stdout.buffer, sys.stderr.buffer
         several = options.n > 1
-        outputs = [stack.enter_context(_output(rank)) if several else None for rank in range(options.n)]
+        prints = [stack.enter_context(prefixed(f"[{rank}] ", out, err)) if several else None for rank in range(options.n)]
         supervisor = Supervisor(policy, restart=options.scope, together=not options.apart, grace=options.grace)
         stack.enter_context(supervisor)
-        for rank, output in enumerate(outputs):
+        for rank, streams in enumerate(prints):
             env = _environment(rank, options.n, options.host, store.port)
-            supervisor.start(f"rank {rank}", _command(options), env=env, streams=None if output is None else output.streams)
+            supervisor.start(f"rank {rank}", _command(options), env=env, streams=streams)
         outcomes = supervisor.wait()
     return _exit_code(list(outcomes.values()))
-
-
-def _output(rank: int) -> Output:
-    return Output(f"[{rank}] ", sys.stdout.buffer, sys.stderr.buffer)
 
 
 def _command(options: argparse.Namespace) -> list[str]:

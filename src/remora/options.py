@@ -65,22 +65,16 @@ class FastPaths:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> FastPaths:
         """Those that no variable turns off."""
-        return cls(**{each.name: environment.get(variable) != off for each, variable, off in _switches()})
+        return cls(**{name: environment.get(variable) != off for name, (variable, off) in cls.turned_off().items()})
 
     @classmethod
     def turned_off(cls) -> dict[str, tuple[str, str]]:
         """By the name of a fast path: the variable that turns it off, and its value."""
-        return {each.name: (variable, off) for each, variable, off in _switches()}
-
-
-def _switches() -> list[tuple[Any, str, str]]:
-    return [(each, each.metadata["variable"], each.metadata["off"]) for each in fields(FastPaths)]
+        return {each.name: (each.metadata["variable"], each.metadata["off"]) for each in fields(cls)}
 
 
 FAST_PATHS = FastPaths.from_environment()  # of this process, read once: a worker that has begun does not change its mind
 BUFFER_POOL_BYTES = int(os.environ.get("REMORA_WARM_MEMORY") or 512 << 20)  # that `wire.buffer_pool` keeps in all
-
-
 RECORDER_EVENTS = int(os.environ.get("REMORA_RECORDER") or 2048)  # that a worker remembers; 0: it records nothing
 
 
@@ -189,12 +183,10 @@ class Settings:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
         if self.bringup_timeout is not None:
             check_timeout(self.bringup_timeout, "bringup_timeout")
-        if isinstance(self.watch, bool) or not isinstance(self.watch, int) or self.watch < 0:
-            raise ValueError(f"watch must be a number of workers, got {self.watch!r}")
-        if isinstance(self.shared_memory, bool) or not isinstance(self.shared_memory, int) or self.shared_memory < 0:
-            raise ValueError(f"shared_memory must be a number of bytes, got {self.shared_memory!r}")
-        if isinstance(self.device_memory, bool) or not isinstance(self.device_memory, int) or self.device_memory < 0:
-            raise ValueError(f"device_memory must be a number of bytes, got {self.device_memory!r}")
+        for name, things in (("watch", "workers"), ("shared_memory", "bytes"), ("device_memory", "bytes")):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ValueError(f"{name} must be a number of {things}, got {number!r}")
         for name in self.transports or ():
             if name not in TRANSPORTS:
                 raise ValueError(f"unknown transport {name!r}: choose from {', '.join(TRANSPORTS)}")
@@ -224,8 +216,7 @@ class Settings:
 
 
 def check_timeout(seconds: object, name: str) -> float:
-    """A number of seconds to wait, as a float. Negative ones, NaN and what is no number are errors that
-    name it."""
+    """A number of seconds to wait, as a float. Negative ones, NaN and what is no number are errors that name it."""
     if isinstance(seconds, bool) or not hasattr(type(seconds), "__float__"):
         raise TypeError(f"{name} must be a number of seconds, not {seconds!r}")
     checked = float(seconds)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ class Worker:
             if world_size:
                 self.group = StaticGroup(store, world_size, bringup, handshake_client.has_ended, seal)
             else:
-                self.group = DynamicGroup(store, bringup, seal)
+                self.group = DynamicGroup(store, seal)
             found = self.agent.listener.listen(bind_host)
             host, about = addresses.host_identity(), {"first_id": first_id, "pid": os.getpid()}
             extra = {**credentials(), **self._device_routing.credentials(), **about}
@@ -188,7 +188,7 @@ class Worker:
         rivals = self.group.holders(self.record)
         dead = [each for each in rivals if self.handshake_client.is_gone(each)]
         for each in dead:
-            self.group.remove(each)
+            self.group.leave(each)
         return len(dead) == len(rivals)
 
     def start(self, greet: bool = True) -> None:

@@ -97,7 +97,7 @@ def join_slowly(name: str, rank: int, method: str, leaver: str) -> None:
         Agent.start = start  # type: ignore[method-assign]
         worker: Any = agent.pool.worker
         record, patience = agent.peers.find(leaver).record, time.monotonic() + A_WHILE
-        eventually(lambda: worker.group.find(leaver) is None)
+        eventually(lambda: all(each.name != leaver for each in worker.group.members()))
         while not worker.handshake_client.is_gone(record) and time.monotonic() < patience:
             time.sleep(0.005)
         witness.listen()
@@ -108,7 +108,7 @@ def join_slowly(name: str, rank: int, method: str, leaver: str) -> None:
 
 
 def is_listed(name: str) -> bool:
-    return rpc._get_current_rpc_agent().group.find(name) is not None
+    return any(each.name == name for each in rpc._get_current_rpc_agent().group.members())
 
 
 @pytest.mark.timeout(60)

@@ -22,7 +22,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 
 def joined(store: object, *records: WorkerRecord) -> DynamicGroup:
-    group = DynamicGroup(store, 20)  # type: ignore[arg-type]
+    group = DynamicGroup(store)  # type: ignore[arg-type]
     for each in records:
         group.join(each)
     return group
@@ -30,7 +30,7 @@ def joined(store: object, *records: WorkerRecord) -> DynamicGroup:
 
 def test_everybody_sees_who_joined_and_left(place: Open) -> None:
     a, b, c = record("a-1", 5), record("b:2", 0), record("c_3", 9)
-    ours, theirs = DynamicGroup(place(), 20), DynamicGroup(place(), 20)
+    ours, theirs = DynamicGroup(place()), DynamicGroup(place())
     assert ours.join(a) == [a]
     assert theirs.join(b) == [b, a]
     assert ours.group_id == theirs.group_id != ""
@@ -40,20 +40,10 @@ def test_everybody_sees_who_joined_and_left(place: Open) -> None:
     assert "2 workers" in repr(theirs)
 
 
-def test_a_member_is_found_by_name_or_id(place: Open) -> None:
-    a, b = record("a", 5), record("b", 0)
-    group, other = joined(place(), a), DynamicGroup(place(), 20)
-    other.join(b)
-    assert group.find("b") == group.find(0) == b
-    assert group.find("nobody") is group.find(1) is None
-    other.leave(b)
-    assert group.find("b") is group.find(0) is None
-
-
 def test_workers_that_join_at_once_see_each_other() -> None:
     shared = HashStore()
     records = [record(f"w{rank}", rank) for rank in range(20)]
-    groups = [DynamicGroup(shared, 20) for _ in records]
+    groups = [DynamicGroup(shared) for _ in records]
     joins = at_once(*(lambda g=g, r=r: g.join(r) for g, r in zip(groups, records, strict=True)))
     assert any(len(done.result()) == 20 for done in joins)
     assert all(group.members() == records for group in groups)
@@ -85,7 +75,7 @@ def test_only_one_of_many_gets_a_name(place: Open) -> None:
     attempts = at_once(*(lambda each=each: attempt(each) for each in records))
     winners = [each for each, done in zip(records, attempts, strict=True) if done.result()]
     assert len(winners) == 1
-    assert DynamicGroup(place(), 20).members() == winners
+    assert DynamicGroup(place()).members() == winners
 
 
 def test_who_left_may_come_again_as_another(place: Open) -> None:
@@ -101,9 +91,12 @@ def test_who_left_may_come_again_as_another(place: Open) -> None:
 def test_the_dead_make_room_when_they_are_declared_dead(place: Open) -> None:
     dead, alive, new = record("a", 0), record("b", 1), record("a", 0)
     witness = joined(place(), dead, alive)
+    newcomer = DynamicGroup(place())
     with pytest.raises(RendezvousError, match="neither left nor been declared dead"):
-        joined(place(), new)
-    assert DynamicGroup(place(), 20).join(new, dead={dead.incarnation}) == [new, alive]
+        newcomer.join(new)
+    for each in newcomer.holders(new):
+        newcomer.leave(each)
+    assert newcomer.join(new) == [new, alive]
     assert witness.members() == [new, alive]
 
 
@@ -136,19 +129,9 @@ def test_a_survivor_that_died_while_it_struck_somebody_off_leaves_a_name_that_ca
     group._write({"left": a.incarnation})
     assert group.members() == []
     assert group.holders(record("a", 0)) == [a]
-    group.remove(a)
+    group.leave(a)
     again = record("a", 0)
     assert group.join(again) == [again]
-
-
-def test_a_record_that_somebody_else_wrote_can_be_taken_over() -> None:
-    store = HashStore()
-    strange = record("a", 0).to_json().decode().replace(":", ": ")
-    others = joined(store, record("b", 1))
-    StoreTable(store).put(others._key("name/a"), strange)
-    me = record("a", 0)
-    dead = {WorkerRecord.from_json(strange).incarnation}
-    assert DynamicGroup(store, 20).join(me, dead=dead) == [me, *others.members()[1:]]
 
 
 def test_a_worker_that_dies_while_joining_disturbs_nobody() -> None:
@@ -195,7 +178,7 @@ def test_joining_takes_a_fixed_number_of_steps(size: int) -> None:
     records = [record(f"w{rank}", rank) for rank in range(size)]
     group = joined(shared, *records)
     store = CountingStore(shared)
-    newcomer = DynamicGroup(store, 20)
+    newcomer = DynamicGroup(store)
     newcomer.join(record("new", size))
     assert sum(store.counts.values()) == 10
     assert store.counts["multi_get"] == 1

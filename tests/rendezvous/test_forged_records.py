@@ -66,11 +66,11 @@ def test_whatever_a_stranger_puts_there_is_named_and_printable(what: str, value:
 def test_values_are_of_no_use_in_another_store() -> None:
     """Copied, with their seals, from the store of another group with the same secret."""
     stores = [TCPStore("127.0.0.1", 0, None, True) for _ in range(2)]
-    DynamicGroup(stores[0], 20.0, seal()).join(record("theirs", 0))
+    DynamicGroup(stores[0], seal()).join(record("theirs", 0))
     key = "remora/dynamic/group"
     stores[1].set(key, stores[0].get(key))
     with pytest.raises(RendezvousError, match="was copied here"):
-        DynamicGroup(stores[1], 20.0, seal()).join(record("mine", 0))
+        DynamicGroup(stores[1], seal()).join(record("mine", 0))
 
 
 def test_values_are_of_no_use_under_another_key() -> None:
@@ -113,7 +113,7 @@ def test_the_roster_of_an_earlier_group_is_of_no_use() -> None:
 def test_a_line_of_a_stranger_is_left_out_and_the_group_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "remora")
     store, me = HashStore(), record("a", 0)
-    group = DynamicGroup(store, 20.0, seal())
+    group = DynamicGroup(store, seal())
     group.join(me)
     for number in range(2, 5):
         forged = json.dumps({"joined": json.loads(record("evil", number).to_json())})
@@ -121,14 +121,14 @@ def test_a_line_of_a_stranger_is_left_out_and_the_group_goes_on(caplog: pytest.L
         StoreTable(store, seal()).add(group._key("lines"), 1)
     assert group.members() == [me]
     second = record("b", 1)
-    assert DynamicGroup(store, 20.0, seal()).join(second) == [me, second]
+    assert DynamicGroup(store, seal()).join(second) == [me, second]
     assert group.members() == [me, second]
     assert len([each for each in caplog.records if "no worker of this group wrote" in each.message]) == 2, "one for each"
 
 
 def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
     store = HashStore()
-    group = DynamicGroup(store, 20.0, seal())
+    group = DynamicGroup(store, seal())
     group.join(record("a", 0))
     StoreTable(store, seal()).add(group._key("lines"), 10**12)
     with pytest.raises(RendezvousError, match="a process outside the group changed it"):
@@ -138,10 +138,10 @@ def test_a_count_that_a_stranger_raised_is_an_error_and_no_work() -> None:
 def test_a_count_that_a_stranger_lowered_brings_no_member_back() -> None:
     """The lines are genuine: read again, that by which a worker joined would count, without that by which it left."""
     store, me, gone = HashStore(), record("a", 0), record("b", 1)
-    group = DynamicGroup(store, 20.0, seal())
+    group = DynamicGroup(store, seal())
     group.join(me)
-    DynamicGroup(store, 20.0, seal()).join(gone)
-    group.remove(gone)
+    DynamicGroup(store, seal()).join(gone)
+    group.leave(gone)
     assert group.members() == [me]
     table = StoreTable(store, seal())
     for lowered in (-3, 2):
@@ -181,9 +181,9 @@ def test_another_secret_is_named_to_both() -> None:
 
 def test_a_dynamic_group_has_one_secret() -> None:
     store = HashStore()
-    DynamicGroup(store, 20.0, seal()).join(record("a", 0))
+    DynamicGroup(store, seal()).join(record("a", 0))
     with pytest.raises(AuthenticationError, match=r"'b' \(rank 1\) cannot join .*same secret"):
-        DynamicGroup(store, 20.0, RecordSeal(b"another one")).join(record("b", 1))
+        DynamicGroup(store, RecordSeal(b"another one")).join(record("b", 1))
 
 
 def test_in_an_insecure_group_a_stranger_can_seal_but_not_reach_the_terminal() -> None:
@@ -215,6 +215,6 @@ def test_the_error_in_a_roster_and_the_hint_of_a_dynamic_group_are_printable_and
     store = HashStore()
     StoreTable(store).put_hint("dynamic/secret", "\x1b[2J\n" + "x" * 9000)
     with pytest.raises(AuthenticationError) as error:
-        DynamicGroup(store, 1.0, seal()).join(record("worker0", 0))
+        DynamicGroup(store, seal()).join(record("worker0", 0))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1000

@@ -25,14 +25,14 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 from remora.errors import MeetingUnknown, RendezvousError
 from remora.rendezvous import store as stores
 from remora.rendezvous.group import DynamicGroup, StaticGroup
-from remora.rendezvous.store import open_store, rank_and_size, release_stores
+from remora.rendezvous.store import open_store, rank_and_size
 from tests.rendezvous.meeting_places import at_once, record
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
     yield
-    release_stores()
+    stores._hosted.clear()
 
 
 @pytest.fixture
@@ -456,13 +456,6 @@ def test_a_store_whose_handshake_the_probe_does_not_know_is_used_without_it(
     assert not caplog.records
 
 
-def test_stores_can_be_released(port: int) -> None:
-    open_store(f"tcp://127.0.0.1:{port}", 0, 2, 20)
-    release_stores()
-    with socket.create_server(("127.0.0.1", port)):
-        pass
-
-
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_groups_meet_again_and_again_at_one_place(kind: str, port: int, tmp_path: Path) -> None:
     url = f"tcp://127.0.0.1:{port}" if kind == "tcp" else f"file://{tmp_path}/store"
@@ -479,6 +472,6 @@ def test_groups_meet_again_and_again_at_one_place(kind: str, port: int, tmp_path
 def test_a_dynamic_group_meets_there_too(port: int) -> None:
     url = f"tcp://127.0.0.1:{port}"
     first, second = record("a", 0), record("b", 1)
-    ours = DynamicGroup(open_store(url, 0, None, 20), 20)
+    ours = DynamicGroup(open_store(url, 0, None, 20))
     ours.join(first)
-    assert DynamicGroup(open_store(url, 1, None, 20), 20).join(second) == [first, second]
+    assert DynamicGroup(open_store(url, 1, None, 20)).join(second) == [first, second]

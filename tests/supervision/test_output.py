@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from remora.supervision import prefixed_output
-from remora.supervision.prefixed_output import Output, pieces
+from remora.supervision.prefixed_output import pieces, prefixed
 
 
 class Reading:
@@ -127,12 +127,12 @@ class Target(BytesIO):
 
 def test_the_name_stands_at_the_start_of_each_line_and_of_each_turn_of_a_bar() -> None:
     out, err = Target(), Target()
-    with Output("[0] ", out, err) as streams:
-        os.write(streams.streams[0], b"1%\r2%\r\nname? ")
+    with prefixed("[0] ", out, err) as streams:
+        os.write(streams[0], b"1%\r2%\r\nname? ")
         while not out.getvalue().endswith(b"? "):
             out.written.get(timeout=20.0)
-        os.write(streams.streams[0], b"x\n")
-        os.write(streams.streams[1], b"error")
+        os.write(streams[0], b"x\n")
+        os.write(streams[1], b"error")
     assert out.getvalue() == b"[0] 1%\r[0] 2%\n[0] name? x\n"
     assert err.getvalue() == b"[0] error\n"
 

@@ -84,9 +84,11 @@ class Conversation:
     peer_role: ClassVar[bytes]
     awaits: Kind
 
-    def __init__(self, secret: bytes, insecure: bool) -> None:
+    def __init__(self, name: str, secret: bytes, insecure: bool) -> None:
         if not secret and not insecure:
             raise AuthenticationError("There is no secret to prove, and the group was not started insecure.")
+        self.result: object = None
+        """Set when the handshake succeeded: what this end knows then."""
         self.why: Why | None = None
         """Set when the handshake failed, by whichever end refused."""
         self.refusal = b""
@@ -95,10 +97,16 @@ class Conversation:
         """Return True if the peer's last message was sealed with our secret. A refusal without it is a hint at most."""
         self.leftover = b""
         """After success: the bytes that followed the handshake. They are the first frames of the peer."""
+        self.greeting = b""
+        """The seal of the HELLO that came. No two honest ones are the same; a stranger who heard one may say it again."""
+        self._name = name
         self._over = False
         self._key = secret
         self._buffer = bytearray()
         self._transcript = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def receive(self, data: bytes) -> bytes:
         """Take what the link delivered (nothing means that it was closed); return what to send back."""

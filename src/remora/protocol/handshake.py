@@ -67,14 +67,10 @@ class Hello:
     home: Home = _NOWHERE
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Hello):
     """The handshake succeeded. `received` is how many frames of the session the *peer* has had from this end."""
 
-    peer: Identity
-    session: str
-    received: int
-    home: Home = _NOWHERE
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +90,7 @@ class Initiator(Conversation):
 
     role, peer_role = _CALLER, _LISTENER
     awaits = Kind.CHALLENGE
+    result: Accepted | None
 
     def __init__(
         self,
@@ -107,25 +104,21 @@ class Initiator(Conversation):
         home: Home = _NOWHERE,
         nonce: bytes | None = None,
     ) -> None:
-        super().__init__(secret, insecure)
-        self.me = me
+        super().__init__(me.name, secret, insecure)
+        self._me = me
         self._home = home
-        self.result: Accepted | None = None
         self._session = session
         self._received = received
         self._expected = expected
         self._nonce = nonce
         self._peer: Identity | None = None
 
-    def __repr__(self) -> str:
-        return f"<Initiator {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
-
     def start(self) -> bytes:
         """Return the first message of the conversation."""
         expected = self._expected.incarnation if self._expected else None
         home: Body = {"host": self._home.host, "addresses": list(self._home.addresses)}
         request: Body = {"session": self._session, "received": self._received, "expected": expected, "home": home}
-        return self._message(Kind.HELLO, _introduction(self.me, self._nonce) | request)
+        return self._message(Kind.HELLO, introduction(self._me, self._nonce) | request)
 
     def _on_message(self, body: Body) -> bytes:
         if self._peer is None:
@@ -139,7 +132,7 @@ class Initiator(Conversation):
 
     def _check(self, peer: Identity) -> None:
         wanted = self._expected or peer
-        if peer.group != self.me.group:
+        if peer.group != self._me.group:
             self._fail(Why.GROUP)
         if (peer.name, peer.id) != (wanted.name, wanted.id):
             self._fail(Why.WORKER, f"it is {peer.name}, id {peer.id}, and not {wanted.name}, id {wanted.id}")
@@ -152,35 +145,30 @@ class Responder(Conversation):
 
     role, peer_role = _LISTENER, _CALLER
     awaits = Kind.HELLO
+    result: Accepted | None
 
     def __init__(
         self, me: Identity, authorize: Authorize, secret: bytes, *, insecure: bool = False, nonce: bytes | None = None
     ) -> None:
-        super().__init__(secret, insecure)
-        self.me = me
-        self.result: Accepted | None = None
+        super().__init__(me.name, secret, insecure)
+        self._me = me
         self._authorize = authorize
         self._nonce = nonce
         self._hello: Hello | None = None
-        self.greeting = b""
-        """The seal of the caller's HELLO. No two honest ones are the same; a stranger who has heard one may say it again."""
-
-    def __repr__(self) -> str:
-        return f"<Responder {self.me.name}: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def _on_message(self, body: Body) -> bytes:
         if self._hello is None:
             self.greeting = bytes(self._transcript[-SEAL_SIZE:])
             self._hello = self._read_hello(body)
             self.awaits = Kind.PROOF
-            return self._message(Kind.CHALLENGE, _introduction(self.me, self._nonce))
+            return self._message(Kind.CHALLENGE, introduction(self._me, self._nonce))
         return self._welcome(self._hello)
 
     def _read_hello(self, body: Body) -> Hello:
-        hello = Hello(read_identity(body), _text(body, "session"), _count(body), _home(body))
-        if hello.peer.group != self.me.group:
+        hello = Hello(read_identity(body), read_text(body, "session"), _count(body), _home(body))
+        if hello.peer.group != self._me.group:
             self._fail(Why.GROUP)
-        if body.get("expected") not in (None, self.me.incarnation):
+        if body.get("expected") not in (None, self._me.incarnation):
             self._fail(Why.RESTARTED)
         return hello
 
@@ -193,21 +181,21 @@ class Responder(Conversation):
         return self._message(Kind.WELCOME, {"received": verdict})
 
 
-def _introduction(me: Identity, nonce: bytes | None) -> Body:
+def introduction(me: Identity, nonce: bytes | None = None) -> Body:
     """Begin with the identity of this end. The nonce makes the conversation one of a kind; only tests choose it."""
     fresh = secrets.token_bytes(16) if nonce is None else nonce
     return {"name": me.name, "id": me.id, "incarnation": me.incarnation, "group": me.group, "nonce": fresh.hex()}
 
 
 def read_identity(body: Body) -> Identity:
-    worker, name = body.get("id"), _text(body, "name")
+    worker, name = body.get("id"), read_text(body, "name")
     if type(worker) is not int or not 0 <= worker <= MAX_WORKER_ID:
         raise Malformed("no worker has such an id")
     try:
         check_worker_name(name)
     except RuntimeError as error:
         raise Malformed(str(error)) from None
-    return Identity(name, worker, _text(body, "incarnation"), _text(body, "group"))
+    return Identity(name, worker, read_text(body, "incarnation"), read_text(body, "group"))
 
 
 def _home(body: Body) -> Home:
@@ -220,9 +208,9 @@ def _home(body: Body) -> Home:
     return Home(str(host), tuple(addresses))
 
 
-def _text(body: Body, field: str) -> str:
+def read_text(body: Body, field: str, least: int = 1) -> str:
     value = body.get(field)
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
+    if not isinstance(value, str) or not least <= len(value) <= MAX_TEXT or not value.isprintable():
         raise Malformed(f"{field!r} is not a short text")
     return value
 

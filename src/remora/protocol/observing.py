@@ -26,8 +26,8 @@ import struct
 from typing import Any
 
 from remora.errors import ProtocolError
-from remora.protocol.conversation import MAX_TEXT, SEAL_SIZE, Body, Conversation, Kind, Malformed, Why
-from remora.protocol.handshake import Identity, read_identity
+from remora.protocol.conversation import MAX_TEXT, SEAL_SIZE, Body, Conversation, Kind, Why
+from remora.protocol.handshake import Identity, introduction, read_identity, read_text
 
 MAX_QUESTION = 64 << 10  # bytes
 MAX_ANSWER = 256 << 20
@@ -47,16 +47,13 @@ class Observer(Conversation):
 
     role, peer_role = _OBSERVER, _WORKER
     awaits = Kind.CHALLENGE
+    result: Identity | None  # the worker, when it has welcomed us
 
     def __init__(self, key: bytes, *, group: str = "", incarnation: str = "") -> None:
-        super().__init__(key, insecure=not key)
-        self.result: Identity | None = None  # the worker, when it has welcomed us
+        super().__init__("observer", key, insecure=not key)
         self._group = group
         self._incarnation = incarnation
         self._worker: Identity | None = None
-
-    def __repr__(self) -> str:
-        return f"<Observer: {self.result or self.why or f'awaits {self.awaits.name}'}>"
 
     def start(self) -> bytes:
         """Return the first message of the conversation."""
@@ -84,35 +81,25 @@ class Observed(Conversation):
     awaits = Kind.HELLO
 
     def __init__(self, me: Identity, key: bytes) -> None:
-        super().__init__(key, insecure=not key)
-        self.welcomed = False
-        self.greeting = b""
-        """The seal of the observer's HELLO. No two honest ones are the same; a stranger who heard one may say it again."""
+        super().__init__(me.name, key, insecure=not key)
         self._me = me
 
-    def __repr__(self) -> str:
-        return f"<Observed {self._me.name}: {self.why or ('welcomed' if self.welcomed else f'awaits {self.awaits.name}')}>"
+    @property
+    def welcomed(self) -> bool:
+        """Return True if the observer has proven the key."""
+        return self.result is not None
 
     def _on_message(self, body: Body) -> bytes:
         if self.greeting:
-            self.welcomed = self._over = True
+            self.result, self._over = "welcomed", True
             return self._message(Kind.WELCOME, {})
         self.greeting = bytes(self._transcript[-SEAL_SIZE:])
-        if _text(body, "group") not in ("", self._me.group):
+        if read_text(body, "group", least=0) not in ("", self._me.group):
             self._fail(Why.GROUP)
-        if _text(body, "incarnation") not in ("", self._me.incarnation):
+        if read_text(body, "incarnation", least=0) not in ("", self._me.incarnation):
             self._fail(Why.RESTARTED)
         self.awaits = Kind.PROOF
-        me = self._me
-        who: Body = {"name": me.name, "id": me.id, "incarnation": me.incarnation, "group": me.group}
-        return self._message(Kind.CHALLENGE, who | {"nonce": secrets.token_hex(16)})
-
-
-def _text(body: Body, field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise Malformed(f"{field!r} is not a short text")
-    return value
+        return self._message(Kind.CHALLENGE, introduction(self._me))
 
 
 # What is said after the handshake.

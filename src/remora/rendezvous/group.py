@@ -17,8 +17,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -37,34 +36,36 @@ _MOST_LINES = 1 << 20  # of which a worker has not heard: more than any group ha
 _MOST_UNWRITTEN = 4096  # lines that were drawn and not written
 
 
-class Group(Protocol):
+class Group:
     """The workers that can call each other. `group_id` is drawn at random when the group forms; known after `join`."""
 
-    group_id: str
+    def __init__(self, store: Store, seal: RecordSeal | None) -> None:
+        self.group_id = ""
+        self._table = StoreTable(store, seal)
 
     def join(self, record: WorkerRecord) -> list[WorkerRecord]:
         """Become a member. Returns all members, this one included, by id."""
-
-    def leave(self, record: WorkerRecord) -> None:
-        """Cease to be a member."""
-
-    def remove(self, record: WorkerRecord) -> None:
-        """Remove a member that died."""
-
-    def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
-        """Return other members that have the name or the id of this one."""
+        raise NotImplementedError
 
     def members(self) -> list[WorkerRecord]:
         """Return the current members, by id."""
+        raise NotImplementedError
 
-    def find(self, name_or_id: str | int) -> WorkerRecord | None:
-        """Return the member of that name or id."""
+    def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
+        """Return other workers that have the name or the id of this one, also if they are no longer members. (Those of a
+        static group find out together, when it forms.)"""
+        return []
+
+    def leave(self, record: WorkerRecord) -> None:
+        """Cease to be a member, or remove a member that died. All workers that notice may do it: a second time does no harm.
+        (A static group ends as a whole, and the next one is another generation.)"""
 
     def publish(self, key: str, text: str) -> None:
         """Write something for processes outside of the group that know the secret. What the key had is lost."""
+        self._table.put(key, text)
 
 
-class StaticGroup:
+class StaticGroup(Group):
     """A group of `world_size` workers with the ids from 0 on, which all have to come. A timeout of 0 means none.
 
     `has_ended` finds out if a worker that came has died: all may have been restarted while some were waiting.
@@ -80,9 +81,8 @@ class StaticGroup:
     ) -> None:
         if world_size < 1:
             raise RendezvousError(f"A group has at least one worker, but world_size is {world_size}.")
-        self.group_id = ""
+        super().__init__(store, seal)
         self._store = store
-        self._table = StoreTable(store, seal)
         self._size = world_size
         self._timeout = timeout
         self._has_ended = has_ended
@@ -123,35 +123,16 @@ class StaticGroup:
         self.group_id, self._members = roster.group, list(roster.workers)
         return self.members()
 
-    def leave(self, record: WorkerRecord) -> None:
-        """Do nothing: a static group ends as a whole, and the next one is another generation."""
-
-    def remove(self, record: WorkerRecord) -> None:
-        """Do nothing: no worker replaces a dead member of a static group."""
-
-    def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
-        """Return none: the workers find out together, when the group forms, if two have the same name or id."""
-        return []
-
     def members(self) -> list[WorkerRecord]:
         """Return all members, by id; none before `join`."""
         return list(self._members)
 
-    def find(self, name_or_id: str | int) -> WorkerRecord | None:
-        """Return the member of that name or id, if there is one."""
-        return next((each for each in self._members if name_or_id in (each.name, each.id)), None)
 
-    def publish(self, key: str, text: str) -> None:
-        """Write something for processes outside of the group."""
-        self._table.put(key, text)
-
-
-class DynamicGroup:
+class DynamicGroup(Group):
     """A group that any worker may join and leave at any time. No worker waits for another, so there is no timeout."""
 
-    def __init__(self, store: Store, timeout: float, seal: RecordSeal | None = None) -> None:
-        self.group_id = ""
-        self._table = StoreTable(store, seal)
+    def __init__(self, store: Store, seal: RecordSeal | None = None) -> None:
+        super().__init__(store, seal)
         self._strange_lines = False  # the log says that there are some
         self._reading = threading.Lock()  # guards: the roster and its version, while they are brought up to date
         self._read = 0
@@ -162,16 +143,17 @@ class DynamicGroup:
     def __repr__(self) -> str:
         return f"<DynamicGroup {self.group_id[:8]} at {self._table.where}: {len(self._present)} workers>"
 
-    def join(self, record: WorkerRecord, dead: Collection[str] = ()) -> list[WorkerRecord]:
-        """Become a member. A name or id that is held by an incarnation in `dead` is taken over."""
+    def join(self, record: WorkerRecord) -> list[WorkerRecord]:
+        """Become a member."""
         self._table.agree_on_kind("dynamic")
         self._agree_on_secret(record)
         self.group_id = self._table.swap(_GROUP, secrets.token_hex(16))
-        self._claim(self._name_key(record), record, f"name {record.name!r}", dead)
+        by_name, by_id = self._places(record)
+        self._claim(by_name, record, f"name {record.name!r}")
         try:
-            self._claim(self._id_key(record), record, f"id {record.id}", dead)
+            self._claim(by_id, record, f"id {record.id}")
         except RendezvousError:
-            self._release(self._name_key(record), record)
+            self._release(by_name, record)
             raise
         self._write({"joined": json.loads(record.to_json())})
         return self.members()
@@ -190,21 +172,17 @@ class DynamicGroup:
             )
 
     def leave(self, record: WorkerRecord) -> None:
-        """Cease to be a member. Harmless if the worker has left already, or was removed."""
+        """Cease to be a member, or remove one. Harmless if it has left already, or was removed."""
         listed = next((each for each in self.members() if each.incarnation == record.incarnation), None)
         if listed is not None:
             self._write({"left": record.incarnation})
             record = listed  # the worker that removes it may know only its id, and all of its record holds the keys
-        self._release(self._name_key(record), record)
-        self._release(self._id_key(record), record)
-
-    def remove(self, record: WorkerRecord) -> None:
-        """Remove a member that died. All workers that notice may do it: a second time does no harm."""
-        self.leave(record)
+        for key in self._places(record):
+            self._release(key, record)
 
     def holders(self, record: WorkerRecord) -> list[WorkerRecord]:
         """Return other workers that have the name or the id of this one, also if they are no longer members."""
-        keys = [key for key in (self._name_key(record), self._id_key(record)) if self._table.has([key])]
+        keys = [key for key in self._places(record) if self._table.has([key])]
         held = {text for text in self._table.take(keys) if text} if keys else set()
         found = [WorkerRecord.from_json(text) for text in sorted(held)]
         return [each for each in found if each.incarnation != record.incarnation]
@@ -238,14 +216,6 @@ class DynamicGroup:
                 self._early.clear()  # they were said to leave twice: the line by which they joined is never behind
             return sorted(self._present.values(), key=lambda record: record.id)
 
-    def find(self, name_or_id: str | int) -> WorkerRecord | None:
-        """Return the member of that name or id, if there is one now."""
-        return next((each for each in self.members() if name_or_id in (each.name, each.id)), None)
-
-    def publish(self, key: str, text: str) -> None:
-        """Write something for processes outside of the group."""
-        self._table.put(key, text)
-
     def _knows_group(self) -> bool:
         """Return True if there is a group. A worker that has not joined may read it, too."""
         if not self.group_id and self._table.has([_GROUP]):
@@ -261,37 +231,27 @@ class DynamicGroup:
         """Apply one line. Their order does not matter: an incarnation joins once and leaves once, and never comes back."""
         try:
             fields = json.loads(line)
-            if "left" in fields:
-                self._take_out(str(fields["left"]))
-            else:
-                self._put_in(WorkerRecord.from_fields(fields["joined"]))
+            left = str(fields["left"]) if "left" in fields else None
+            joined = WorkerRecord.from_fields(fields["joined"]) if left is None else None
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RendezvousError(f"The store holds a line that no worker wrote: {line[:80]!r}.") from error
-
-    def _put_in(self, record: WorkerRecord) -> None:
-        if record.incarnation in self._early:
-            self._early.discard(record.incarnation)
-        else:
-            self._present[record.incarnation] = record
-
-    def _take_out(self, incarnation: str) -> None:
-        if self._present.pop(incarnation, None) is None:
-            self._early.add(incarnation)
+        if left is not None and self._present.pop(left, None) is None:
+            self._early.add(left)
+        if joined is not None and joined.incarnation in self._early:
+            self._early.discard(joined.incarnation)
+        elif joined is not None:
+            self._present[joined.incarnation] = joined
 
     def _write(self, line: dict[str, object]) -> None:
         self._table.put(self._line_key(self._table.add(self._key("lines"), 1)), json.dumps(line, separators=(",", ":")))
 
-    def _claim(self, key: str, record: WorkerRecord, what: str, dead: Collection[str]) -> None:
+    def _claim(self, key: str, record: WorkerRecord, what: str) -> None:
         mine = record.to_json().decode()
-        while (held := self._table.swap(key, mine)) != mine:
-            holder = WorkerRecord.from_json(held)
-            if holder.incarnation not in dead:
-                raise RendezvousError(
-                    f"Worker {what} is not unique in the group at {self._table.where}: worker {holder} has it, and has "
-                    "neither left nor been declared dead."
-                )
-            self.leave(holder)
-            self._table.swap(key, "", old=held)
+        if (held := self._table.swap(key, mine)) != mine:
+            raise RendezvousError(
+                f"Worker {what} is not unique in the group at {self._table.where}: worker "
+                f"{WorkerRecord.from_json(held)} has it, and has neither left nor been declared dead."
+            )
 
     def _release(self, key: str, record: WorkerRecord) -> None:
         self._table.swap(key, "", old=record.to_json().decode())
@@ -302,8 +262,6 @@ class DynamicGroup:
     def _line_key(self, number: int) -> str:
         return self._key(f"line/{number}")
 
-    def _name_key(self, record: WorkerRecord) -> str:
-        return self._key(f"name/{record.name}")
-
-    def _id_key(self, record: WorkerRecord) -> str:
-        return self._key(f"id/{record.id}")
+    def _places(self, record: WorkerRecord) -> tuple[str, str]:
+        """Return the keys that no two workers can have: of its name, and of its id."""
+        return self._key(f"name/{record.name}"), self._key(f"id/{record.id}")

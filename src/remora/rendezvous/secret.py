@@ -12,7 +12,7 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from remora.errors import AuthenticationError
@@ -129,10 +129,8 @@ def _is_ours(status: os.stat_result) -> bool:
 def private_directory(path: str) -> Iterator[int | None]:
     """Make a directory if it is not there; yield its descriptor, which was checked and cannot be swapped for another. None
     where there are no descriptors of directories."""
-    try:
+    with suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
     if os.name == "nt":  # no descriptors of directories there; the temporary directory is the user's own
         yield None
         return
@@ -189,11 +187,5 @@ def _publish(name: str, folder: int | None) -> None:
     except FileExistsError:
         pass
     finally:
-        _remove(draft, folder)
-
-
-def _remove(name: str, folder: int | None) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        pass
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=folder)

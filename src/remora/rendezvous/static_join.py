@@ -30,10 +30,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from remora.errors import AuthenticationError, RendezvousError
-from remora.long_wait import LongWait
+from remora.long_wait import LongWait, listed
 from remora.protocol.conversation import printable
 from remora.rendezvous.record import WorkerRecord
 from remora.rendezvous.store_table import StoreTable
@@ -55,8 +55,8 @@ _CLOSED = "closed"
 class Roster:
     """The outcome of a generation: its members by id, or the reason of its failure."""
 
-    group: str
-    workers: tuple[WorkerRecord, ...]
+    group: str = ""
+    workers: tuple[WorkerRecord, ...] = ()
     error: str = ""
     secrets_differ: bool = False  # that is the error
 
@@ -70,9 +70,7 @@ class Roster:
         return any(each.incarnation == record.incarnation for each in self.workers)
 
     def to_json(self) -> str:
-        workers = [json.loads(each.to_json()) for each in self.workers]
-        outcome = {"group": self.group, "workers": workers, "error": self.error, "secrets_differ": self.secrets_differ}
-        return json.dumps(outcome, separators=(",", ":"))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
@@ -182,15 +180,15 @@ class StaticJoin:
                 f"world_size={self._size}. Start all workers of a group with the same world_size."
             )
             for each in (self, StaticJoin(self._table, last.size, self._record)):  # the workers that wait for either
-                each._close(lambda: _failed(text))
+                each._close(lambda: Roster(error=text))
         if self._table.has_foreign(_OF_TORCH.format(self._record.id)):
             return  # we used it ourselves before: what the others wrote is from then
         foreign = [number for number in self._absent()[:_MAX_SHOWN] if self._table.has_foreign(_OF_TORCH.format(number))]
         if foreign:
             self._close(
-                lambda: _failed(
-                    f"Rank {foreign[0]} came with torch.distributed.rpc, worker {self._record} with remora.rpc: they cannot "
-                    "talk. Import remora.rpc on every rank, or set REMORA_COMPAT=1 (see docs/migrating.md)."
+                lambda: Roster(
+                    error=f"Rank {foreign[0]} came with torch.distributed.rpc, worker {self._record} with remora.rpc: they "
+                    "cannot talk. Import remora.rpc on every rank, or set REMORA_COMPAT=1 (see docs/migrating.md)."
                 )
             )
 
@@ -206,7 +204,7 @@ class StaticJoin:
             "Give all of them the same one (REMORA_SECRET, REMORA_SECRET_FILE or the options), or none of them."
         )
         self._say_who_came()
-        self._close(lambda: Roster("", (), text, secrets_differ=True))
+        self._close(lambda: Roster(error=text, secrets_differ=True))
 
     def _absent(self) -> list[int]:
         places = enumerate(self._places())
@@ -214,7 +212,8 @@ class StaticJoin:
 
     def _still_waiting(self) -> str:
         absent = self._absent()
-        ranks = f"rank{'s' if len(absent) > 1 else ''} {_listed(list(map(str, absent)))}" if absent else "the last to come"
+        numbers = listed(list(map(str, absent)), _MAX_SHOWN)
+        ranks = f"rank{'s' if len(absent) > 1 else ''} {numbers}" if absent else "the last to come"
         hint = self._silent_host(absent).rstrip(".")
         return f"init_rpc: still waiting for {ranks} of {self._size} at {self._table.where}{hint}"
 
@@ -259,7 +258,7 @@ class StaticJoin:
         first = self._table.take([self._key(second.id)])[0]
         holder = str(WorkerRecord.from_json(first)) if first else "another"
         text = f"Worker id {second.id} is not unique: workers {holder} and {second} both have it."
-        return Roster("", (), f"{text} (If it was restarted while the others were waiting, start all of them again.)")
+        return Roster(error=f"{text} (If it was restarted while the others were waiting, start all of them again.)")
 
     def _move_on(self) -> None:
         self._table.swap(f"{self._base}/generation", str(self.generation + 1), old=str(self.generation))
@@ -302,14 +301,16 @@ class StaticJoin:
         present = [WorkerRecord.from_json(text) for text in self._there(range(self._size)) if text]
         absent = sorted(set(range(self._size)) - {each.id for each in present})
         gone = [number for number in absent if self._table.has([self._key(f"gone/{number}")])]
+        leavers = [printable(text) for text in self._there(f"gone/{number}" for number in gone)]
+        missing = [number for number in absent if number not in gone]
         last = _last_to_come(self._table)
         texts = [
             f"Worker {self._record} waited {time.monotonic() - self._started:.1f} s at {self._table.where} "
             f"for a group of {self._size} workers.",
-            f"Missing: {_listed([f'rank {number}' for number in absent if number not in gone]) or 'none'}.",
-            f"Present: {_listed(list(map(str, present)))}.",
-            f"Given up: {_listed(list(map(printable, self._there(f'gone/{number}' for number in gone))))}." if gone else "",
-            self._silent_host([number for number in absent if number not in gone]).removeprefix(". "),
+            f"Missing: {listed([f'rank {number}' for number in missing], _MAX_SHOWN) or 'none'}.",
+            f"Present: {listed(list(map(str, present)), _MAX_SHOWN)}.",
+            f"Given up: {listed(leavers, _MAX_SHOWN)}." if gone else "",
+            self._silent_host(missing).removeprefix(". "),
             "" if last.size == self._size else f"(Worker {last.worker} came with world_size={last.size}.)",
             "Start the missing workers with the same init_method and world_size, or allow more time.",
         ]
@@ -354,18 +355,9 @@ def _last_to_come(table: StoreTable) -> _Comer:
     )
 
 
-def _failed(reason: str) -> Roster:
-    return Roster("", (), reason)
-
-
 def _duplicate_name(workers: tuple[WorkerRecord, ...]) -> str:
     name, count = Counter(each.name for each in workers).most_common(1)[0]
     if count == 1:
         return ""
-    ranks = _listed([str(each.id) for each in workers if each.name == name])
+    ranks = listed([str(each.id) for each in workers if each.name == name], _MAX_SHOWN)
     return f"Worker name {name!r} is not unique: the workers with ranks {ranks} all have it."
-
-
-def _listed(things: list[str]) -> str:
-    shown = things[:_MAX_SHOWN]
-    return ", ".join(shown) + (f" and {len(things) - len(shown)} more" if len(things) > len(shown) else "")

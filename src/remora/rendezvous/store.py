@@ -12,11 +12,10 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from numbers import Integral
-from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlparse, urlunparse
 
 import torch.distributed as c10d
@@ -35,8 +34,6 @@ _ANSWER_TIMEOUT = 10.0  # for a store that is there
 _OWN_ANSWER_TIMEOUT = 5.0  # for a store of this very process
 NAME_TIMEOUT = 10.0  # for the name of a host to become known; more, if the program says how long a group may take to form
 _FREE_BYTES_NEEDED = 256 * 1024
-
-T = TypeVar("T")
 
 _hosted: dict[int, Store] = {}
 """Stores that this process hosts, by port. They stay until it ends: workers of the next group may already be waiting
@@ -118,9 +115,9 @@ def open_store(
     rank, _ = rank_and_size(rank, world_size or 0, init_method=init_method)
     meeting = _Meeting(init_method, rank, world_size or None, timeout, deadline, name_timeout or math.inf)
     url = _with_query(meeting)
-    if meeting.scheme == "file":
-        store = _open_file(meeting, url)
-    elif meeting.scheme in ("tcp", "env"):
+    if meeting.scheme == "file" and os.name != "nt":
+        _check_file(meeting)
+    if meeting.scheme in ("tcp", "env"):
         store = _open_tcp(meeting, url)
     elif meeting.scheme in _handlers:
         store = _rendezvous(meeting, url)
@@ -136,11 +133,6 @@ def hosts(store: Store) -> bool:
     return any(innermost(store) is innermost(each) for each in _hosted.values())
 
 
-def release_stores() -> None:
-    """Close the stores that this process hosts. Later operations of other workers on them fail."""
-    _hosted.clear()
-
-
 def _with_query(meeting: _Meeting) -> str:
     """Return the URL with rank and world size, as PyTorch's handlers want them."""
     parts = urlparse(meeting.url)
@@ -153,26 +145,16 @@ def _with_query(meeting: _Meeting) -> str:
 
 
 def _rendezvous(meeting: _Meeting, url: str) -> Store:
-    def meet() -> Store:
-        store: Store = next(rendezvous(url, timeout=_left(meeting)))[0]
-        return store
-
-    return _translated(meeting, meet)
-
-
-def _translated(meeting: _Meeting, function: Callable[[], T]) -> T:
-    """Run a function that may block, until the deadline, with our errors. A ValueError is the caller's and stays one."""
+    """Have PyTorch open the store, until the deadline, with our errors. A ValueError is the caller's and stays one."""
+    timeout = _duration(max(meeting.deadline - time.monotonic(), 0.1))
     try:
-        return in_time(function, meeting.deadline)
+        store: Store = in_time(lambda: next(rendezvous(url, timeout=timeout))[0], meeting.deadline)
+        return store
     except TimeoutError:
         raise meeting.failed(f"the store did not answer within {meeting.timeout:g} s.") from None
     except RuntimeError as error:
         # Without its cause: torch's text goes on with a C++ stack trace.
         raise meeting.failed(str(error).partition("\n")[0]) from None
-
-
-def _left(meeting: _Meeting) -> timedelta:
-    return _duration(max(meeting.deadline - time.monotonic(), 0.1))
 
 
 def _duration(seconds: float) -> timedelta:
@@ -183,15 +165,10 @@ def _duration(seconds: float) -> timedelta:
 # --- file:// ---
 
 
-def _open_file(meeting: _Meeting, url: str) -> Store:
-    if os.name != "nt":
-        _check_file(meeting, urlparse(url).path)
-    return _rendezvous(meeting, url)
-
-
-def _check_file(meeting: _Meeting, path: str) -> None:
+def _check_file(meeting: _Meeting) -> None:
     """Raise if the file cannot be used: PyTorch's file store waits minutes for a directory that does not exist, and for ever
     after a write that failed."""
+    path = urlparse(meeting.url).path
     if not path:
         raise MeetingUnknown(f"{meeting.url}: path missing. Give file:///path of a file that every worker can write.")
     try:
@@ -218,8 +195,7 @@ def _open_tcp(meeting: _Meeting, url: str) -> Store:
     if meeting.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # its launcher hosts the store
         probe = _await_host(meeting, host, port)
         store = _rendezvous(meeting, url)
-        if probe is not None:
-            watch_process(store, probe)
+        watch_process(store, probe)
         return store
     own = is_own_address(host)
     if not own:  # torch's client would wait there in silence, and then write a C++ stack trace
@@ -360,6 +336,5 @@ def _join_former_host(meeting: _Meeting, host: str, port: int) -> Store:
         if probe is not None:
             probe.close()
         raise meeting.failed(taken.format("; a c10d store, which no Remora group uses"))
-    if probe is not None:
-        watch_process(store, probe)
+    watch_process(store, probe)
     return store

@@ -36,10 +36,6 @@ _WHO_HOSTS_IT = "If another worker hosts it (rank 0 does for tcp:// and env://)"
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 
 
-def _no_matter() -> None:
-    """Do nothing while a wait lasts."""
-
-
 class StoreTable:
     """Keys and values that all workers of a group see. Values are texts; an empty one stands for none."""
 
@@ -116,7 +112,7 @@ class StoreTable:
         """Return True if a key has been written that is not Remora's."""
         return self._ask(lambda: self._kept.check([key]))
 
-    def wait(self, key: str, deadline: float, look: Callable[[], None] = _no_matter) -> bool:
+    def wait(self, key: str, deadline: float, look: Callable[[], None] = lambda: None) -> bool:
         """Wait until the key is written; return False if it is not at the deadline. Calls `look` now and then meanwhile.
 
         The store's own wait does not react to Ctrl-C, and prints to standard error when it ends in vain.
@@ -164,10 +160,11 @@ class StoreTable:
         return f"The store at {self.where}, where the workers of the group meet,"
 
 
-def watch_process(store: Store, probe: StoreProbe) -> None:
-    """Give the table of a store a probe that shows when the store's process ends. Without it, torch's own client finds
+def watch_process(store: Store, probe: StoreProbe | None) -> None:
+    """Give the table of a store a probe that shows when the store's process ends. Without one, torch's own client finds
     out."""
-    _probes[store] = probe
+    if probe is not None:
+        _probes[store] = probe
 
 
 def innermost(store: Store) -> Store:

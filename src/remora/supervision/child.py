@@ -56,11 +56,8 @@ class Child:
         else:
             self._process = _start([*target, *map(str, args)], env, streams)
         self.pid = self._process.pid
-        self._watch = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None  # type: ignore[attr-defined,unused-ignore]
-
-    def fileno(self) -> int | None:
-        """Return a descriptor that becomes readable when the process ends; None where the system has none."""
-        return self._watch
+        # A descriptor that becomes readable when the process ends; None where the system has none.
+        self.descriptor = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None  # type: ignore[attr-defined,unused-ignore]
 
     @property
     def ended(self) -> bool:
@@ -86,9 +83,9 @@ class Child:
         self.signal(signal.SIGKILL)
         code = self._process.wait()
         self._await_descendants()
-        if self._watch is not None:
-            os.close(self._watch)
-            self._watch = None
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
         return code
 
     def _await_descendants(self) -> None:

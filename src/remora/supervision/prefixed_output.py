@@ -11,6 +11,7 @@ import re
 import select
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import FileIO
 from typing import BinaryIO
 
@@ -28,32 +29,23 @@ _LAST_LINE = re.compile(rb"[\w.]+(:|\s*$)")  # of a traceback: the exception's t
 _PLACE = re.compile(rb'  File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
 
 
-class Output:
-    """The output of the processes of one name. `streams` are the descriptors to give them, for as long as this is open."""
-
-    def __init__(self, prefix: str, out: BinaryIO, err: BinaryIO) -> None:
-        self._readers: list[threading.Thread] = []
-        self.streams = (self._open(prefix, out), self._open(prefix, err))
-
-    def _open(self, prefix: str, target: BinaryIO) -> int:
+@contextmanager
+def prefixed(prefix: str, out: BinaryIO, err: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield two descriptors, to which the processes of one name are to print. What was printed when the block ends is still
+    passed on; no process may be started with the descriptors any more."""
+    descriptors, readers = [], []
+    for target in (out, err):
         ours, theirs = os.pipe()
-        reader = threading.Thread(target=_pass_on, args=(ours, prefix.encode(), target), daemon=True)
-        reader.start()
-        self._readers.append(reader)
-        return theirs
-
-    def close(self) -> None:
-        """Close the descriptors, and pass on what was printed. No process may be started with them any more."""
-        for descriptor in self.streams:
+        descriptors.append(theirs)
+        readers.append(threading.Thread(target=_pass_on, args=(ours, prefix.encode(), target), daemon=True))
+        readers[-1].start()
+    try:
+        yield descriptors[0], descriptors[1]
+    finally:
+        for descriptor in descriptors:
             os.close(descriptor)
-        for reader in self._readers:
+        for reader in readers:
             reader.join(LAST_WORDS)
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _pass_on(descriptor: int, prefix: bytes, target: BinaryIO) -> None:

@@ -57,7 +57,7 @@ class _Charge:
     due: float | None = None  # when it is to be started (again)
     outcome: Outcome | None = None  # for good
     stopped: bool = False  # by `stop`: it is not started again, whatever a thread has decided before it saw this
-    codes: list[int] = field(default_factory=list)
+    code: int = 0  # with which its process ended last
 
     @property
     def child(self) -> Child | None:
@@ -83,12 +83,12 @@ class _Charge:
             child = self.running.popleft()
         except IndexError:
             return None
-        self.codes.append(child.reap())
+        self.code = child.reap()
         return child
 
     def finish(self, ended: bool) -> None:
         self.due = None
-        self.outcome = Outcome(self.codes[-1] if self.codes else 0, self.restarts.made, ended)
+        self.outcome = Outcome(self.code, self.restarts.made, ended)
 
     def restart_at(self, due: float | None) -> None:
         """Restart it, whatever its outcome was."""
@@ -265,7 +265,7 @@ class Supervisor:
 
     def _decide(self, charge: _Charge, ran_for: float) -> None:
         """Decide what follows after a process ended, by itself or because of `stop`."""
-        code = charge.codes[-1]
+        code = charge.code
         delay = None if charge.stopped else charge.restarts.after(code, ran_for)
         if delay is None:
             charge.finish(ended=charge.stopped)
@@ -311,7 +311,7 @@ class Supervisor:
         the time is up."""
         charges = self._all()
         children = [child for charge in charges if (child := charge.child) is not None]
-        watched = [child.fileno() for child in children]
+        watched = [child.descriptor for child in children]
         moments = [due for charge in charges if (due := charge.due) is not None]
         moments += [time.monotonic() + LOOK_AGAIN] if None in watched else []
         moments += [] if end is None else [end]

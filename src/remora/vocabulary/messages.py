@@ -1,6 +1,6 @@
 """The specification of what goes over a link after the handshake: one class for each type of message.
 
-The fields of a class are its payload; its docstring says which worker sends it, when, and what follows. `layout` says how
+The fields of a class are its payload; its docstring says which worker sends it, when, and what follows. Its layout says how
 the payload becomes the body of a frame (`remora.wire.message_codec` is the one place that does it, `remora.wire.frames`
 has the header). The codes are PyTorch's where it has the message; ours start at 0x40.
 
@@ -14,9 +14,10 @@ The hot path packs and reads calls, replies and fetches as plain values, without
 says what they look like, and a test holds real traffic against it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, IntFlag
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.ids import GloballyUniqueId, WorkerKey
@@ -120,7 +121,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The base of all payloads. Those without fields of their own inherit the rest of a dataclass from it."""
+    """The base of all payloads. `payload` sets what is said here of a class."""
 
     type: ClassVar[MessageType]
     layout: ClassVar[Layout]
@@ -130,45 +131,56 @@ class Message:
     of_program: ClassVar[bool] = False  # it holds values of the program: what fails while they are unpickled is theirs
 
 
+M = TypeVar("M", bound=Message)
+
+
+@dataclass_transform(frozen_default=True)
+def payload(
+    code: MessageType,
+    layout: Layout | None = None,
+    *,
+    answered_by: MessageType | None = None,
+    numbered: bool = True,
+    of_program: bool = False,
+) -> Callable[[type[M]], type[M]]:
+    """Make a class the payload of one type of message. Without a layout, it has the fields and the layout of its base."""
+
+    def declare(kind: type[M]) -> type[M]:
+        kind.type = code
+        kind.layout = layout or kind.layout
+        kind.answered_by = answered_by or kind.answered_by
+        kind.numbered = numbered
+        kind.of_program = of_program or kind.of_program
+        return dataclass(frozen=True, slots=True)(kind)
+
+    return declare
+
+
 # Calls.
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.PYTHON_CALL, Layout.FIELDS, answered_by=MessageType.PYTHON_RET, of_program=True)
 class PythonCall(Message):
     """The caller has the callee run a Python function.
 
     In the place of the function may stand the number that a FUNCTION before it gave to it; a call of such a function without
     arguments is the pickle of the number alone. The callee answers with what the function returns."""
 
-    type = MessageType.PYTHON_CALL
-    layout = Layout.FIELDS
-    answered_by = MessageType.PYTHON_RET
-    of_program = True
-
     function: Any  # a callable, or its number
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.PYTHON_RET, Layout.VALUE, of_program=True)
 class PythonRet(Message):
     """The callee answers PYTHON_CALL: the function returned this value."""
-
-    type = MessageType.PYTHON_RET
-    layout = Layout.VALUE
-    of_program = True
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.SCRIPT_CALL, Layout.FIELDS, answered_by=MessageType.SCRIPT_RET, of_program=True)
 class ScriptCall(Message):
     """The caller has the callee run a function that torch compiled (`torch.<name>`), or one of TorchScript."""
-
-    type = MessageType.SCRIPT_CALL
-    layout = Layout.FIELDS
-    answered_by = MessageType.SCRIPT_RET
-    of_program = True
 
     kind: str  # "operator" or "function"
     name: str
@@ -176,20 +188,14 @@ class ScriptCall(Message):
     kwargs: dict[str, Any]
 
 
+@payload(MessageType.SCRIPT_RET)
 class ScriptRet(PythonRet):
     """The callee answers SCRIPT_CALL: the function returned this value."""
 
-    __slots__ = ()
 
-    type = MessageType.SCRIPT_RET
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.EXCEPTION, Layout.FIELDS)
 class Failure(Message):
     """The callee answers any request: it failed. The caller raises an exception of the original type, if it can be made."""
-
-    type = MessageType.EXCEPTION
-    layout = Layout.FIELDS
 
     worker: str  # on which it was raised
     summary: str  # its repr, which names the type
@@ -201,121 +207,79 @@ class Failure(Message):
 # References.
 
 
+@payload(MessageType.PYTHON_REMOTE_CALL, answered_by=MessageType.REMOTE_RET)
 class PythonRemoteCall(PythonCall):
     """The creator of a reference has the owner-to-be run a Python function, whose result becomes a value there.
 
     The preamble names the value and its first fork. The owner answers when the value is made, or the function failed."""
 
-    __slots__ = ()
 
-    type = MessageType.PYTHON_REMOTE_CALL
-    answered_by = MessageType.REMOTE_RET
-
-
+@payload(MessageType.SCRIPT_REMOTE_CALL, answered_by=MessageType.REMOTE_RET)
 class ScriptRemoteCall(ScriptCall):
     """The creator of a reference has the owner-to-be run a function of torch, or of TorchScript, for a value there."""
 
-    __slots__ = ()
 
-    type = MessageType.SCRIPT_REMOTE_CALL
-    answered_by = MessageType.REMOTE_RET
-
-
+@payload(MessageType.REMOTE_RET, Layout.NONE)
 class RemoteRet(Message):
     """The owner answers its creator: the function has ended. If it failed, a fetch of the value says so."""
 
-    __slots__ = ()
 
-    type = MessageType.REMOTE_RET
-    layout = Layout.NONE
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.PYTHON_RREF_FETCH_CALL, Layout.BINARY, answered_by=MessageType.PYTHON_RREF_FETCH_RET)
 class PythonRRefFetchCall(Message):
     """A holder of a reference asks the owner for the value (`to_here`). The owner answers when the value is there."""
 
-    type = MessageType.PYTHON_RREF_FETCH_CALL
-    layout = Layout.BINARY
     order = "id of the value"
-    answered_by = MessageType.PYTHON_RREF_FETCH_RET
-
     rref: RRefId
 
 
+@payload(MessageType.SCRIPT_RREF_FETCH_CALL, answered_by=MessageType.SCRIPT_RREF_FETCH_RET)
 class ScriptRRefFetchCall(PythonRRefFetchCall):
     """A holder of a reference asks the owner for a value that SCRIPT_REMOTE_CALL made."""
 
-    __slots__ = ()
 
-    type = MessageType.SCRIPT_RREF_FETCH_CALL
-    answered_by = MessageType.SCRIPT_RREF_FETCH_RET
-
-
+@payload(MessageType.PYTHON_RREF_FETCH_RET)
 class PythonRRefFetchRet(PythonRet):
     """The owner answers a fetch with the value."""
 
-    __slots__ = ()
 
-    type = MessageType.PYTHON_RREF_FETCH_RET
-
-
+@payload(MessageType.SCRIPT_RREF_FETCH_RET)
 class ScriptRRefFetchRet(PythonRet):
     """The owner answers a fetch with a value that SCRIPT_REMOTE_CALL made."""
 
-    __slots__ = ()
 
-    type = MessageType.SCRIPT_RREF_FETCH_RET
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.RREF_FORK_REQUEST, Layout.BINARY, answered_by=MessageType.RREF_ACK)
 class RRefForkRequest(Message):
     """A worker that received a reference asks the owner to count its fork. The answer confirms the fork."""
 
-    type = MessageType.RREF_FORK_REQUEST
-    layout = Layout.BINARY
     order = "id of the value, id of the fork"
-    answered_by = MessageType.RREF_ACK
-
     rref: RRefId
     fork: ForkId
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.RREF_CHILD_ACCEPT, Layout.BINARY, answered_by=MessageType.RREF_ACK)
 class RRefChildAccept(Message):
     """A worker that received a reference tells its sender that the owner counts the fork now. The sender need not keep its
     own fork for the sake of this one any longer."""
 
-    type = MessageType.RREF_CHILD_ACCEPT
-    layout = Layout.BINARY
     order = "id of the fork"
-    answered_by = MessageType.RREF_ACK
-
     fork: ForkId
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.RREF_USER_DELETE, Layout.BINARY, answered_by=MessageType.RREF_ACK)
 class RRefUserDelete(Message):
     """A holder tells the owner that forks are gone. When no fork of a value is left, the owner frees it.
 
     `never_made`: the creator could not send the call that was to make the value, or the owner could not read it. The value
     will never be made, unless it was; then that is no news, and the fork that is named (the value's own number) is none."""
 
-    type = MessageType.RREF_USER_DELETE
-    layout = Layout.BINARY
     order = "u8 never_made, then ids"
-    answered_by = MessageType.RREF_ACK
-
     never_made: bool
     ids: tuple[GloballyUniqueId, ...]  # of a value, of a fork of it, and so on in turn
 
 
+@payload(MessageType.RREF_ACK, Layout.NONE)
 class RRefAck(Message):
     """The answer to RREF_FORK_REQUEST, RREF_CHILD_ACCEPT and RREF_USER_DELETE: it was taken note of."""
-
-    __slots__ = ()
-
-    type = MessageType.RREF_ACK
-    layout = Layout.NONE
 
 
 # Distributed autograd.
@@ -333,128 +297,89 @@ class PassFailure:
         return PassFailure, (self.worker, self.name, self.failure)
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.BACKWARD_PART_REQ, Layout.FIELDS, answered_by=MessageType.BACKWARD_PART_RESP)
 class BackwardPartReq(Message):
     """A worker tells the sender of tensors which of them take part in a backward pass (SMART, first round).
 
     The receiver tells the senders of its own tensors in turn. It answers when all of those have answered."""
 
-    type = MessageType.BACKWARD_PART_REQ
-    layout = Layout.FIELDS
-    answered_by = MessageType.BACKWARD_PART_RESP
-
     key: PassId
     part: Part
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.BACKWARD_PART_RESP, Layout.FIELDS_OR_NONE)
 class BackwardPartResp(Message):
     """Every worker that was to be found has been found, or how that failed."""
-
-    type = MessageType.BACKWARD_PART_RESP
-    layout = Layout.FIELDS_OR_NONE
 
     failure: PassFailure | None = None
     owed: Owed = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@payload(
+    MessageType.BACKWARD_AUTOGRAD_REQ, Layout.FIELDS, answered_by=MessageType.BACKWARD_AUTOGRAD_RESP, of_program=True
+)
 class BackwardAutogradReq(Message):
     """A worker sends gradients to the sender of the tensors that they belong to (second round of a pass).
 
     The receiver runs its part of the graph with them and answers when everything that it set going is done. `part` is there
     if the pass goes to one worker and cannot come back: both rounds are one message then."""
 
-    type = MessageType.BACKWARD_AUTOGRAD_REQ
-    layout = Layout.FIELDS
-    answered_by = MessageType.BACKWARD_AUTOGRAD_RESP
-    of_program = True
-
     key: PassId
     part: Part | None
     gradients: dict[int, Any]  # by message that was sent: the gradients of its tensors
 
 
+@payload(MessageType.BACKWARD_AUTOGRAD_RESP)
 class BackwardAutogradResp(BackwardPartResp):
     """The work that the gradients caused is done, or it failed. FAST: `owed` says which gradients workers still wait for."""
 
-    __slots__ = ()
 
-    type = MessageType.BACKWARD_AUTOGRAD_RESP
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.BACKWARD_END_REQ, Layout.FIELDS, answered_by=MessageType.BACKWARD_END_RESP)
 class BackwardEndReq(Message):
     """A worker tells those that it gave a part in a backward pass that the pass failed. They stop, and pass it on."""
-
-    type = MessageType.BACKWARD_END_REQ
-    layout = Layout.FIELDS
-    answered_by = MessageType.BACKWARD_END_RESP
 
     key: PassId
     failure: PassFailure
 
 
+@payload(MessageType.BACKWARD_END_RESP, Layout.NONE)
 class BackwardEndResp(Message):
     """The worker that answers, and those that it has told, do not work on that pass any more."""
 
-    __slots__ = ()
 
-    type = MessageType.BACKWARD_END_RESP
-    layout = Layout.NONE
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.RREF_BACKWARD_REQ, Layout.FIELDS, answered_by=MessageType.RREF_BACKWARD_RESP)
 class RRefBackwardReq(Message):
     """A holder of a reference has the owner begin a backward pass at the value (`rref.backward`)."""
-
-    type = MessageType.RREF_BACKWARD_REQ
-    layout = Layout.FIELDS
-    answered_by = MessageType.RREF_BACKWARD_RESP
 
     rref: RRefId
     context_id: int
     retain_graph: bool
 
 
+@payload(MessageType.RREF_BACKWARD_RESP, Layout.NONE)
 class RRefBackwardResp(Message):
     """The pass that RREF_BACKWARD_REQ asked for is over."""
 
-    __slots__ = ()
 
-    type = MessageType.RREF_BACKWARD_RESP
-    layout = Layout.NONE
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ, Layout.VALUE)
 class CleanupAutogradContextReq(Message):
     """A worker that released an autograd context tells those that have a part of it. They release theirs, and do not
     answer."""
 
-    type = MessageType.CLEANUP_AUTOGRAD_CONTEXT_REQ
-    layout = Layout.VALUE
-
     context_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.AUTOGRAD_CONTEXT_HELD_REQ, Layout.VALUE, answered_by=MessageType.AUTOGRAD_CONTEXT_HELD_RESP)
 class AutogradContextHeldReq(Message):
     """A worker has a part of a context, and the worker from which it had it died: it asks the creator whether the context is
     still there, and releases its part if not."""
 
-    type = MessageType.AUTOGRAD_CONTEXT_HELD_REQ
-    layout = Layout.VALUE
-    answered_by = MessageType.AUTOGRAD_CONTEXT_HELD_RESP
-
     context_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.AUTOGRAD_CONTEXT_HELD_RESP, Layout.VALUE)
 class AutogradContextHeldResp(Message):
     """The creator of a context answers whether it is still there."""
-
-    type = MessageType.AUTOGRAD_CONTEXT_HELD_RESP
-    layout = Layout.VALUE
 
     held: bool
 
@@ -462,193 +387,124 @@ class AutogradContextHeldResp(Message):
 # Membership.
 
 
+@payload(MessageType.GREETING, Layout.NONE, answered_by=MessageType.MEMBERSHIP_ACK)
 class Greeting(Message):
     """A worker of a static group tells the next one in the ring of ids that it can talk to it. `init_rpc` returns when it
     has the answer, and has answered the worker before it."""
 
-    __slots__ = ()
 
-    type = MessageType.GREETING
-    layout = Layout.NONE
-    answered_by = MessageType.MEMBERSHIP_ACK
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.JOINED, Layout.VALUE, answered_by=MessageType.MEMBERSHIP_ACK)
 class Joined(Message):
     """A worker that joins a dynamic group tells every member that it is there. `init_rpc` returns when they answered."""
-
-    type = MessageType.JOINED
-    layout = Layout.VALUE
-    answered_by = MessageType.MEMBERSHIP_ACK
 
     record: bytes  # the sender's, as `WorkerRecord.to_json` writes it
 
 
+@payload(MessageType.LEAVING, Layout.NONE, answered_by=MessageType.MEMBERSHIP_ACK)
 class Leaving(Message):
     """A worker that is about to leave a dynamic group tells every member. The member answers, and removes it."""
 
-    __slots__ = ()
 
-    type = MessageType.LEAVING
-    layout = Layout.NONE
-    answered_by = MessageType.MEMBERSHIP_ACK
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.LOST, Layout.FIELDS, answered_by=MessageType.MEMBERSHIP_ACK)
 class Lost(Message):
     """A worker whose neighbour died, or is silent, tells all others. Each sees for itself: the word of another worker is not
     enough."""
-
-    type = MessageType.LOST
-    layout = Layout.FIELDS
-    answered_by = MessageType.MEMBERSHIP_ACK
 
     worker: WorkerKey
     silent_for: float  # seconds in which nothing came from its host
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.CONFIRM_DEATH, Layout.VALUE, answered_by=MessageType.MEMBERSHIP_ACK)
 class ConfirmDeath(Message):
     """The owner of values lost a worker that died, and asks each other one to confirm the loss.
 
     The receiver gives the lost worker up, deals with all that came from it, says LOSS_CONFIRMED, and answers."""
 
-    type = MessageType.CONFIRM_DEATH
-    layout = Layout.VALUE
-    answered_by = MessageType.MEMBERSHIP_ACK
-
     worker: WorkerKey
 
 
+@payload(MessageType.CONFIRM_LEAVE)
 class ConfirmLeave(ConfirmDeath):
     """The owner of values lost a worker that left of its own will, and asks each other one to confirm the loss.
 
     If that worker still talks to the receiver, its goodbye is awaited: its last answers come before that."""
 
-    __slots__ = ()
 
-    type = MessageType.CONFIRM_LEAVE
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.LOSS_CONFIRMED, Layout.VALUE, answered_by=MessageType.MEMBERSHIP_ACK)
 class LossConfirmed(Message):
     """A worker tells the owner that asked: I have lost that worker, too, and everything that I had to say because of what
     came from it was sent before this. When all have said so, the owner drops the forks that the lost worker held."""
 
-    type = MessageType.LOSS_CONFIRMED
-    layout = Layout.VALUE
-    answered_by = MessageType.MEMBERSHIP_ACK
-
     worker: WorkerKey
 
 
+@payload(MessageType.MEMBERSHIP_ACK, Layout.NONE)
 class MembershipAck(Message):
     """The answer to all messages about membership: the receiver has acted on it."""
-
-    __slots__ = ()
-
-    type = MessageType.MEMBERSHIP_ACK
-    layout = Layout.NONE
 
 
 # Words. The field `call` of the header says which call, or which number, they are about.
 
 
+@payload(MessageType.CANCEL, Layout.EMPTY)
 class Cancel(Message):
     """The caller tells the callee that it does not wait for the call any more. A function that has not begun never will; a
     coroutine is cancelled."""
 
-    __slots__ = ()
 
-    type = MessageType.CANCEL
-    layout = Layout.EMPTY
-
-
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.PROGRESS, Layout.BINARY)
 class Progress(Message):
     """The callee tells the caller of a call whose deadline is less than a second away, twice a second: whether the function
     has begun. The error of a timeout says so."""
 
-    type = MessageType.PROGRESS
-    layout = Layout.BINARY
     order = "u8 0x31 if it has begun, else nothing"
-
     begun: bool
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.FUNCTION, Layout.BINARY)
 class Function(Message):
     """The caller gives a function a number, before the first call that says the number in its place. The header's `call` is
     the number."""
 
-    type = MessageType.FUNCTION
-    layout = Layout.BINARY
     order = "module, newline, name, in UTF-8"
-
     module: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@payload(MessageType.GIVE_BACK, Layout.BINARY)
 class GiveBack(Message):
     """A worker tells another which segments of its shared memory it does not use any more. Numbers with special bits set say
     other things of shared and of device memory (`transport/shm/lender.py`, `agent/memory/device.py`)."""
 
-    type = MessageType.GIVE_BACK
-    layout = Layout.BINARY
     order = "a u64 for each number"
-
     numbers: tuple[int, ...]
 
 
+@payload(MessageType.GOODBYE, Layout.EMPTY)
 class Goodbye(Message):
     """A worker leaves of its own will: its silence is no failure. It says so behind its last answers, and the receiver hangs
     up when it has those."""
 
-    __slots__ = ()
 
-    type = MessageType.GOODBYE
-    layout = Layout.EMPTY
-
-
+@payload(MessageType.VOID, Layout.EMPTY)
 class Void(Message):
     """It stands for a message that could not be repeated after a reconnect, and has its number. If that was a reply, the
     caller's call fails: the outcome is unknown."""
 
-    __slots__ = ()
 
-    type = MessageType.VOID
-    layout = Layout.EMPTY
-
-
+@payload(MessageType.ACK, Layout.EMPTY, numbered=False)
 class Ack(Message):
     """An end of a session has much to acknowledge and nothing else to send: the acknowledgement is in the header."""
 
-    __slots__ = ()
 
-    type = MessageType.ACK
-    layout = Layout.EMPTY
-    numbered = False
-
-
+@payload(MessageType.PING, Layout.EMPTY, numbered=False)
 class Ping(Message):
     """An end of a session that has heard nothing for a heartbeat asks for a sign of life. The other end sends PONG."""
 
-    __slots__ = ()
 
-    type = MessageType.PING
-    layout = Layout.EMPTY
-    numbered = False
-
-
+@payload(MessageType.PONG, Layout.EMPTY, numbered=False)
 class Pong(Message):
     """A sign of life: what PING asks for."""
-
-    __slots__ = ()
-
-    type = MessageType.PONG
-    layout = Layout.EMPTY
-    numbered = False
 
 
 MESSAGES: dict[MessageType, type[Message]] = {

@@ -176,7 +176,7 @@ class Membership:
 
     def _remove(self, peer: Peer) -> None:
         try:
-            self._group.remove(peer.record)
+            self._group.leave(peer.record)
         except RendezvousError as error:
             log.info("%s is gone, but could not be struck off the list of the group: %s", peer.info, error)
 
