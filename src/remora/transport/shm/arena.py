@@ -72,6 +72,10 @@ class Arena:
         self.map: Mapping | None = Mapping(descriptor, size)
         ctypes.c_uint64.from_address(self.map.address).value = self.number
 
+    @property
+    def lent_bytes(self) -> int:
+        return sum(segment.size for segment, _ in list(self.lent.values()))
+
     def make(self, size: int) -> Segment | None:
         """Make a segment; None if there is no gap for it. OSError if the system has no memory."""
         mapping = self.map
@@ -130,10 +134,7 @@ class Arena:
         if self.map is None:
             return
         segment.used_at = now
-        waiting = self.free.get(segment.size)
-        if waiting is None:
-            waiting = self.free.setdefault(segment.size, deque())
-        waiting.append(segment)
+        self.free.setdefault(segment.size, deque()).append(segment)
 
     def end(self, loan: int, now: float) -> None:
         """End a loan: the borrower has returned it, and no thread copies there any more."""

@@ -195,13 +195,9 @@ class Lender:
                 self.forget(borrower)
 
     def close(self) -> None:
-        """Return everything."""
+        """Return everything; in a forked child, drop the parent's memory."""
         for borrower in list(self._arenas):
             self.forget(borrower)
-
-    def abandon(self) -> None:
-        """Drop the parent's memory, in a forked child."""
-        self.close()
 
     def counts(self) -> tuple[int, int]:
         """Return the bytes in all, and the number of lent segments."""
@@ -211,15 +207,13 @@ class Lender:
         """Assert what must hold while no thread lends: each segment is free or lent."""
         for arena in list(self._arenas.values()):
             free = sum(segment.size for waiting in list(arena.free.values()) for segment in list(waiting))
-            lent = sum(segment.size for segment, _ in list(arena.lent.values()))
-            assert arena.total == free + lent, f"of {arena.total} bytes {free} are free and {lent} lent"
+            assert arena.total == free + arena.lent_bytes, f"of {arena.total} bytes {free} are free, {arena.lent_bytes} lent"
 
     def lent_bytes(self) -> int:
         """Return the bytes that borrowers have. The rest is kept for the next messages, for `IDLE` seconds."""
-        arenas = list(self._arenas.values())
-        return sum(segment.size for arena in arenas for segment, _ in list(arena.lent.values()))
+        return sum(map(self.lent_to, list(self._arenas)))
 
     def lent_to(self, borrower: Hashable) -> int:
         """Return the bytes that one borrower has."""
         arena = self._arenas.get(borrower)
-        return 0 if arena is None else sum(segment.size for segment, _ in list(arena.lent.values()))
+        return 0 if arena is None else arena.lent_bytes
