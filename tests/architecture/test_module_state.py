@@ -30,9 +30,9 @@ STATE = {
         rpc.api._thread_local_var rpc.profiler.profiler_trace._thread wire.pack_scope.incoming""",
     "what a forked child must close or leave alone": """
         agent.runtime.try_lock._MAIN transport.fault_pump._pumps transport.shm.borrower._arenas
-        transport.shm.mapping._mappings""",
+        transport.shm.borrower._parting transport.shm.mapping._mappings""",
     "places where workers of one process find each other": """
-        agent.memory.device._here transport.sockets._inproc transport.sockets._inproc_lock testing.world._worlds""",
+        agent.memory.device._here transport.sockets._inproc testing.world._worlds""",
     "torch has one of it for the process: leaves and their accumulators, streams, defaults of threads, stores": """
         agent.runtime.clean_state._default_dtypes agent.runtime.clean_state._home autograd.claims._changed
         autograd.claims._claims autograd.claims._inside autograd.claims._sleepers autograd.graph._all_ends

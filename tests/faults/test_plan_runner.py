@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from remora.clock import NEVER
 from remora.faults.plan import Plan
-from remora.faults.plan_runner import NEVER, PlanRunner
+from remora.faults.plan_runner import PlanRunner
 from remora.transport.fault_link import PASS, Fate
 from remora.vocabulary.messages import MessageType
 

@@ -369,19 +369,19 @@ def test_what_was_never_lent_or_came_back_twice_changes_nothing() -> None:
 
 def test_threads_that_lend_to_a_new_peer_at_once_make_one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     lender = Lender(64 * MB)
-    real = lender._open
+    real = lender._ask_system
     buffers = [memoryview(bytes(100_000))]
     first: list[Placement | None] = []
 
-    def late(borrower: Any, now: float) -> Any:
+    def late(make: Any, now: float) -> Any:
         """Another thread lends something when this one has seen that there is no arena."""
-        monkeypatch.setattr(lender, "_open", real)
-        thread = threading.Thread(target=lambda: first.append(lender.lend(buffers, borrower, now)))
+        monkeypatch.setattr(lender, "_ask_system", real)
+        thread = threading.Thread(target=lambda: first.append(lender.lend(buffers, "b", now)))
         thread.start()
         thread.join()
-        return real(borrower, now)
+        return real(make, now)
 
-    monkeypatch.setattr(lender, "_open", late)
+    monkeypatch.setattr(lender, "_ask_system", late)
     try:
         second = lender.lend(buffers, "b", 0.0)
         assert first[0] is not None

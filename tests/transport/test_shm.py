@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,8 +25,10 @@ from remora.transport.shm import borrower as loans
 from remora.transport.shm import sealed_memory
 from remora.transport.shm.lender import IDLE, PAUSE, Lender
 from remora.transport.shm.loan_reference import HEAD, IN_TURN, TOGETHER, TURNS, loans_in, places_in, size_class
+from remora.transport.shm.mapping import map_memory
 from remora.transport.shm.sealed_memory import identity
 from remora.wire.raw_memory import readonly_view
+from tests.systematic.tracing import SIGNALS, AtPlace, places_of, raising
 from tests.transport.returns import returns
 
 pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
@@ -565,6 +568,133 @@ def test_where_pages_cannot_be_copied_for_sure_the_lender_does_not_get_them_back
     assert len(returns(borrower)) == (error == errno.EINVAL), "older systems have copied them when they were mapped"
     array[:] = 2.0
     assert ask()
+
+
+def test_pages_that_could_not_be_copied_for_sure_keep_what_is_written_to_them_at_the_next_fork(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> bool:
+        ctypes.set_errno(errno.ENOMEM)
+        return False
+
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    array = array_in(storage)
+    monkeypatch.setattr(loans, "populate", refuse)
+    assert in_child(lambda: True)()
+    array[:] = 2.0
+    assert in_child(lambda: bool((array == 2.0).all()))()
+    assert (array == 2.0).all()
+
+
+def test_two_threads_that_fork_make_memory_private_once_and_both_wait_for_it(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    mapped: list[int] = []
+    late = threading.Thread(target=loans._before_fork)
+
+    def map_slowly(*args: int) -> int:
+        mapped.append(args[-1])
+        if len(mapped) == 1:
+            late.start()
+            late.join(0.2)
+            assert late.is_alive(), "it would fork before the memory is its own"
+        return map_memory(*args)
+
+    monkeypatch.setattr(loans, "map_memory", map_slowly)
+    loans._before_fork()
+    late.join(5.0)
+    assert not late.is_alive()
+    assert len(mapped) == 1, "what it maps may be lent again by then"
+    assert (array_in(storage) == 1.0).all()
+
+
+def test_what_a_struck_thread_has_borrowed_is_made_private_all_the_same(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrower = loans.Borrower()
+    reference = lend(lender, [torch.full((MB,), 5.0)])
+    assert reference is not None
+    borrowed: dict[int, Any] = {}
+
+    def strike(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(loans, "_frombuffer", strike)
+        with pytest.raises(KeyboardInterrupt):
+            borrower.take(reference, 0.0, borrowed)
+    [storage], filling = borrower.take(reference, 0.0, borrowed)
+    borrowed.clear()
+    assert filling is not None
+    assert filling.wait(lambda: False)
+    array = array_in(storage)
+    assert in_child(lambda: bool((array == 5.0).all()))(), "a child that looks at it does not end with a fault"
+    assert len(returns(borrower)) == 1
+
+
+def test_a_fork_before_the_second_attempt_takes_nothing_away(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    borrower = loans.Borrower()
+    take(borrower, lend(lender, [torch.ones(MB)]))
+    lender.take_back(returns(borrower), "b", 0.0)
+    reference = lend(lender, [torch.full((MB,), 5.0)])  # in memory that is mapped by now
+    assert reference is not None
+    borrowed: dict[int, Any] = {}
+
+    def strike(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(loans, "_frombuffer", strike)
+        with pytest.raises(KeyboardInterrupt):
+            borrower.take(reference, 0.0, borrowed)
+    assert in_child(lambda: True)()
+    lender.take_back(returns(borrower), "b", 0.0)
+    assert lend(lender, [torch.full((MB,), 6.0)]) is not None  # where the other was
+    [storage], filling = borrower.take(reference, 0.0, borrowed)
+    assert filling is None
+    assert (array_in(storage) == 5.0).all()
+    borrowed.clear()
+    assert returns(borrower) == [], "it went back before"
+
+
+def test_a_lender_that_is_dropped_is_gone() -> None:
+    made = Lender(64 * MB)
+    assert lend(made, [torch.ones(MB)]) is not None
+    gone = weakref.ref(made._arenas["b"])
+    del made
+    gc.collect()
+    gc.collect()
+    assert gone() is None
+
+
+class Struck(BaseException):
+    """What a signal handler raises."""
+
+
+def test_a_strike_loses_no_segment_and_leaves_the_turn_to_the_next() -> None:
+    def work(lender: Lender) -> None:
+        lend(lender, [torch.ones(2 * MB)])
+        assert lend(lender, [torch.ones(MB), torch.ones(2 * MB)]) is None, "the second buffer does not fit"
+        lender.trim(100.0)
+
+    lender = Lender(16 * MB)
+    places = places_of(partial(work, lender), SIGNALS)
+    lender.close()
+    # (One that strikes while a file is being opened or mapped can lose that.)
+    places = [place for place in places if place.file.endswith(("lender.py", "arena.py"))]
+    places = [place for place in places if not place.function.endswith("__init__")]
+    assert len(places) > 40
+    for place in places:
+        lender = Lender(16 * MB)
+        with contextlib.suppress(Struck), AtPlace(place, raising(Struck), SIGNALS):
+            work(lender)
+        lender.check()
+        lender.forget("b")
+        assert lend(lender, [torch.ones(MB)]) is not None, f"after a strike at {place}"
+        lender.close()
 
 
 def test_a_fork_without_loans_changes_nothing(lender: Lender) -> None:

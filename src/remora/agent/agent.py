@@ -225,8 +225,8 @@ class Agent:
         self.pool.abandon()
         for sock in (*self.listener.descriptors(), *self.peers.descriptors()):
             sock.close()
-        self.poller.abandon()
-        self.peers.shared_memory.lender.abandon()
+        self.poller.close()
+        self.peers.shared_memory.lender.close()
 
     def _end(self) -> None:
         self.caller.running = False

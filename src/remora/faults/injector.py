@@ -13,11 +13,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 
-from remora.clock import SYSTEM, Clock
+from remora.clock import NEVER, SYSTEM, Clock
 from remora.faults.plan import Plan
-from remora.faults.plan_runner import NEVER, PlanRunner, Record
+from remora.faults.plan_runner import PlanRunner, Record
 from remora.transport.fault_link import Fate, Pipe
 from remora.transport.fault_pump import Pump
 from remora.transport.link import StreamLink
@@ -156,13 +157,25 @@ class Stage:
             self.pump.at(next_time, self._look)  # (once too often does no harm)
 
 
-@dataclass(eq=False)
 class _Link:
-    """A pipe of ours, and where it leads."""
+    """A link of a worker: decides what becomes of its frames, and holds its pipe."""
 
-    pipe: Pipe
-    peer: str
-    shut: bool = False  # made while the link was cut: silent until it is healed
+    def __init__(self, stage: Stage, me: str, peer: str) -> None:
+        self.stage = stage
+        self.me = me
+        self.peer = peer
+        self.shut = False  # made while the link was cut: silent until it is healed
+        self.pipe: Pipe
+
+    def leaving(self, kind: int, number: int) -> Fate:
+        return self.stage.leaving(self.me, self.peer, kind, number)
+
+    def left(self, kind: int, number: int) -> None:
+        self.stage.passed(self.me, self.peer, kind, number)
+
+    def arrived(self, kind: int, number: int) -> None:
+        if not self.stage.shared:  # else it was counted when it left
+            self.stage.passed(self.peer, self.me, kind, number)
 
 
 class Injector:
@@ -176,19 +189,10 @@ class Injector:
         self._end: threading.Thread | None = None  # ends the worker
         self._stopped_until = 0.0
 
-    # What the agent asks.
-
-    def refuses(self, peer: str, kind: int, payload: bytes) -> bool:
-        """Return True if the attempt to send this request fails."""
-        return self.stage.attempt(self.me, peer, kind, payload)
-
-    def barred(self, peer: str) -> bool:
-        """Return True if no connection to that peer can be made."""
-        return self.stage.severed(self.me, peer)
-
     def insert(self, link: StreamLink, peer: str, leftover: bytes) -> StreamLink:
         """Have what this link carries pass the plan. `leftover` was read from it already."""
-        sock = self.stage.pump.insert(link.sock, _Judge(self, peer), leftover, lambda pipe: self._adopt(pipe, peer))
+        ours = _Link(self.stage, self.me, peer)
+        sock = self.stage.pump.insert(link.sock, ours, leftover, lambda pipe: self._adopt(ours, pipe))
         return StreamLink(sock, link.where, clock=link.clock)
 
     def close(self) -> None:
@@ -197,8 +201,8 @@ class Injector:
 
     # On the pump's thread.
 
-    def _adopt(self, pipe: Pipe, peer: str) -> None:
-        link = _Link(pipe, peer, shut=self.stage.severed(self.me, peer))
+    def _adopt(self, link: _Link, pipe: Pipe) -> None:
+        link.pipe, link.shut = pipe, self.stage.severed(self.me, link.peer)
         self._links = [other for other in self._links if not other.pipe.closed] + [link]
         pipe.held = link.shut or self._silent(self.stage.runner)
 
@@ -233,25 +237,6 @@ class Injector:
                 link.pipe.sever()
 
 
-class _Judge:
-    """Decides about one link of a worker."""
-
-    def __init__(self, injector: Injector, peer: str) -> None:
-        self.stage = injector.stage
-        self.me = injector.me
-        self.peer = peer
-
-    def leaving(self, kind: int, number: int) -> Fate:
-        return self.stage.leaving(self.me, self.peer, kind, number)
-
-    def left(self, kind: int, number: int) -> None:
-        self.stage.passed(self.me, self.peer, kind, number)
-
-    def arrived(self, kind: int, number: int) -> None:
-        if not self.stage.shared:  # else it was counted when it left
-            self.stage.passed(self.peer, self.me, kind, number)
-
-
 def _kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -269,14 +254,8 @@ while not select.select([0], [], [], max(pause, 0.0))[0]:
 
 def _stop_process(until: float) -> None:
     """Stop this process. Another process wakes it up: one that does nothing but wait for the time."""
-    if until == NEVER:
-        _stop_here()
-        return
     command = [sys.executable, "-ISc", _WAKER, str(os.getpid()), repr(until)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE):  # at the end of the block it is told that we are awake
-        _stop_here()
-
-
-def _stop_here() -> None:
-    """Returns when we are awake again. (A signal to the process may reach another thread, while this one goes on.)"""
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    # At the end of the block it is told that we are awake.
+    with nullcontext() if until == NEVER else subprocess.Popen(command, stdin=subprocess.PIPE):
+        # (A signal to the process may reach another thread, while this one goes on.)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 from remora.vocabulary.messages import MessageType
 
 ANY = "*"
 
 Deed = Literal["fail", "delay", "drop", "duplicate", "reorder", "corrupt"]
-DEEDS: tuple[Deed, ...] = ("fail", "delay", "drop", "duplicate", "reorder", "corrupt")
+DEEDS: tuple[Deed, ...] = get_args(Deed)
 Choice = Literal["every", "first", "nth"]
 
 
@@ -168,6 +168,6 @@ def _check_worker(name: str) -> None:
         raise ValueError("a freeze or a kill is of one worker: name it")
 
 
-LinkFault = Cut | Heal | Partition
 WorkerFault = Freeze | Kill
-Fault = MessageFault | LinkFault | WorkerFault
+Event = Cut | Heal | Partition | WorkerFault
+Fault = MessageFault | Event

@@ -21,14 +21,17 @@ or `*`. COUNT is `3` (the first three), `#3` (the third), `every` (what is meant
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import assert_never
 
 from remora.faults.kinds import (
     ANY,
     DEEDS,
     Cut,
+    Deed,
+    Event,
     Fault,
     Freeze,
     Heal,
@@ -38,6 +41,7 @@ from remora.faults.kinds import (
     Partition,
     When,
     Which,
+    WorkerFault,
 )
 from remora.vocabulary.messages import MessageType
 
@@ -75,9 +79,12 @@ class Plan:
             verb = words.next("a deed")
             if verb == "seed":
                 seed = words.number("a seed")
+            elif verb in _READERS:
+                faults.append(_READERS[verb](words))
             else:
-                faults.append(_fault(verb, words))
-            words.end()
+                raise words.wrong(f"{verb!r} is no deed: choose from {', '.join((*_READERS, 'seed'))}")
+            if words.left:
+                raise words.wrong(f"{words.left[0]!r} is not understood")
         return Plan(tuple(faults), seed)
 
 
@@ -102,10 +109,6 @@ class _Words:
             del self.left[0]
             return True
         return False
-
-    def end(self) -> None:
-        if self.left:
-            raise self.wrong(f"{self.left[0]!r} is not understood")
 
     def number(self, wanted: str) -> int:
         word = self.next(wanted)
@@ -157,27 +160,7 @@ class _Words:
         return sender, receiver, True
 
 
-def _fault(verb: str, words: _Words) -> Fault:
-    match verb:
-        case "fail" | "drop" | "duplicate" | "reorder" | "corrupt" | "delay":
-            return _message_fault(verb, words)
-        case "cut":
-            return Cut(_link(words), _when(words), _lasting(words))
-        case "heal":
-            return Heal(_link(words), _when(words))
-        case "partition":
-            return Partition(_groups(words), _when(words, counted=False), _lasting(words))
-        case "freeze":
-            return Freeze(words.name(), _when(words), _lasting(words))
-        case "kill":
-            return Kill(words.name(), _when(words))
-        case _:
-            known = ", ".join((*DEEDS, "cut", "heal", "partition", "freeze", "kill", "seed"))
-            raise words.wrong(f"{verb!r} is no deed: choose from {known}")
-
-
-def _message_fault(verb: str, words: _Words) -> MessageFault:
-    deed = next(deed for deed in DEEDS if deed == verb)
+def _message_fault(deed: Deed, words: _Words) -> MessageFault:
     kind, pair = words.kind(), words.pair()
     seconds = words.seconds() if deed == "delay" else 0.0
     which = _which(words)
@@ -235,33 +218,36 @@ def _lasting(words: _Words) -> float | None:
     return words.seconds() if words.take("for") else None
 
 
+_READERS: dict[str, Callable[[_Words], Fault]] = {
+    **{deed: partial(_message_fault, deed) for deed in DEEDS},
+    "cut": lambda words: Cut(_link(words), _when(words), _lasting(words)),
+    "heal": lambda words: Heal(_link(words), _when(words)),
+    "partition": lambda words: Partition(_groups(words), _when(words, counted=False), _lasting(words)),
+    "freeze": lambda words: Freeze(words.name(), _when(words), _lasting(words)),
+    "kill": lambda words: Kill(words.name(), _when(words)),
+}
+
+
 # Writing.
 
 
 def _write_fault(fault: Fault) -> str:
-    match fault:
-        case MessageFault():
-            words = [fault.deed, _kind(fault.kind), _pair(fault.pair)]
-            words += [_time(fault.seconds)] if fault.deed == "delay" else []
-            words += [*_count(fault.which), f"p={_figure(fault.chance)}" if fault.chance != 1.0 else ""]
-        case Cut():
-            words = ["cut", _pair(fault.link), _moment(fault.when), _duration(fault.lasting)]
-        case Heal():
-            words = ["heal", _pair(fault.link), _moment(fault.when)]
-        case Partition():
-            groups = "|".join(",".join(group) for group in fault.groups)
-            words = ["partition", groups, _moment(fault.when), _duration(fault.lasting)]
-        case Freeze():
-            words = ["freeze", fault.worker, _moment(fault.when), _duration(fault.lasting)]
-        case Kill():
-            words = ["kill", fault.worker, _moment(fault.when)]
-        case _:
-            assert_never(fault)
+    if isinstance(fault, MessageFault):
+        words = [fault.deed, ANY if fault.kind is None else fault.kind.name, _pair(fault.pair)]
+        words += [_time(fault.seconds)] if fault.deed == "delay" else []
+        words += [*_count(fault.which), f"p={_figure(fault.chance)}" if fault.chance != 1.0 else ""]
+    else:
+        words = [type(fault).__name__.lower(), write_target(fault), _moment(fault.when)]
+        lasting: float | None = getattr(fault, "lasting", None)
+        words += [] if lasting is None else [f"for {_time(lasting)}"]
     return " ".join(filter(None, words))
 
 
-def _kind(kind: MessageType | None) -> str:
-    return ANY if kind is None else kind.name
+def write_target(fault: Event) -> str:
+    """Return the worker, the link or the groups that it happens to, as they stand in a plan."""
+    if isinstance(fault, WorkerFault):
+        return fault.worker
+    return "|".join(map(",".join, fault.groups)) if isinstance(fault, Partition) else _pair(fault.link)
 
 
 def _pair(pair: Pair) -> str:
@@ -294,7 +280,3 @@ def _moment(when: When) -> str:
     if when.after is not None:
         return f"after {when.after}" + ("" if when.kind is None else f" {when.kind.name}")
     return f"at {_time(when.at)}" if when.at else ""
-
-
-def _duration(seconds: float | None) -> str:
-    return "" if seconds is None else f"for {_time(seconds)}"

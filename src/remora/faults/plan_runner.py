@@ -15,12 +15,11 @@ from functools import partial
 from itertools import count
 from typing import assert_never
 
-from remora.faults.kinds import Cut, Fault, Freeze, Heal, Kill, MessageFault, Pair, Partition, When, WorkerFault
-from remora.faults.plan import Plan
+from remora.clock import NEVER
+from remora.faults.kinds import Cut, Event, Freeze, Heal, Kill, MessageFault, Partition, WorkerFault
+from remora.faults.plan import Plan, write_target
 from remora.transport.fault_link import PASS, Fate
 from remora.vocabulary.messages import MessageType
-
-NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,11 @@ class PlanRunner:
         self._cuts: list[Cut | Heal | Partition] = []  # in the order in which they came about: the last word counts
         self._ahead: list[tuple[float, int, Callable[[float], None]]] = []  # what comes with time
         self._order = count()
-        self._counted = [fault for fault in dict.fromkeys(plan.faults) if _when(fault).after is not None]
-        for fault in plan.faults:
-            if not isinstance(fault, MessageFault) and _when(fault).after is None:
-                self._later(now + _when(fault).at, partial(self._happen, fault))
-        for fault in list(self._counted):
-            if _when(fault).after == 0:
-                self._counted.remove(fault)
-                self._later(now, partial(self._happen, fault))
+        events = [fault for fault in plan.faults if not isinstance(fault, MessageFault)]
+        self._counted = [event for event in dict.fromkeys(events) if event.when.after]  # what comes after messages
+        for event in events:
+            if not event.when.after:
+                self._later(now + event.when.at, partial(self._happen, event))
         self.advance(now)
 
     # Messages.
@@ -103,7 +99,7 @@ class PlanRunner:
         """A message has passed. Whether something follows from it."""
         happened = False
         for fault in list(self._counted):
-            when = _when(fault)
+            when = fault.when
             meant = numbered if when.kind is None else when.kind == kind
             if meant and _concerns(fault, sender, receiver):
                 self._counts[(fault,)] += 1
@@ -125,33 +121,28 @@ class PlanRunner:
                 return isinstance(fault, Cut)
         return False
 
-    def _happen(self, fault: Fault, now: float) -> None:
+    def _happen(self, fault: Event, now: float) -> None:
         match fault:
             case Cut() | Partition():
                 self._cuts.append(fault)
-                self._undo_later(fault.lasting, now, partial(self._mend, fault))
+                if fault.lasting is not None:
+                    self._later(now + fault.lasting, partial(self._mend, fault))
             case Heal():
                 self._cuts.append(fault)
             case Freeze():
                 until = NEVER if fault.lasting is None else now + fault.lasting
                 self.frozen[fault.worker] = max(until, self.frozen.get(fault.worker, until))
-                self._undo_later(fault.lasting, now, partial(self._thaw, fault))
+                self._later(until, partial(self._thaw, fault))
             case Kill():
                 self.killed.add(fault.worker)
-            case MessageFault():
-                return
             case _:
                 assert_never(fault)
-        self._note(now, type(fault).__name__.lower(), _whom(fault))
-
-    def _undo_later(self, lasting: float | None, now: float, undo: Callable[[float], None]) -> None:
-        if lasting is not None:
-            self._later(now + lasting, undo)
+        self._note(now, type(fault).__name__.lower(), write_target(fault))
 
     def _mend(self, fault: Cut | Partition, now: float) -> None:
         if any(other is fault for other in self._cuts):  # else it was healed before
             self._cuts = [other for other in self._cuts if other is not fault]
-            self._note(now, "heal", _whom(fault))
+            self._note(now, "heal", write_target(fault))
 
     def _thaw(self, fault: Freeze, now: float) -> None:
         if self.frozen.get(fault.worker, NEVER) <= now:  # else it works again already, or another freeze lasts longer
@@ -196,22 +187,9 @@ def _worse(fate: Fate, fault: MessageFault) -> Fate:
     )
 
 
-def _when(fault: Fault) -> When:
-    return When() if isinstance(fault, MessageFault) else fault.when
-
-
-def _concerns(fault: Fault, one: str, other: str) -> bool:
+def _concerns(fault: Event, one: str, other: str) -> bool:
     """Return True if a message between two workers counts for this fault."""
     if isinstance(fault, WorkerFault):
         return fault.worker in (one, other)
-    if isinstance(fault, Cut | Heal):
-        return fault.link.matches(one, other) or fault.link.matches(other, one)
-    return False
-
-
-def _whom(fault: Cut | Heal | Partition | WorkerFault) -> str:
-    if isinstance(fault, WorkerFault):
-        return fault.worker
-    if isinstance(fault, Partition):
-        return "|".join(",".join(group) for group in fault.groups)
-    return "*" if fault.link == Pair() else f"{fault.link.sender}-{fault.link.receiver}"
+    # (A partition counts no messages.)
+    return isinstance(fault, Cut | Heal) and (fault.link.matches(one, other) or fault.link.matches(other, one))

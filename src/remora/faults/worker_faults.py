@@ -22,11 +22,13 @@ class WorkerFaults:
 
     def refuse(self, peer: str, kind: int, payload: bytes) -> bool:
         """Return True if the attempt to send this request fails by plan."""
-        return self.injector is not None and self.injector.refuses(peer, kind, payload)
+        found = self.injector
+        return found is not None and found.stage.attempt(found.me, peer, kind, payload)
 
     def bar(self, peer: str) -> bool:
         """Return True if the plan lets no connection to that peer be made."""
-        return self.injector is not None and self.injector.barred(peer)
+        found = self.injector
+        return found is not None and found.stage.severed(found.me, peer)
 
     def interpose(self, peer: str, link: StreamLink, leftover: bytes) -> StreamLink:
         """Return the link to use in the place of a new one."""

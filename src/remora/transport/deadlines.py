@@ -17,11 +17,7 @@ _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.25
 
 
-def _no_matter() -> None:
-    """Do nothing while a wait lasts."""
-
-
-def until(attempt: Callable[[], T], deadline: float, look: Callable[[], None] = _no_matter) -> T:
+def until(attempt: Callable[[], T], deadline: float, look: Callable[[], None] = lambda: None) -> T:
     """Repeat `attempt` until it raises no OSError, and return its result; at the deadline, raise the last error. Calls
     `look` now and then meanwhile."""
     pause = _FIRST_PAUSE
@@ -36,16 +32,16 @@ def until(attempt: Callable[[], T], deadline: float, look: Callable[[], None] = 
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def until_resolved(host: str, deadline: float, look: Callable[[], None] = _no_matter) -> None:
+def until_resolved(host: str, deadline: float, look: Callable[[], None] = lambda: None) -> None:
     """Return as soon as the name of a host is known here; at the deadline, raise the last OSError."""
-    until(lambda: _resolve(host), deadline, look)
 
+    def resolve() -> None:
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # a name that cannot be one
+            raise OSError(str(error)) from None
 
-def _resolve(host: str) -> None:
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a name that cannot be one
-        raise OSError(str(error)) from None
+    until(resolve, deadline, look)
 
 
 def in_time(function: Callable[[], T], deadline: float) -> T:

@@ -64,8 +64,8 @@ class Pump:
                     end.setblocking(False)
                 self._thread = threading.Thread(target=self._run, name=f"remora-faults-{self._name}", daemon=True)
                 self._thread.start()
-            elif self._wake is not None and threading.current_thread() is not self._thread:
-                _poke(self._wake[1])
+            elif threading.current_thread() is not self._thread:
+                self._rouse()
 
     def run(self, command: Callable[[], None]) -> None:
         """Have the pump's thread run `command`, and return when it has. On that thread itself, run it at once."""
@@ -95,8 +95,9 @@ class Pump:
         """Remove a pipe that closes. Called on the pump's thread."""
         if pipe in self.pipes:
             self.pipes.remove(pipe)
-            for sock in pipe.events if self._selector is not None else ():
-                self._selector.unregister(sock)  # type: ignore[union-attr]
+            if self._selector is not None:
+                for sock in pipe.events:
+                    self._selector.unregister(sock)
             pipe.events = {}
 
     def _run(self) -> None:
@@ -132,7 +133,10 @@ class Pump:
     def _rouse(self) -> None:
         with self._lock:
             if self._wake is not None:
-                _poke(self._wake[1])
+                try:
+                    self._wake[1].send(b"!")
+                except BlockingIOError:
+                    pass  # it will wake up anyway
 
     def _finished(self) -> bool:
         """End the thread if it has nothing left to do; the next command starts another one."""
@@ -177,13 +181,6 @@ class Pump:
             except Exception:  # the other links must not suffer from it
                 log.exception("a link under a fault plan failed")
                 pipe.close()
-
-
-def _poke(sock: socket.socket) -> None:
-    try:
-        sock.send(b"!")
-    except BlockingIOError:
-        pass  # it will wake up anyway
 
 
 _pumps: weakref.WeakSet[Pump] = weakref.WeakSet()

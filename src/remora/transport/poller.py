@@ -39,23 +39,73 @@ WRITE = 2
 END = 4
 
 
+class _Wake:
+    """A descriptor that becomes readable on request."""
+
+    def __init__(self) -> None:
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+        if hasattr(os, "eventfd"):
+            self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._pair = socket.socketpair()
+            for end in self._pair:
+                end.setblocking(False)
+            self._descriptor = self._pair[0].fileno()
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def set(self) -> None:
+        try:
+            if self._pair is None:
+                os.eventfd_write(self._descriptor, 1)
+            else:
+                self._pair[1].send(b"!")
+        except OSError:
+            pass  # full: it is readable already
+
+    def clear(self) -> None:
+        try:
+            if self._pair is None:
+                os.eventfd_read(self._descriptor)
+            else:
+                self._pair[0].recv(4096)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1  # its number may soon be that of a stranger's file
+        if self._pair is None:
+            os.close(descriptor)
+        else:
+            for end in self._pair:
+                end.close()
+
+
 class Poller(ABC):
-    """The contract of both pollers."""
+    """The contract of both pollers, and their common parts."""
+
+    lasts = False  # True if `arm_to_last` works here
+    gate: Gate | None = None  # holds threads back from the poller, where the system has one
+    # Return what fired, without waiting; then `fired` must be called with it. For pollers with a gate.
+    glance: Callable[[], Seen]
+
+    def __init__(self) -> None:
+        self._sources: dict[int, Source] = {}
+        self._wake = _Wake()
 
     @abstractmethod
     def add(self, source: Source) -> None:
         """Add a source, not armed yet."""
 
-    lasts: bool  # True if `arm_to_last` works here
-
     @abstractmethod
     def arm(self, source: Source, events: int = READ) -> None:
         """Fire once when `source` is ready for any of `events`. Replaces what was armed before; 0 disarms."""
 
-    @abstractmethod
     def arm_to_last(self, source: Source) -> None:
         """Fire when there is something to read, and again whenever more has come, but not for END. Bytes that were there
         before and have not been read do not fire again. Two threads may get events of one source at the same time."""
+        raise NotImplementedError
 
     @abstractmethod
     def remove(self, source: Source, descriptor: int) -> None:
@@ -65,75 +115,23 @@ class Poller(ABC):
     def wait(self) -> list[Event]:
         """Block until something fires or a thread calls `wake`; return the sources and their events."""
 
-    gate: Gate | None = None  # holds threads back from the poller, where the system has one
-    # Return what fired, without waiting; then `fired` must be called with it. For pollers with a gate.
-    glance: Callable[[], Seen]
-
     @abstractmethod
     def fired(self, seen: Seen) -> list[Event]:
         """Return what `wait` would have returned."""
 
-    @abstractmethod
     def wake(self) -> None:
         """Let one thread return from `wait`, now or when it next comes."""
+        self._wake.set()
 
-    @abstractmethod
     def close(self) -> None:
-        """Release everything. No thread may be in `wait`."""
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Close this process's copy of the descriptors after a fork."""
+        """Release everything, or this process's copy of it after a fork. No thread may be in `wait`."""
+        self._sources.clear()
+        self._wake.close()
 
 
 def make_poller() -> Poller:
     """The best poller of this platform (`REMORA_POLLER=select` asks for the portable one)."""
-    if hasattr(select, "epoll") and FAST_PATHS.epoll:
-        return EpollPoller()
-    return SelectPoller()
-
-
-class _Wake:
-    """A descriptor that becomes readable on request."""
-
-    def __init__(self) -> None:
-        if hasattr(os, "eventfd"):
-            self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._pair: tuple[socket.socket, socket.socket] | None = None
-        else:
-            self._pair = socket.socketpair()
-            for end in self._pair:
-                end.setblocking(False)
-            self._reader, self._writer = (end.fileno() for end in self._pair)
-
-    def fileno(self) -> int:
-        return self._reader
-
-    def set(self) -> None:
-        try:
-            if self._pair is None:
-                os.eventfd_write(self._writer, 1)
-            else:
-                self._pair[1].send(b"!")
-        except (BlockingIOError, OSError):
-            pass  # full: it is readable already
-
-    def clear(self) -> None:
-        try:
-            if self._pair is None:
-                os.eventfd_read(self._reader)
-            else:
-                self._pair[0].recv(4096)
-        except (BlockingIOError, OSError):
-            pass
-
-    def close(self) -> None:
-        reader, self._reader, self._writer = self._reader, -1, -1  # its number may soon be that of a stranger's file
-        if self._pair is None:
-            os.close(reader)
-        else:
-            for end in self._pair:
-                end.close()
+    return EpollPoller() if hasattr(select, "epoll") and FAST_PATHS.epoll else SelectPoller()
 
 
 if hasattr(select, "epoll"):
@@ -161,10 +159,9 @@ class EpollPoller(Poller):
     lasts = FAST_PATHS.lasting_arm
 
     def __init__(self) -> None:
+        super().__init__()
         self._changing = threading.RLock()  # guards: what a descriptor's number means, during a change
         self._epoll = select.epoll()
-        self._sources: dict[int, Source] = {}
-        self._wake = _Wake()
         self._wake_fd = self._wake.fileno()
         self._epoll.register(self._wake_fd, _ONESHOT_READ)
         self.gate = make_gate(self._epoll)
@@ -219,17 +216,11 @@ class EpollPoller(Poller):
                 fired.append((source, READ if mask == _IN else _meaning(mask)))
         return fired
 
-    def wake(self) -> None:
-        self._wake.set()
-
     def close(self) -> None:
-        self._sources.clear()
         if self.gate is not None:
             self.gate.close()
         self._epoll.close()
-        self._wake.close()
-
-    abandon = close
+        super().close()
 
 
 # Not the default selector: that has a descriptor of its own, which cannot be had when this process has too many.
@@ -239,14 +230,11 @@ _Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", sel
 class SelectPoller(Poller):
     """The portable poller: one thread at a time waits in `selectors`, the others wait for their turn."""
 
-    lasts = False
-
     def __init__(self) -> None:
+        super().__init__()
         self._turn = threading.Lock()  # guards: the wait in select; one thread at a time
         self._changes = threading.RLock()  # guards: _armed
         self._armed: dict[int, tuple[Source, int]] = {}
-        self._sources: dict[int, Source] = {}
-        self._wake = _Wake()
 
     def add(self, source: Source) -> None:
         self._sources[source.fileno()] = source
@@ -296,15 +284,6 @@ class SelectPoller(Poller):
                 fired.append((entry[0], mask))
         return fired
 
-    def arm_to_last(self, source: Source) -> None:
-        raise NotImplementedError
-
-    def wake(self) -> None:
-        self._wake.set()
-
     def close(self) -> None:
-        self._sources.clear()
         self._armed.clear()
-        self._wake.close()
-
-    abandon = close
+        super().close()

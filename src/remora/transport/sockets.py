@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterable
 
 from remora.errors import RendezvousError
@@ -14,15 +13,12 @@ from remora.transport.addresses import Address
 
 BACKLOG = 1024  # a kernel that has no place for a caller does not answer it, which looks as if the host were cut off
 
-_inproc: dict[str, Callable[[socket.socket], None]] = {}  # inproc: name -> function that takes the other end
-_inproc_lock = threading.RLock()  # guards: _inproc
+Take = Callable[[socket.socket], None]
+
+_inproc: dict[str, Take] = {}  # inproc: name -> function that takes the other end
 
 
-def _no_matter(sock: socket.socket) -> None:
-    """Do nothing with the socket."""
-
-
-def connect(address: Address, timeout: float, opened: Callable[[socket.socket], None] = _no_matter) -> socket.socket:
+def connect(address: Address, timeout: float, opened: Take = lambda sock: None) -> socket.socket:
     """Return a connected socket. Raises OSError: ConnectionRefusedError or FileNotFoundError mean that no process listens.
 
     `opened` gets the socket before it connects: shutting it down ends the wait.
@@ -46,9 +42,8 @@ def connect(address: Address, timeout: float, opened: Callable[[socket.socket], 
     return sock
 
 
-def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socket.socket:
-    with _inproc_lock:
-        take = _inproc.get(name)
+def _connect_inproc(name: str, opened: Take) -> socket.socket:
+    take = _inproc.get(name)
     if take is None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, f"no worker listens on inproc://{name} in this process")
     ours, theirs = socket.socketpair()
@@ -62,16 +57,19 @@ def _connect_inproc(name: str, opened: Callable[[socket.socket], None]) -> socke
     return ours
 
 
-def listen_inproc(name: str, take: Callable[[socket.socket], None]) -> Address:
+def listen_inproc(name: str, take: Take) -> Address:
     """Call `take` with one end of a socket pair for every connection made to this name in this process."""
-    with _inproc_lock:
-        _inproc[name] = take
+    _inproc[name] = take
     return Address("inproc", path=name)
 
 
+def listens_inproc(name: str) -> bool:
+    """Return True if a worker of this process listens on that name."""
+    return name in _inproc
+
+
 def close_inproc(name: str) -> None:
-    with _inproc_lock:
-        _inproc.pop(name, None)
+    _inproc.pop(name, None)
 
 
 def forget_inproc() -> None:
@@ -129,9 +127,3 @@ def listen_tcp(host: str, ports: Iterable[int]) -> tuple[socket.socket, Address]
         f"cannot listen on {host} port {shown}: {last}. Choose another with the options host, interface and port "
         f"(or REMORA_HOST, REMORA_INTERFACE, REMORA_PORT); port 0 takes any free one."
     ) from last
-
-
-def listens_inproc(name: str) -> bool:
-    """Return True if a worker of this process listens on that name."""
-    with _inproc_lock:
-        return name in _inproc

@@ -57,9 +57,7 @@ def identity() -> str:
     return f"{place} {os.getpid()}" if place else ""
 
 
-@functools.cache
-def _place() -> str:
-    return sealed_memory.identity()
+_place = functools.cache(sealed_memory.identity)
 
 
 def reachable(theirs: str) -> str:

@@ -54,13 +54,15 @@ class Exporter:
         cannot be shared, so it has to go another way. """
         size = sum(length for _, _, length in regions)
         with self._lock:
-            self._collect()
+            self.collect()
             if not self._free or self._size + size > self._limit:
                 return None
             try:
                 return self._export(regions, size)
             except OSError as error:
-                self._complain(error)
+                level = logging.DEBUG if self._has_complained else logging.WARNING
+                log.log(level, "device memory cannot be shared, and goes over the host: %s", error)
+                self._has_complained = True
                 return None
 
     def _export(self, regions: Sequence[Region], size: int) -> bytes:
@@ -72,26 +74,19 @@ class Exporter:
             slot = self._free[-1]
             use = (self._uses[slot] + 1) % EVERY
             name = driver.uuid(device)
-            self._promise(driver, driver.stream(device), flags, slot, use)
+            stream = driver.stream(device)
+            # Ready when the stream gets here; at once, if it is here already: a device that two processes use switches
+            # between them, and that takes longer than the work.
+            if driver.is_idle(stream):
+                flags.mark(slot, Word.READY, use)
+            else:
+                driver.write(stream, flags.place(slot, Word.READY), use)
         number = _numbers()
         self._free.pop()
         self._uses[slot] = use
         self._held[number] = _Held(slot, use, size, [storage for storage, _, _ in regions])
         self._size += size
         return Reference(number, slot, use, flags.name, name, places).pack()
-
-    def _promise(self, driver: cuda.Driver, stream: int, flags: FlagPage, slot: int, use: int) -> None:
-        """Mark the slot as ready when the stream gets here; at once, if it is here already: a device that two processes use
-        switches between them, and that takes longer than the work."""
-        if driver.is_idle(stream):
-            flags.mark(slot, Word.READY, use)
-        else:
-            driver.write(stream, flags.place(slot, Word.READY), use)
-
-    def _complain(self, error: OSError) -> None:
-        level = logging.DEBUG if self._has_complained else logging.WARNING
-        log.log(level, "device memory cannot be shared, and goes over the host: %s", error)
-        self._has_complained = True
 
     @property
     def lent_bytes(self) -> int:
@@ -101,26 +96,20 @@ class Exporter:
     def collect(self) -> None:
         """Free what has been copied."""
         with self._lock:
-            self._collect()
-
-    def _collect(self) -> None:
-        for number, held in list(self._held.items()):
-            assert self._flags is not None, "something was exported"
-            if all(self._flags.has_reached(held.slot, word, held.use) for word in held.awaits):
-                del self._held[number]
-                self._size -= held.size
-                self._free.append(held.slot)
+            for number, held in list(self._held.items()):
+                assert self._flags is not None, "something was exported"
+                if all(self._flags.has_reached(held.slot, word, held.use) for word in held.awaits):
+                    del self._held[number]
+                    self._size -= held.size
+                    self._free.append(held.slot)
 
     def give_back(self, numbers: Iterable[int]) -> None:
         """Free what will not be fetched: the message was not sent, or its receiver could not open it."""
         with self._lock:
-            self._give_back(numbers)
-
-    def _give_back(self, numbers: Iterable[int]) -> None:
-        for held in [self._held[number] for number in numbers if number in self._held]:
-            assert self._flags is not None, "something was exported"
-            self._flags.mark(held.slot, Word.COPIED, held.use)
-        self._collect()
+            for held in [self._held[number] for number in numbers if number in self._held]:
+                assert self._flags is not None, "something was exported"
+                self._flags.mark(held.slot, Word.COPIED, held.use)
+            self.collect()
 
     def fence(self, number: int) -> None:
         """Make the current stream wait for the copy, if need be, so that its later work does not show there.
@@ -157,9 +146,7 @@ class Exporter:
         with self._lock:
             if self._flags is None:
                 return True
-            if is_alone:
-                self._give_back(list(self._held))
-            self._collect()
+            self.give_back(list(self._held) if is_alone else ())
             self._free.clear()
             if self._held:
                 return False

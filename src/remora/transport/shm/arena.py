@@ -7,6 +7,7 @@ import mmap
 import os
 import platform
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,24 +33,26 @@ class Segment:
     __slots__ = ("arena", "offset", "size", "times", "used_at")
 
     def __init__(self, offset: int, size: int, times: int = 0) -> None:
-        self.arena: Arena | None = None  # that it belongs to. One that belongs to none is dropped for good
+        # The arena that it belongs to. Not a cycle: else a lender that is dropped would come back at each collection. A
+        # segment that belongs to none is dropped for good.
+        self.arena: weakref.ref[Arena] | None = None
         self.offset = offset
         self.size = size
         self.times = times  # how often it was filled late
         self.used_at = 0.0
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        arena = self.arena
+        arena = None if self.arena is None else self.arena()
         if arena is not None and arena.map is not None and not is_finalizing():
             again = Segment(self.offset, self.size, self.times)
-            again.arena = arena
+            again.arena = self.arena
             arena.put_back(again, self.used_at)
 
 
 class Arena:
     """The memory that a worker lends to one peer."""
 
-    __slots__ = ("_gaps", "free", "lent", "map", "number", "total")
+    __slots__ = ("__weakref__", "_gaps", "free", "lent", "map", "number", "total")
 
     def __init__(self, size: int) -> None:
         self.number = int.from_bytes(os.urandom(8), "little")  # the borrower knows the arena by it: no other has it
@@ -69,6 +72,10 @@ class Arena:
         self.map: Mapping | None = Mapping(descriptor, size)
         ctypes.c_uint64.from_address(self.map.address).value = self.number
 
+    @property
+    def lent_bytes(self) -> int:
+        return sum(segment.size for segment, _ in list(self.lent.values()))
+
     def make(self, size: int) -> Segment | None:
         """Make a segment; None if there is no gap for it. OSError if the system has no memory."""
         mapping = self.map
@@ -80,11 +87,11 @@ class Arena:
                     ctypes.memset(mapping.address + offset, 0, size)  # the borrower takes what was never touched for a hole
                 LateFill(mapping, offset, 0).tell()  # (a thread that was struck in `unmake` may have left what was there)
                 gaps = [(offset + size, room - size)] if room > size else []
-                segment = Segment(offset, size)
+                segment, here = Segment(offset, size), weakref.ref(self)
                 # From here on nothing is called, so no exception strikes.
                 self._gaps[index : index + 1] = gaps
                 self.total += size
-                segment.arena = self
+                segment.arena = here
                 return segment
         return None
 
@@ -127,10 +134,7 @@ class Arena:
         if self.map is None:
             return
         segment.used_at = now
-        waiting = self.free.get(segment.size)
-        if waiting is None:
-            waiting = self.free.setdefault(segment.size, deque())
-        waiting.append(segment)
+        self.free.setdefault(segment.size, deque()).append(segment)
 
     def end(self, loan: int, now: float) -> None:
         """End a loan: the borrower has returned it, and no thread copies there any more."""
@@ -141,7 +145,7 @@ class Arena:
     def close(self) -> None:
         """Return it to the system, when no thread fills it any more. A borrower that uses it keeps it for itself."""
         self.map = None
-        self.lent.clear()  # (these two are cycles)
+        self.lent.clear()  # (which is a cycle)
         self.free.clear()
 
 

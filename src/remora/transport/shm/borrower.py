@@ -28,6 +28,7 @@ import mmap
 import os
 import select
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -57,6 +58,7 @@ _BYTE = torch.uint8
 _frombuffer = torch.frombuffer
 _nothing: Callable[[], torch.UntypedStorage] = partial(torch.UntypedStorage, 0)
 _arenas: dict[int, weakref.ref[_Arena]] = {}  # all that this process has borrowed from
+_parting = threading.RLock()  # guards: what is made private before a fork. A thread that forks meanwhile waits for it
 
 
 class Hole(ValueError):
@@ -81,10 +83,12 @@ class Borrower:
         places = places_in(reference)
         number, process, descriptor, size, _, times, _ = REFERENCE.unpack_from(reference)
         spans = _spans(places, size)
-        arena = self._arena_of(number, process, descriptor, size)
-        arena.used_at = now
         loans = {} if loans is None else loans  # what exports the memory of each segment, and holds the token of its loan
-        again = {loan for loan in spans if loan in loans and loan in arena.active} if loans else ()
+        begun = next(iter(loans.values()), None)
+        # (A fork since then may have made its memory private.)
+        arena = self._arena_of(number, process, descriptor, size) if begun is None else begun.token.arena
+        arena.used_at = now
+        again = {loan for loan in spans if loan in loans and arena.has(loan)} if loans else ()
         for loan, (start, _) in spans.items():
             if loan not in again and (loan in arena.active or arena.last.get(start) in arena.active):
                 raise ValueError(f"the segment at {start} is lent a second time, while tensors still use it")
@@ -92,6 +96,9 @@ class Borrower:
         filling = Filling(arena, places[0][1] - HEAD, times, unmapped) if times or unmapped else None
         for loan, (start, end) in spans.items():
             if loan in again:
+                before = arena.active.get(loan)
+                if before is not None:
+                    before.filling = filling
                 continue
             region = everywhere.from_address(arena.mapping.address)
             region.token = _Token(arena, loan)
@@ -218,15 +225,15 @@ def _make_way() -> None:
 class _Token:
     """Lives as long as a tensor lies in the segment of a loan."""
 
-    __slots__ = ("__weakref__", "_arena", "_loan")
+    __slots__ = ("__weakref__", "_loan", "arena")
 
     def __init__(self, arena: _Arena, loan: int) -> None:
-        self._arena = arena  # stays for as long
+        self.arena = arena  # stays for as long
         self._loan = loan
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
-            self._arena.free(self._loan)
+            self.arena.free(self._loan)
 
 
 class Loan(weakref.ref[_Token]):
@@ -322,9 +329,15 @@ class _Arena:
         populate(self.mapping.address + start, end - start)
         self.mapped[start] = end
 
+    def has(self, number: int) -> bool:
+        """Return True if a segment is on loan, or was when we forked."""
+        return number in self.active or number in self._private
+
     def part(self) -> None:
         """Make what is on loan private, and return it to its lender. Called before a fork."""
         for number, loan in list(self.active.items()):
+            if number in self._private:
+                continue  # it was tried before, or is being tried: to map it again would lose what was written since
             if loan.filling is not None and not loan.filling.ready:
                 continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
             self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
@@ -357,12 +370,19 @@ class _Arena:
 
 
 def _before_fork() -> None:
-    for reference in list(_arenas.values()):
-        arena = reference()
-        if arena is not None:
-            arena.part()
+    with _parting:
+        for reference in list(_arenas.values()):
+            arena = reference()
+            if arena is not None:
+                arena.part()
+
+
+def _in_child() -> None:
+    """Forget what the parent has on loan. (`mapping` closes the descriptors.)"""
+    global _parting
+    _arenas.clear()
+    _parting = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    # In a child nothing is on loan. (`lender` closes the descriptors.)
-    os.register_at_fork(before=_before_fork, after_in_child=_arenas.clear)
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -19,17 +19,18 @@ Where all that is not possible (another host, user or container, or a system wit
 fit under the limit is not lent either: messages then go the usual way. So they do while the system has no memory or
 descriptors to give; it is asked again after a second.
 
-Threads: a segment is handed from one to the next by atomic operations of dicts and deques; one lock guards the making and
-unmaking of segments, and no thread waits for it, since a thread could find it held by itself (a destructor, a handler).
+Threads: a segment is handed from one to the next by atomic operations of dicts and deques; one thread at a time makes and
+unmakes segments, and no other waits for it, since a thread could wait for itself (a destructor, a handler).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from remora.transport.shm.arena import Arena, Placement, Segment
 from remora.transport.shm.loan_reference import shared_out, size_class
@@ -37,6 +38,7 @@ from remora.transport.shm.mapping import HOST_MEMORY, PAGE
 
 IDLE = 10.0  # seconds after which memory that no message uses is returned to the system
 PAUSE = 1.0  # seconds until the system is asked again when it had no memory or descriptors to give
+T = TypeVar("T")
 _numbers = itertools.count(int.from_bytes(os.urandom(5), "little")).__next__
 
 
@@ -54,7 +56,9 @@ class Lender:
     def __init__(self, limit: int) -> None:
         self.limit = min(limit, HOST_MEMORY)  # bytes, lent and free together
         self._arenas: dict[Hashable, Arena] = {}  # by borrower
-        self._making = threading.Lock()  # guards: the making and unmaking of arenas and segments; no thread waits for it
+        # Guards: the making and unmaking of arenas and segments. One entry while no thread has the turn. To delete it is one
+        # instruction and no call, so no exception of a signal handler strikes between taking the turn and knowing it.
+        self._turn: dict[int, bool] = {0: True}
         self._again_at = 0.0  # when to ask the system for memory again
 
     def lend(self, buffers: Sequence[memoryview], borrower: Hashable, now: float) -> Placement | None:
@@ -63,7 +67,7 @@ class Lender:
         sizes, shares = shared_out(buffers)
         if sum(sizes) > self.limit:
             return None
-        arena = self._arenas.get(borrower) or self._open(borrower, now)
+        arena = self._arenas.get(borrower) or self._ask_system(partial(self._open, borrower), now)
         mapping = None if arena is None else arena.map
         if arena is None or mapping is None:
             return None
@@ -72,6 +76,8 @@ class Lender:
             size, turns = size_class(needed)
             segment = arena.claim(size, turns) or self._segment(arena, size, now)
             if segment is None:
+                for _, found in loans:  # (a strike in their destructor would lose them)
+                    arena.put_back(found, now)
                 return None
             loans.append((_numbers(), segment))
         placement = Placement(arena, mapping, loans)
@@ -85,43 +91,41 @@ class Lender:
             raise
         return placement
 
-    def _open(self, borrower: Hashable, now: float) -> Arena | None:
-        if now < self._again_at or not self._making.acquire(False):
+    def _alone(self, step: Callable[[], T | None]) -> T | None:
+        """Do what one thread at a time does. None if another thread is about it, or a frame of this one."""
+        try:
+            del self._turn[0]
+        except KeyError:
             return None
         try:
-            if borrower in self._arenas:  # another thread was quicker
-                return self._arenas[borrower]
-            made = Arena(max(-(-2 * self.limit // PAGE), 2) * PAGE)  # twice the limit: there is a gap for everything
+            return step()
+        finally:
+            self._turn[0] = True
+
+    def _ask_system(self, make: Callable[[], T | None], now: float) -> T | None:
+        if now < self._again_at:
+            return None
+        try:
+            return self._alone(make)
         except OSError:
             self._again_at = now + PAUSE
             return None
-        else:
-            self._arenas[borrower] = made
-            return made
-        finally:
-            self._making.release()
+
+    def _open(self, borrower: Hashable) -> Arena:
+        if borrower not in self._arenas:  # else another thread was quicker
+            # Twice the limit: there is a gap for everything.
+            self._arenas[borrower] = Arena(max(-(-2 * self.limit // PAGE), 2) * PAGE)
+        return self._arenas[borrower]
 
     def _segment(self, arena: Arena, size: int, now: float) -> Segment | None:
         """Return a segment of this size though not enough of them take turns: a new one, an early one, or a larger one."""
-        return self._make(arena, size, now) or arena.claim(size, 1) or arena.claim_larger(size)
+        made = self._ask_system(partial(self._make, arena, size), now)
+        return made or arena.claim(size, 1) or arena.claim_larger(size)
 
-    def _make(self, arena: Arena, size: int, now: float) -> Segment | None:
-        if now < self._again_at or not self._making.acquire(False):
-            return None
-        try:
-            if arena.free.get(size):
-                if self._total() + size > self.limit:
-                    return None  # nothing has to go for the sake of taking turns
-            else:
-                self._make_room(size)
-                if self._total() + size > self.limit:
-                    return None
-            return arena.make(size)
-        except OSError:
-            self._again_at = now + PAUSE
-            return None
-        finally:
-            self._making.release()
+    def _make(self, arena: Arena, size: int) -> Segment | None:
+        if not arena.free.get(size):  # (nothing has to go for the sake of taking turns)
+            self._make_room(size)
+        return None if self._total() + size > self.limit else arena.make(size)
 
     def _total(self) -> int:
         return sum(arena.total for arena in list(self._arenas.values()))
@@ -180,26 +184,20 @@ class Lender:
 
     def trim(self, now: float) -> None:
         """Return to the system what has not been used for a while."""
-        if not self._making.acquire(False):
-            return
-        try:
-            for arena, waiting in self._free():
-                while now - _used_at(waiting) > IDLE and self._unmake(arena, waiting):
-                    pass
-            for borrower, arena in list(self._arenas.items()):
-                if not arena.total:
-                    self.forget(borrower)
-        finally:
-            self._making.release()
+        self._alone(partial(self._trim, now))
+
+    def _trim(self, now: float) -> None:
+        for arena, waiting in self._free():
+            while now - _used_at(waiting) > IDLE and self._unmake(arena, waiting):
+                pass
+        for borrower, arena in list(self._arenas.items()):
+            if not arena.total:
+                self.forget(borrower)
 
     def close(self) -> None:
-        """Return everything."""
+        """Return everything; in a forked child, drop the parent's memory."""
         for borrower in list(self._arenas):
             self.forget(borrower)
-
-    def abandon(self) -> None:
-        """Drop the parent's memory, in a forked child."""
-        self.close()
 
     def counts(self) -> tuple[int, int]:
         """Return the bytes in all, and the number of lent segments."""
@@ -209,15 +207,13 @@ class Lender:
         """Assert what must hold while no thread lends: each segment is free or lent."""
         for arena in list(self._arenas.values()):
             free = sum(segment.size for waiting in list(arena.free.values()) for segment in list(waiting))
-            lent = sum(segment.size for segment, _ in list(arena.lent.values()))
-            assert arena.total == free + lent, f"of {arena.total} bytes {free} are free and {lent} lent"
+            assert arena.total == free + arena.lent_bytes, f"of {arena.total} bytes {free} are free, {arena.lent_bytes} lent"
 
     def lent_bytes(self) -> int:
         """Return the bytes that borrowers have. The rest is kept for the next messages, for `IDLE` seconds."""
-        arenas = list(self._arenas.values())
-        return sum(segment.size for arena in arenas for segment, _ in list(arena.lent.values()))
+        return sum(map(self.lent_to, list(self._arenas)))
 
     def lent_to(self, borrower: Hashable) -> int:
         """Return the bytes that one borrower has."""
         arena = self._arenas.get(borrower)
-        return 0 if arena is None else sum(segment.size for segment, _ in list(arena.lent.values()))
+        return 0 if arena is None else arena.lent_bytes
