@@ -15,6 +15,7 @@ from remora.agent.calls.unseen_failures import unseen_failures
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
+from remora.agent.peers.admission import Admission
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
 from remora.agent.peers.manager import Peer, PeerManager
@@ -88,7 +89,8 @@ class Agent:
             faults,
             hooks,
         )
-        self.listener = Listener(self.peers.admission, self.poller, handshake_client, settings, self.timers, recorder)
+        self.admission = Admission(self.peers, hooks.is_listed)
+        self.listener = Listener(self.admission, self.poller, handshake_client, settings, self.timers, recorder)
         self.own_time = handshake_client.own_time
         self._faults = faults
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.delayed_flush, faults)

@@ -70,7 +70,7 @@ class FailureDetector:
 
     def tick(self, now: float) -> None:
         """Look at all peers. Called about twice a second: nothing here blocks."""
-        if self._connector.stopping:
+        if self._connector.stopping.is_set():
             return
         self._began = min(self._began, now)
         alive = [peer for peer in self._table.all() if not peer.gone]

@@ -8,11 +8,10 @@ from __future__ import annotations
 import time
 
 from remora.agent.channel.channel import Channel
-from remora.agent.peers.connector import Connector
+from remora.agent.peers.connector import LEFT, Connector
 from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
-from remora.agent.peers.reconnect import LEFT
 from remora.protocol.member_rules import Farewell, Parting, on_farewell
 from remora.vocabulary.messages import MessageType
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from remora.agent.agent import Agent
 from remora.agent.calls.call import Call
 from remora.agent.calls.future import Future
+from remora.agent.peers.connector import LEFT
 from remora.agent.peers.greeting import cannot_talk
 from remora.agent.peers.peer import Peer, State
-from remora.agent.peers.reconnect import LEFT
 from remora.agent.runtime.current import blocking_region
 from remora.agent.serving.dispatch import Request
 from remora.clock import NEVER
@@ -271,7 +271,7 @@ class Membership:
         if not self._dynamic:
             return
         for record in self._group.members():
-            if not self._peers.admission.is_stale(record):  # the list may be older than what we know by now
+            if not self._agent.admission.is_stale(record):  # the list may be older than what we know by now
                 self._peers.add(record)
 
 

@@ -1,7 +1,7 @@
 """Suspects peers, trusts them again, and gives them up. The only place that changes the state of a peer.
 
 When a peer is given up, every call that waits for it fails at once, by name, its channels close, and the listeners of
-`on_gone` are told. Whether to give it up is decided elsewhere: `remora.agent.peers.reconnect` and
+`on_gone` are told. Whether to give it up is decided elsewhere: `remora.agent.peers.connector` and
 `remora.agent.peers.failure_detector`.
 """
 

@@ -20,8 +20,7 @@ from remora.agent.hooks import Hooks
 from remora.agent.memory.device import tidy
 from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import SharedMemory
-from remora.agent.peers.admission import Admission
-from remora.agent.peers.connector import Connector
+from remora.agent.peers.connector import LEFT, Connector
 from remora.agent.peers.failure_detector import FailureDetector, HostSilent
 from remora.agent.peers.farewells import Farewells
 from remora.agent.peers.handshake_client import HandshakeClient
@@ -29,7 +28,6 @@ from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.membership_events import MembershipEvents
 from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
-from remora.agent.peers.reconnect import LEFT
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
@@ -75,6 +73,7 @@ class PeerManager:
         self.dispatch = dispatch
         self.recorder = recorder
         self.my_name = dispatch.me.name
+        self.request = dispatch.request
         self.served_until = dispatch.served_until
         self._settings = settings
         self.clock = settings.clock
@@ -91,7 +90,6 @@ class PeerManager:
         self.failure_detector = FailureDetector(
             table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
         )
-        self.admission = Admission(self, table, lifecycle, connector, hooks.is_listed)
         self.farewells = Farewells(table, lifecycle, connector)
         # What every layer above asks for.
         self.find, self.all, self.by_key = table.find, table.all, table.by_key
@@ -138,10 +136,6 @@ class PeerManager:
 
     # What channels tell us.
 
-    def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]:
-        """Return the function to call with each request that comes on a channel."""
-        return partial(self.dispatch.request, peer, channel)
-
     def control_message(self, peer: Peer, channel: Channel, frame: Frame) -> None:
         """A peer says something that wants no answer."""
         if frame.kind == MessageType.CANCEL:
@@ -171,7 +165,7 @@ class PeerManager:
 
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None:
         """The link of a channel broke."""
-        if peer.gone or self.connector.stopping:
+        if peer.gone or self.connector.stopping.is_set():
             return
         self.recorder.note(DISCONNECTED, peer.name, str(error))
         log.debug("link with %s broke: %s", peer.name, error)

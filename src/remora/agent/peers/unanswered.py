@@ -9,6 +9,7 @@ has been old for a minute. Only the tick uses this object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from remora import long_wait
 from remora.agent.calls.call import NEVER, Call
@@ -21,12 +22,12 @@ Submit = Callable[[Callable[[], None]], None]
 CALM = 60.0  # seconds without an old call after which the next one is reported soon again
 
 
+@dataclass(slots=True)
 class _Patience:
     """The age at which a call to one worker is reported, and when an old one was last seen."""
 
-    def __init__(self) -> None:
-        self.after = long_wait.FIRST
-        self.seen = 0.0
+    after: float = long_wait.FIRST
+    seen: float = 0.0
 
 
 class Unanswered:
