@@ -236,18 +236,24 @@ class Agent:
         unseen_failures.report()
         self.execution.raised.report(at_once=True)
 
-    def kill(self) -> None:
-        """End as if the process had been killed, in tests. The peers see their connections close, and hear nothing."""
-        if not self.running:
-            return
-        self._end()
+    def _close(self, timeout: float) -> int:
+        """Close everything, in this order. Return how many functions still run after so many seconds."""
         self.listener.close()
         self.peers.stop(self.caller.stopped)
         self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
-        self.pool.stop(0.5)
+        # one that ends its own worker is not left behind
+        stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
         self.peers.shared_memory.lender.close()
+        return stuck
+
+    def kill(self) -> None:
+        """End as if the process had been killed, in tests. The peers see their connections close, and hear nothing."""
+        if not self.running:
+            return
+        self._end()
+        self._close(0.5)
 
     def stop(self, timeout: float = 2.0, graceful: bool = False) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
@@ -256,14 +262,7 @@ class Agent:
             return
         self._end()
         self.peers.farewells.say(graceful)
-        self.listener.close()  # not before: a peer that has lost our farewell dials, and is told that we leave
-        self.peers.stop(self.caller.stopped)
-        self._faults.close()
-        self.coroutines.stop()
-        self.timers.stop()
-        # one that ends its own worker is not left behind
-        stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
-        self.peers.shared_memory.lender.close()
+        stuck = self._close(timeout)  # not before: a peer that has lost our farewell dials, and is told that we leave
         log.info("%s left the group", self.me.name)
         if stuck:  # expected after Ctrl-C: the program was told not to wait for them
             level = logging.INFO if isinstance(sys.exc_info()[1], KeyboardInterrupt) else logging.WARNING

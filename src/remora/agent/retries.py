@@ -95,15 +95,20 @@ class Retries:
         self._try(message)
 
     def _try(self, message: _ControlMessage) -> None:
-        message.tries += 1
-        if not self._refused(message):
-            self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
-        elif message.tries <= len(self.gaps):
-            self._hold(message)
-            return
-        elif message.done is not None:
-            message.done(CallNotSent(f"{message.what}: {_exhausted(len(self.gaps))}"))
-        self._go_on(message)
+        """Try to send a message, and then those that wait behind it, as far as they get."""
+        following: _ControlMessage | None = message
+        while following is not None:
+            message = following
+            message.tries += 1
+            if not self._refused(message):
+                self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
+            elif message.tries <= len(self.gaps):
+                self._hold(message)
+                return
+            elif message.done is not None:
+                problem = f"The RPC has not succeeded after the specified number of max retries ({len(self.gaps)})."
+                message.done(CallNotSent(f"{message.what}: {problem}"))
+            following = self._behind(message)
 
     def _refused(self, message: _ControlMessage) -> bool:
         alive = self._caller.running and message.peer.state == "alive"  # else there is an answer already
@@ -116,24 +121,14 @@ class Retries:
         when = self._clock.now() + self.gaps[message.tries - 1]
         self._timers.at(when, lambda: self._pool.submit_system(lambda: self._try(message)))
 
-    def _go_on(self, message: _ControlMessage) -> None:
-        """A message is out of the way: those behind it have their turn, as far as they get."""
-        while True:
-            with self._lock:
-                queue = self._waiting.get(message.peer)
-                if queue is None or queue[0] is not message:
-                    return
-                queue.popleft()
-                if not queue:
-                    del self._waiting[message.peer]
-                    return
-                message = queue[0]
-            message.tries += 1
-            if self._refused(message):
-                break
-            self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
-        self._hold(message)
-
-
-def _exhausted(retries: int) -> str:
-    return f"The RPC has not succeeded after the specified number of max retries ({retries})."
+    def _behind(self, message: _ControlMessage) -> _ControlMessage | None:
+        """A message is out of the way: return the first of those that waited behind it."""
+        with self._lock:
+            queue = self._waiting.get(message.peer)
+            if queue is None or queue[0] is not message:
+                return None
+            queue.popleft()
+            if queue:
+                return queue[0]
+            del self._waiting[message.peer]
+            return None

@@ -126,7 +126,8 @@ class PeerSharedMemory:
         if packed.loading is not None:
             self._load(placement, packed)
         elif placement.bytes > LATER:
-            self._fill(placement, packed)
+            placement.fill(packed.buffers)
+            self._lender.filled(placement, self.now())
         else:
             placement.fill_later()
             fill = self._late[id(placement)] = Copying(self, placement, packed, now)
@@ -149,10 +150,6 @@ class PeerSharedMemory:
         placement.returned.extend(number for number, _ in placement.loans)
         if id(placement) not in self._late:  # else the thread that makes the copy ends the loans then
             self._lender.retract(placement, self.now())
-
-    def _fill(self, placement: Placement, packed: Packed) -> None:
-        placement.fill(packed.buffers)
-        self._lender.filled(placement, self.now())
 
     def copied(self, copying: Copying) -> None:
         """Note that a late copy is done."""

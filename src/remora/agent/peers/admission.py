@@ -55,8 +55,7 @@ class Admission:
             if peer.state == "dead" or (self._peers.connector.stopping.is_set() and not _resumes(peer, session_id)):
                 channel = None  # given up while it was being admitted, or we leave: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
-                channel = self._peers.make_channel(peer, session_id, False)
-                peer.accept(channel)
+                channel = peer.incoming = self._peers.make_channel(peer, session_id, False)
         if channel is None:
             link.close()
             return

@@ -127,7 +127,7 @@ class Connector:
     def probe(self, names: Iterable[str]) -> None:
         """Connect to those of these peers that we have no link with: if one is gone, that is found out."""
         for name in names:
-            peer = self._table.find(name) if self._table.has_name(name) else None
+            peer = self._table.by_name.get(name)
             if peer is not None and not peer.gone and peer.outgoing.link is None:
                 self.connect(peer)
 
@@ -197,8 +197,8 @@ class Connector:
             peer.gave_us_up = isinstance(error, GivenUp)
             if isinstance(error, PeerLeaving):
                 self._lifecycle.declare_gone(peer, LEFT, "left")
-            if peer.gave_us_up and self.parting:
-                self._has_heard_our_farewell(peer)
+            if peer.gave_us_up and self.parting:  # what we still wanted of it will not be
+                self._fail_pending(peer, f"this worker is leaving, and {peer.name} has heard so")
             else:
                 self._lifecycle.declare_gone(peer, str(error))
         except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -222,10 +222,10 @@ class Connector:
             peer.outgoing.fail_pending(lambda call: CallOutcomeUnknown(f"{call.what}: {what}"))
         return True
 
-    def _has_heard_our_farewell(self, peer: Peer) -> None:
-        """Fail what we still wanted of a peer that has heard that we leave, and does not talk to us any more."""
+    def _fail_pending(self, peer: Peer, why: str) -> None:
+        """Fail the calls that wait for a connection with a peer."""
         kind = CallOutcomeUnknown if peer.outgoing.ever_connected else CallNotSent
-        peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: this worker is leaving, and {peer.name} has heard so"))
+        peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: {why}"))
 
     def _use(self, peer: Peer, link: StreamLink, arrived: int, leftover: bytes) -> None:
         if self.stopping.is_set():
@@ -267,7 +267,6 @@ class Connector:
         """Our own process cannot make a connection. That may pass; if it does not soon, the calls that wait fail."""
         if self._own_time.since(started, self._clock.now()) < LOCAL_PATIENCE:
             return False
-        kind = CallOutcomeUnknown if peer.outgoing.ever_connected else CallNotSent
-        peer.outgoing.fail_pending(lambda call: kind(f"{call.what}: {error}"))
+        self._fail_pending(peer, str(error))
         log.warning("%s", error)
         return True

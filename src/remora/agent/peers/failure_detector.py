@@ -159,21 +159,18 @@ class FailureDetector:
         unanswered = min(tcp_info.unanswered(link.sock), quiet)
         match judge(self._limits, quiet, unanswered):
             case Verdict.REDIAL:
-                self._host_is_silent(peer, channel, unanswered, now)
+                self.host_is_silent(peer, unanswered)
+                self._cut(channel, f"its host has not answered for {unanswered:.0f} s")
             case Verdict.DEAD:  # if the peer lives, it has a better one
                 self._cut(channel, f"nothing was heard on this link for {quiet:.0f} s")
             case _:
                 if channel.dialled or quiet > self._limits.heartbeat * CALLEE_WAITS:
                     self._pool.call_soon(partial(channel.send_unsequenced, PING))
 
-    def _host_is_silent(self, peer: Peer, channel: Channel, unanswered: float, now: float) -> None:
-        if peer.unreachable_since is None:
-            peer.unreachable_since = now - unanswered
-        self.host_is_silent(peer, unanswered)
-        self._cut(channel, f"its host has not answered for {unanswered:.0f} s")
-
     def host_is_silent(self, peer: Peer, seconds: float) -> None:
         """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
+        if peer.unreachable_since is None:
+            peer.unreachable_since = self._settings.clock.now() - seconds
         news = not peer.suspicion
         self._lifecycle.suspect(peer, f"its host has not answered for {seconds:.0f} s")
         if news and self._is_neighbour(peer):

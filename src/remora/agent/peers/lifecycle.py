@@ -20,8 +20,6 @@ from remora.recorder import DIED, LEFT, RECOVERED, SUSPECTED, Recorder
 
 log = logging.getLogger("remora")
 
-GoneListener = Callable[[Peer], None]
-
 
 class PeerLifecycle:
     """Changes the state of peers, and tells the listeners. Any thread may call it."""
@@ -34,7 +32,7 @@ class PeerLifecycle:
         self._events = events
         self._recorder = recorder
         self._clock = clock
-        self.on_gone: list[GoneListener] = []  # called when a peer left or died, on a thread of the pool
+        self.on_gone: list[Callable[[Peer], None]] = []  # called when a peer left or died, on a thread of the pool
 
     def suspect(self, peer: Peer, reason: str) -> None:
         """A peer does not answer. Its calls wait on; programs that ask or listen may know."""

@@ -129,8 +129,7 @@ class Listener:
                 sock.close()
                 return
             crowded_out = self._pending.add(connection)
-        if crowded_out is not None:
-            self._make_room(crowded_out)
+        self._make_room(crowded_out)
         if connection.begin():  # what it has to say is often there, and then the poller is spared
             self._watch(connection)
 
@@ -146,16 +145,16 @@ class Listener:
                 raise
         self.arm(connection)
 
-    def _make_room(self, connection: _PendingConnection) -> None:
-        self.refusals.count("closed to make room")
-        connection.leave()
+    def _make_room(self, crowded_out: _PendingConnection | None) -> None:
+        if crowded_out is not None:
+            self.refusals.count("closed to make room")
+            crowded_out.leave()
 
     def advance(self, connection: _PendingConnection, stage: int) -> None:
         """A stranger has come to another stage of its handshake."""
         with self._lock:
             crowded_out = self._pending.advance(connection, stage)
-        if crowded_out is not None:
-            self._make_room(crowded_out)
+        self._make_room(crowded_out)
 
     def greeted(self, connection: _PendingConnection, greeting: bytes) -> None:
         """A stranger has sent a HELLO with a valid seal. One that came before may be a replay, and proves nothing."""

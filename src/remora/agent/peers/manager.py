@@ -131,7 +131,7 @@ class PeerManager:
 
     def add_unless_known(self, record: WorkerRecord) -> None:
         """Know a worker that a peer mentions; what we know of its name already is not changed by hearsay."""
-        if not self.table.has_name(record.name):
+        if record.name not in self.by_name:
             self.add(record)
 
     # What channels tell us.
@@ -170,9 +170,8 @@ class PeerManager:
         self.recorder.note(DISCONNECTED, peer.name, str(error))
         log.debug("link with %s broke: %s", peer.name, error)
         if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and peer.unreachable_since is None:
-            silent = keep_alive_limit(self._settings.reconnect_timeout)  # the link was at rest: its kernel says so
-            peer.unreachable_since = self.clock.now() - silent
-            self.failure_detector.host_is_silent(peer, silent)
+            # The link was at rest: its kernel says so.
+            self.failure_detector.host_is_silent(peer, keep_alive_limit(self._settings.reconnect_timeout))
         if isinstance(error, ProtocolError):
             self.declare_gone(peer, str(error))
         elif channel.dialled and peer.leaving and not channel.pending:

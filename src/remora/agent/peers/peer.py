@@ -75,7 +75,7 @@ class Peer(PeerInfo):
         self._keeper = keeper
         self.faults = keeper.faults  # on purpose: new links are led through a fault plan
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
-        self.incoming: Channel | None = None
+        self.incoming: Channel | None = None  # on which its calls come
 
     def learn(self, record: WorkerRecord) -> None:
         """Note what it says of itself: at first, or when more is known than that it called."""
@@ -104,10 +104,6 @@ class Peer(PeerInfo):
 
     def _fate(self) -> str:
         return f"{self.info} {'is gone' if self.state == 'dead' else 'has left'}: {self.reason}"
-
-    def accept(self, channel: Channel) -> None:
-        """Take the channel on which its calls come from now on. Under `lock`."""
-        self.incoming = channel
 
     def channels(self) -> list[Channel]:
         """The one or two that there are."""

@@ -17,8 +17,6 @@ from remora.agent.peers.peer import Peer
 from remora.clock import Clock
 from remora.vocabulary.ids import WorkerKey
 
-Submit = Callable[[Callable[[], None]], None]
-
 CALM = 60.0  # seconds without an old call after which the next one is reported soon again
 
 
@@ -33,7 +31,7 @@ class _Patience:
 class Unanswered:
     """The oldest call to each worker, if it is old."""
 
-    def __init__(self, clock: Clock, submit: Submit) -> None:
+    def __init__(self, clock: Clock, submit: Callable[[Callable[[], None]], None]) -> None:
         self._clock = clock
         self._submit = submit  # runs a function on another thread: handlers of the log are code of the program
         self._patience: dict[WorkerKey, _Patience] = {}  # of workers that have let us wait
