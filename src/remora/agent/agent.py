@@ -78,7 +78,6 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool,
             self.poller,
             self.timers,
             self.dispatch,
@@ -94,7 +93,7 @@ class Agent:
         self.own_time = handshake_client.own_time
         self._faults = faults
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.delayed_flush, faults)
-        self.retries = Retries(caller, self.pool, self.timers, self.clock, faults)
+        self.retries = Retries(caller, self.pool, self.timers, faults)
         self._unanswered = Unanswered(self.clock, self.pool.submit_system)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.gil_profiling = False

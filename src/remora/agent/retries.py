@@ -17,7 +17,6 @@ from remora.agent.calls.call import Call
 from remora.agent.peers.peer import Peer
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
-from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError
 from remora.faults.worker_faults import WorkerFaults
 from remora.wire.packed import Packed
@@ -50,12 +49,11 @@ class _ControlMessage:
 class Retries:
     """Sends the control messages of one worker."""
 
-    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, clock: Clock, faults: WorkerFaults) -> None:
+    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, faults: WorkerFaults) -> None:
         self.gaps = gaps()
         self._caller = caller
         self._pool = pool
         self._timers = timers
-        self._clock = clock
         self._faults = faults
         self._lock = threading.RLock()  # guards: _waiting
         self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
@@ -118,7 +116,7 @@ class Retries:
         """Try again when it is time; what is sent to the same peer meanwhile waits behind it."""
         with self._lock:
             self._waiting.setdefault(message.peer, deque([message]))
-        when = self._clock.now() + self.gaps[message.tries - 1]
+        when = self._timers.clock.now() + self.gaps[message.tries - 1]
         self._timers.at(when, lambda: self._pool.submit_system(lambda: self._try(message)))
 
     def _behind(self, message: _ControlMessage) -> _ControlMessage | None:

@@ -63,8 +63,6 @@ class PeerRoute:
 
 
 class PeerRoutes(NamedTuple):
-    """All routes to one peer."""
-
     awaited: PeerRoute  # of requests whose caller waits for the reply
     requests: PeerRoute
     replies: PeerRoute
@@ -120,11 +118,9 @@ class DeviceRouting:
         )
 
     def map_for(self, name: str) -> DeviceMap:
-        """Return the device map of this worker for a peer."""
         return dict(self.mine.maps.get(name, {}))
 
     def devices(self) -> list[torch.device]:
-        """Return the devices of this worker."""
         return maps.used_by(self._name, self._known)
 
 

@@ -32,7 +32,6 @@ from remora.agent.peers.handshake_client import (
 )
 from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import ENDED, Peer
-from remora.agent.peers.peer_table import PeerTable
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.try_lock import may_be_struck
 from remora.errors import AuthenticationError, CallNotSent, CallOutcomeUnknown, ProtocolError
@@ -96,20 +95,15 @@ class Connector:
     """Dials the peers of one worker, and judges them by what comes of that. Threads of the pool dial; any thread may ask."""
 
     def __init__(
-        self,
-        table: PeerTable,
-        lifecycle: PeerLifecycle,
-        handshake_client: HandshakeClient,
-        pool: WorkerPool,
-        settings: Settings,
+        self, lifecycle: PeerLifecycle, handshake_client: HandshakeClient, pool: WorkerPool, settings: Settings
     ) -> None:
-        self._table = table
-        self._lifecycle = lifecycle
+        self.table = lifecycle.table
+        self.lifecycle = lifecycle
         self._handshake_client = handshake_client
-        self._pool = pool
-        self._settings = settings
+        self.pool = pool
+        self.settings = settings
         self._clock = settings.clock
-        self._own_time = handshake_client.own_time
+        self.own_time = handshake_client.own_time
         self._dials = DialQueue(pool.submit_system)
         self.parting = False  # we have begun to tell the others that we leave: a peer that has heard it hangs up
         self.stopping = threading.Event()  # we are about to leave
@@ -127,14 +121,14 @@ class Connector:
     def probe(self, names: Iterable[str]) -> None:
         """Connect to those of these peers that we have no link with: if one is gone, that is found out."""
         for name in names:
-            peer = self._table.by_name.get(name)
+            peer = self.table.by_name.get(name)
             if peer is not None and not peer.gone and peer.outgoing.link is None:
                 self.connect(peer)
 
     def connect(self, peer: Peer) -> None:
         """Give the channel to a peer a link, soon."""
         if may_be_struck():
-            self._pool.submit_final(partial(self._connect, peer))  # else a strike between the steps could leave it undialled
+            self.pool.submit_final(partial(self._connect, peer))  # else a strike between the steps could leave it undialled
         else:
             self._connect(peer)
 
@@ -152,17 +146,8 @@ class Connector:
             peer.outgoing.fail_pending(lambda call: peer.lost_error(call.what), answered_too=False)
 
     def _dial(self, peer: Peer, make_room: Callable[[], None]) -> None:
-        peer.dialling_since = self._clock.now()
-        try:
-            self._dial_until_settled(peer, make_room)
-        finally:
-            peer.dialling = False
-            if peer.outgoing.link is None and not peer.gone and peer.outgoing.pending and not self.stopping.is_set():
-                self.connect(peer)  # messages came after the dial had failed
-
-    def _dial_until_settled(self, peer: Peer, make_room: Callable[[], None]) -> None:
         """Give a peer's outgoing channel a link, or find out why not. `make_room` is called if that takes long."""
-        started = self._clock.now()
+        peer.dialling_since = started = self._clock.now()
         pause = FIRST_PAUSE
         report = LongWait(lambda: self._still_waiting(peer), self._clock)
 
@@ -170,10 +155,15 @@ class Connector:
             make_room()
             report.look()
 
-        while not self.stopping.is_set() and not peer.gone and not self._try(peer, started, takes_long):
-            takes_long()
-            self._clock.block(self.stopping.wait, self._clock.now() + pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+        try:
+            while not self.stopping.is_set() and not peer.gone and not self._try(peer, started, takes_long):
+                takes_long()
+                self._clock.block(self.stopping.wait, self._clock.now() + pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            peer.dialling = False
+            if peer.outgoing.link is None and not peer.gone and peer.outgoing.pending and not self.stopping.is_set():
+                self.connect(peer)  # messages came after the dial had failed
 
     def _still_waiting(self, peer: Peer) -> str:
         calls, me = len(peer.outgoing.pending), self._handshake_client.me.name
@@ -182,31 +172,31 @@ class Connector:
 
     def _left(self, peer: Peer, started: float) -> float:
         """Return the seconds that the host of a peer has left to answer."""
-        now, since = self._clock.now(), self._own_time.since
+        now, since = self._clock.now(), self.own_time.since
         silent = since(started if peer.unreachable_since is None else peer.unreachable_since, now)
-        return max(self._settings.reconnect_timeout - silent, LAST_TRY - since(started, now))
+        return max(self.settings.reconnect_timeout - silent, LAST_TRY - since(started, now))
 
     def _try(self, peer: Peer, started: float, make_room: Callable[[], None]) -> bool:
         """Dial once. Return True if that settled it."""
         try:
             # Not all of the time that is left: what is known of its host may be news by then.
-            once = max(self._settings.reconnect_timeout / 2, LAST_TRY)
+            once = max(self.settings.reconnect_timeout / 2, LAST_TRY)
             until = self._clock.now() + min(self._left(peer, started), once)
             self._use(peer, *self._handshake_client.to(peer.record, peer.outgoing, until, make_room))
         except PeerRefused as error:
             peer.gave_us_up = isinstance(error, GivenUp)
             if isinstance(error, PeerLeaving):
-                self._lifecycle.declare_gone(peer, LEFT, "left")
+                self.lifecycle.declare_gone(peer, LEFT, "left")
             if peer.gave_us_up and self.parting:  # what we still wanted of it will not be
                 self._fail_pending(peer, f"this worker is leaving, and {peer.name} has heard so")
             else:
-                self._lifecycle.declare_gone(peer, str(error))
+                self.lifecycle.declare_gone(peer, str(error))
         except (ConnectionRefusedError, FileNotFoundError) as error:
             if peer.leaving:
-                self._lifecycle.declare_gone(peer, LEFT, "left")
+                self.lifecycle.declare_gone(peer, LEFT, "left")
             log.debug("nothing listens for %s any more: %s", peer.name, error)
             peer.process_ended = self._handshake_client.is_here(peer.record)
-            self._lifecycle.declare_gone(peer, ENDED if peer.process_ended else "nothing listens at its addresses any more")
+            self.lifecycle.declare_gone(peer, ENDED if peer.process_ended else "nothing listens at its addresses any more")
         except LocalTrouble as error:
             return self._lacks_something(peer, started, error)
         except PeerSilent as error:
@@ -242,17 +232,17 @@ class Connector:
             link.close()
             raise
         log.info("%s is connected with %s", self._handshake_client.me.name, link.where)
-        self._lifecycle.trust(peer)
+        self.lifecycle.trust(peer)
 
     def _is_silent(self, peer: Peer, started: float, error: OSError) -> bool:
         """Judge a peer whose host took the connection. A sign of life on the link that it dialled itself counts as
         well."""
         calling = peer.incoming.link if peer.incoming is not None else None
         heard = started if calling is None else max(started, calling.last_heard)
-        silence = self._own_time.since(heard, self._clock.now())
-        if silence < self._settings.silence_limit:
+        silence = self.own_time.since(heard, self._clock.now())
+        if silence < self.settings.silence_limit:
             return False
-        self._lifecycle.declare_gone(peer, f"it has been silent for {silence:.0f} s: {error}")
+        self.lifecycle.declare_gone(peer, f"it has been silent for {silence:.0f} s: {error}")
         return True
 
     def _is_unreachable(self, peer: Peer, started: float, error: OSError) -> bool:
@@ -260,12 +250,12 @@ class Connector:
             return False
         if peer.unreachable_since is None:
             peer.unreachable_since = started
-        self._lifecycle.declare_gone(peer, f"it cannot be reached: {error}")
+        self.lifecycle.declare_gone(peer, f"it cannot be reached: {error}")
         return True
 
     def _lacks_something(self, peer: Peer, started: float, error: LocalTrouble) -> bool:
         """Our own process cannot make a connection. That may pass; if it does not soon, the calls that wait fail."""
-        if self._own_time.since(started, self._clock.now()) < LOCAL_PATIENCE:
+        if self.own_time.since(started, self._clock.now()) < LOCAL_PATIENCE:
             return False
         self._fail_pending(peer, str(error))
         log.warning("%s", error)

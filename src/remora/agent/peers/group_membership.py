@@ -158,8 +158,8 @@ class Membership:
         """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
         themselves."""
         kind, packed = int(Lost.type), encode(Lost(lost.key, silent_for))
-        for peer in self._peers.all():
-            if not peer.gone and peer is not self._peers.me and peer is not lost:
+        for peer in self._others():
+            if peer is not lost:
                 call = Call(peer, "membership", lambda call: None)  # one that cannot be told finds out in another way
                 try:
                     self._agent.caller.start_call(peer, call, kind, packed, 0, PATIENCE, control=True, urgent=False)

@@ -179,7 +179,6 @@ class HandshakeClient:
         return bool(found)
 
     def is_here(self, record: WorkerRecord) -> bool:
-        """Return True if a worker is on this host."""
         return record.host == self._host
 
     def _reachable(self, record: WorkerRecord) -> list[Address]:

@@ -28,7 +28,6 @@ from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.membership_events import MembershipEvents
 from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
-from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.devices import streams
@@ -56,7 +55,6 @@ class PeerManager:
 
     def __init__(
         self,
-        pool: WorkerPool,
         poller: Poller,
         timers: Timers,
         dispatch: Dispatch,
@@ -67,7 +65,7 @@ class PeerManager:
         faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
-        self._pool = pool
+        self._pool = pool = dispatch.pool
         self._poller = poller
         self._timers = timers
         self.dispatch = dispatch
@@ -83,14 +81,11 @@ class PeerManager:
         self.shared_memory = SharedMemory(settings.shared_memory, settings.device_memory, now, pool.submit_final)
         self.device_routing = device_routing
         self.faults = faults
-        self._own_time = handshake_client.own_time
         self.table = table = PeerTable()
-        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, recorder, self.clock)
-        self.connector = connector = Connector(table, lifecycle, handshake_client, pool, settings)
-        self.failure_detector = FailureDetector(
-            table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
-        )
-        self.farewells = Farewells(table, lifecycle, connector)
+        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, recorder)
+        self.connector = connector = Connector(lifecycle, handshake_client, pool, settings)
+        self.failure_detector = FailureDetector(connector, hooks.spread_loss)
+        self.farewells = Farewells(connector)
         # What every layer above asks for.
         self.find, self.all, self.by_key = table.find, table.all, table.by_key
         self.known, self.of_id, self.by_name = table.known, table.of_id, table.by_name
@@ -99,7 +94,6 @@ class PeerManager:
 
     @property
     def me(self) -> Peer:
-        """Return this worker as its own peer."""
         return self.table.me
 
     # Who is there.
@@ -190,7 +184,7 @@ class PeerManager:
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         """It lives, or we would have given it up, but it does not call any more: its session is of no use."""
-        away = self._own_time.since(channel.lost_at, self.clock.now())
+        away = self.connector.own_time.since(channel.lost_at, self.clock.now())
         if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
             self.dispatch.forget(channel)

@@ -137,7 +137,6 @@ class Peer(PeerInfo):
         self._keeper.control_message(self, channel, frame)
 
     def lost(self, channel: Channel, error: BaseException) -> None:
-        """A link broke."""
         self._keeper.lost(self, channel, error)
 
     def connect(self, channel: Channel) -> None:

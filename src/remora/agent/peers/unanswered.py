@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from remora import long_wait
 from remora.agent.calls.call import NEVER, Call
@@ -48,18 +49,15 @@ class Unanswered:
                 if age >= patience.after:
                     while patience.after <= age:
                         patience.after *= 2
-                    self._submit(_report(call, calls, age))
+                    self._submit(partial(_report, call, calls, age))
         if self._patience:
             self._patience = {key: each for key, each in self._patience.items() if now - each.seen < CALM}
 
 
-def _report(call: Call, calls: dict[int, Call], age: float) -> Callable[[], None]:
-    def report() -> None:
-        if call.id not in calls:
-            return  # it was answered before this thread came to report
-        others = len(calls) - 1
-        limit = "without a timeout" if call.deadline == NEVER else f"with a timeout of {call.timeout:g} s"
-        more = f" ({others} more call{'s' if others > 1 else ''} to {call.peer.name})" if others > 0 else ""
-        long_wait.log.warning("%s waits for its answer, %s%s, %.0f s", call.what, limit, more, age)
-
-    return report
+def _report(call: Call, calls: dict[int, Call], age: float) -> None:
+    if call.id not in calls:
+        return  # it was answered before this thread came to report
+    others = len(calls) - 1
+    limit = "without a timeout" if call.deadline == NEVER else f"with a timeout of {call.timeout:g} s"
+    more = f" ({others} more call{'s' if others > 1 else ''} to {call.peer.name})" if others > 0 else ""
+    long_wait.log.warning("%s waits for its answer, %s%s, %.0f s", call.what, limit, more, age)

@@ -70,7 +70,6 @@ class SerialQueue:
             raise
 
     def go_on(self) -> None:
-        """Run the steps that are left."""
         self.post(lambda: None)
 
     def post_later(self, step: Callable[..., object], *args: Any) -> None:
