@@ -18,7 +18,7 @@ from typing import Any, Literal
 from unittest import mock
 
 from remora.agent import agent, retries
-from remora.agent.peers import farewells, manager, reconnect
+from remora.agent.peers import connector, farewells, manager
 from remora.faults.injector import Message
 from remora.faults.kinds import DEEDS, Cut, Fault, Freeze, Kill, MessageFault, Pair, Partition, When, Which
 from remora.faults.plan import Plan
@@ -63,7 +63,7 @@ def quick_time() -> Iterator[None]:
         mock.patch.object(agent, "TICK", 0.02),
         mock.patch.object(manager, "GRACE", 0.03),
         mock.patch.object(farewells, "REDIAL_PATIENCE", 0.03),
-        mock.patch.object(reconnect, "LAST_TRY", 0.2),
+        mock.patch.object(connector, "LAST_TRY", 0.2),
         mock.patch.object(all_gather, "LOOK_AGAIN", 0.1),
     ):
         yield

@@ -109,7 +109,7 @@ def resting(name: str) -> bool | None:
     peer = rpc._get_current_rpc_agent().agent.peers.find(name)
     if all(channel.link is None for channel in peer.channels()):
         return None
-    return bool(peer.resting)
+    return not peer.expected
 
 
 @needs_hosts

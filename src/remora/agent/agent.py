@@ -15,6 +15,7 @@ from remora.agent.calls.unseen_failures import unseen_failures
 from remora.agent.channel.delayed_flush import DelayedFlush
 from remora.agent.hooks import Hooks
 from remora.agent.memory.routing import DeviceRouting
+from remora.agent.peers.admission import Admission
 from remora.agent.peers.handshake_client import HandshakeClient
 from remora.agent.peers.listener import Listener
 from remora.agent.peers.manager import Peer, PeerManager
@@ -77,7 +78,6 @@ class Agent:
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.pool,
             self.poller,
             self.timers,
             self.dispatch,
@@ -88,11 +88,12 @@ class Agent:
             faults,
             hooks,
         )
-        self.listener = Listener(self.peers.admission, self.poller, handshake_client, settings, self.timers, recorder)
+        self.admission = Admission(self.peers, hooks.is_listed)
+        self.listener = Listener(self.admission, self.poller, handshake_client, settings, self.timers, recorder)
         self.own_time = handshake_client.own_time
         self._faults = faults
         self.caller = caller = Caller(me, timeout, self.pool, self.timers, self.delayed_flush, faults)
-        self.retries = Retries(caller, self.pool, self.timers, self.clock, faults)
+        self.retries = Retries(caller, self.pool, self.timers, faults)
         self._unanswered = Unanswered(self.clock, self.pool.submit_system)
         self.ticks: list[Callable[[], None]] = []  # what else is to be looked at now and then
         self.gil_profiling = False
@@ -234,18 +235,24 @@ class Agent:
         unseen_failures.report()
         self.execution.raised.report(at_once=True)
 
-    def kill(self) -> None:
-        """End as if the process had been killed, in tests. The peers see their connections close, and hear nothing."""
-        if not self.running:
-            return
-        self._end()
+    def _close(self, timeout: float) -> int:
+        """Close everything, in this order. Return how many functions still run after so many seconds."""
         self.listener.close()
         self.peers.stop(self.caller.stopped)
         self._faults.close()
         self.coroutines.stop()
         self.timers.stop()
-        self.pool.stop(0.5)
+        # one that ends its own worker is not left behind
+        stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
         self.peers.shared_memory.lender.close()
+        return stuck
+
+    def kill(self) -> None:
+        """End as if the process had been killed, in tests. The peers see their connections close, and hear nothing."""
+        if not self.running:
+            return
+        self._end()
+        self._close(0.5)
 
     def stop(self, timeout: float = 2.0, graceful: bool = False) -> None:
         """Stop serving. Calls under way fail; functions still running are left to end by themselves. Answers that are
@@ -254,14 +261,7 @@ class Agent:
             return
         self._end()
         self.peers.farewells.say(graceful)
-        self.listener.close()  # not before: a peer that has lost our farewell dials, and is told that we leave
-        self.peers.stop(self.caller.stopped)
-        self._faults.close()
-        self.coroutines.stop()
-        self.timers.stop()
-        # one that ends its own worker is not left behind
-        stuck = self.pool.stop(timeout) - (thread_state.pool is self.pool)
-        self.peers.shared_memory.lender.close()
+        stuck = self._close(timeout)  # not before: a peer that has lost our farewell dials, and is told that we leave
         log.info("%s left the group", self.me.name)
         if stuck:  # expected after Ctrl-C: the program was told not to wait for them
             level = logging.INFO if isinstance(sys.exc_info()[1], KeyboardInterrupt) else logging.WARNING

@@ -17,7 +17,6 @@ from remora.agent.calls.call import Call
 from remora.agent.peers.peer import Peer
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
-from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError
 from remora.faults.worker_faults import WorkerFaults
 from remora.wire.packed import Packed
@@ -50,12 +49,11 @@ class _ControlMessage:
 class Retries:
     """Sends the control messages of one worker."""
 
-    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, clock: Clock, faults: WorkerFaults) -> None:
+    def __init__(self, caller: Caller, pool: WorkerPool, timers: Timers, faults: WorkerFaults) -> None:
         self.gaps = gaps()
         self._caller = caller
         self._pool = pool
         self._timers = timers
-        self._clock = clock
         self._faults = faults
         self._lock = threading.RLock()  # guards: _waiting
         self._waiting: dict[Peer, deque[_ControlMessage]] = {}  # the first will be tried again, the others wait behind it
@@ -95,15 +93,20 @@ class Retries:
         self._try(message)
 
     def _try(self, message: _ControlMessage) -> None:
-        message.tries += 1
-        if not self._refused(message):
-            self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
-        elif message.tries <= len(self.gaps):
-            self._hold(message)
-            return
-        elif message.done is not None:
-            message.done(CallNotSent(f"{message.what}: {_exhausted(len(self.gaps))}"))
-        self._go_on(message)
+        """Try to send a message, and then those that wait behind it, as far as they get."""
+        following: _ControlMessage | None = message
+        while following is not None:
+            message = following
+            message.tries += 1
+            if not self._refused(message):
+                self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
+            elif message.tries <= len(self.gaps):
+                self._hold(message)
+                return
+            elif message.done is not None:
+                problem = f"The RPC has not succeeded after the specified number of max retries ({len(self.gaps)})."
+                message.done(CallNotSent(f"{message.what}: {problem}"))
+            following = self._behind(message)
 
     def _refused(self, message: _ControlMessage) -> bool:
         alive = self._caller.running and message.peer.state == "alive"  # else there is an answer already
@@ -113,27 +116,17 @@ class Retries:
         """Try again when it is time; what is sent to the same peer meanwhile waits behind it."""
         with self._lock:
             self._waiting.setdefault(message.peer, deque([message]))
-        when = self._clock.now() + self.gaps[message.tries - 1]
+        when = self._timers.clock.now() + self.gaps[message.tries - 1]
         self._timers.at(when, lambda: self._pool.submit_system(lambda: self._try(message)))
 
-    def _go_on(self, message: _ControlMessage) -> None:
-        """A message is out of the way: those behind it have their turn, as far as they get."""
-        while True:
-            with self._lock:
-                queue = self._waiting.get(message.peer)
-                if queue is None or queue[0] is not message:
-                    return
-                queue.popleft()
-                if not queue:
-                    del self._waiting[message.peer]
-                    return
-                message = queue[0]
-            message.tries += 1
-            if self._refused(message):
-                break
-            self._start(message.peer, message.kind, message.packed, message.what, message.done, message.urgent)
-        self._hold(message)
-
-
-def _exhausted(retries: int) -> str:
-    return f"The RPC has not succeeded after the specified number of max retries ({retries})."
+    def _behind(self, message: _ControlMessage) -> _ControlMessage | None:
+        """A message is out of the way: return the first of those that waited behind it."""
+        with self._lock:
+            queue = self._waiting.get(message.peer)
+            if queue is None or queue[0] is not message:
+                return None
+            queue.popleft()
+            if queue:
+                return queue[0]
+            del self._waiting[message.peer]
+            return None

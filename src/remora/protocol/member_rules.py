@@ -6,7 +6,7 @@ quiet for a while (a heartbeat). Its *host* acknowledges what is sent to it, wha
     the process speaks                          it lives
     silent, but its host acknowledges           frozen, or busy in C code: suspected soon, given up after a long time
     silent, and its host does not answer        cut off or switched off: given up soon
-    nothing listens at its address              the process is gone: given up at once (see `remora.agent.peers.reconnect`)
+    nothing listens at its address              the process is gone: given up at once (see `remora.agent.peers.connector`)
 
 `judge` is that rule for what was observed of a peer at one moment. Silence counts only
 

@@ -54,7 +54,7 @@ def test_a_caller_that_had_proven_itself_when_the_worker_stopped(
 ) -> None:
     peers = world[0].agent.peers
     world[0].stop()
-    peers.admission.attach_incoming(world[1].record, "a session", StreamLink(ends[0], "worker1 (caller)"), 0, b"")
+    world[0].agent.admission.attach_incoming(world[1].record, "a session", StreamLink(ends[0], "worker1 (caller)"), 0, b"")
     assert ends[0].fileno() == -1
     assert is_closed(ends[1])
     assert peers.find("worker1").incoming is None
@@ -87,7 +87,7 @@ def test_the_reason_of_a_refusal_decides_and_not_its_text(
 ) -> None:
     """What is said to people may quote anything."""
     assert world.run(0, rpc.rpc_sync, "worker1", double, args=(2,)) == 4
-    monkeypatch.setattr(world[1].agent.peers.admission, "authorize", lambda record, session_id: refused)
+    monkeypatch.setattr(world[1].agent.admission, "authorize", lambda record, session_id: refused)
     peer = world[0].agent.peers.find("worker1")
     assert peer.outgoing.link is not None
     peer.outgoing.link.sock.shutdown(socket.SHUT_RDWR)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from remora import rpc
+from remora.agent.peers.connector import AT_ONCE, DialQueue
 from remora.agent.peers.handshake_client import PeerSilent
 from remora.agent.peers.peer import ENDED
-from remora.agent.peers.reconnect import AT_ONCE, DialQueue
 from remora.errors import CallNotSent, CallOutcomeUnknown, WorkerLost
 from remora.protocol.member_rules import OwnTime
 from remora.testing.world import World

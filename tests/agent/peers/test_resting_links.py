@@ -91,7 +91,7 @@ def test_what_another_worker_says_of_one_that_lives_is_not_believed(world: World
     peers.failure_detector.verify(peers.find(FAR), 3.0)
     world.clock.advance(60.0)
     assert {member.state for member in world[0].members()} == {"alive"}
-    assert peers.find(FAR).resting, "again"
+    assert not peers.find(FAR).expected, "again"
 
 
 def test_but_one_at_rest_that_is_silent_is_found_out(world: World) -> None:

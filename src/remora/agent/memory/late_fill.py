@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from remora.agent.runtime.current import blocking_region
@@ -32,16 +33,14 @@ class Owner(Protocol):
     def refuse(self, why: str) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class LateMemory:
     """The memory of one message, which may not be filled yet, or not mapped."""
 
-    __slots__ = ("_filling", "_messages", "_owner", "deadline")
-
-    def __init__(self, filling: Filling, owner: Owner, messages: LateMessages) -> None:
-        self._filling = filling
-        self._owner = owner
-        self._messages = messages
-        self.deadline = NEVER  # of the call
+    _filling: Filling
+    _owner: Owner
+    _messages: LateMessages
+    deadline: float = NEVER  # of the call
 
     @property
     def settled(self) -> bool:

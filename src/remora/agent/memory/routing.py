@@ -7,6 +7,7 @@ there saves a copy. Without one they go over the host, and the receiver copies t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,27 +21,20 @@ from remora.wire.device_buffers import Region
 DEVICES = "devices"  # what a worker says of its devices, in its record
 
 
+@dataclass(eq=False, slots=True)
 class PeerRoute:
     """The `Route` of messages of one kind to one peer."""
 
-    __slots__ = ("_device_exchange", "_in_place", "_map", "_problem", "_refusal", "_there", "moves_cpu")
+    _map: DeviceMap
+    _there: Placement
+    _problem: str
+    _refusal: str  # why what is not in the map is not sent; empty: it is
+    _device_exchange: DeviceExchange
+    _in_place: bool = False  # the caller waits for the answer, and its stream for the copy: see `DeviceExchange.fence`
+    moves_cpu: bool = field(init=False)
 
-    def __init__(
-        self,
-        device_map: DeviceMap,
-        there: Placement,
-        problem: str,
-        refusal: str,
-        device_exchange: DeviceExchange,
-        in_place: bool = False,
-    ) -> None:
-        self._map = device_map
-        self._there = there
-        self._problem = problem
-        self._refusal = refusal  # why what is not in the map is not sent; empty: it is
-        self._device_exchange = device_exchange
-        self._in_place = in_place  # the caller waits for the answer, and its stream for the copy: see `DeviceExchange.fence`
-        self.moves_cpu = bool(problem) or device_map.get(registry.HOST, registry.HOST) != registry.HOST
+    def __post_init__(self) -> None:
+        self.moves_cpu = bool(self._problem) or self._map.get(registry.HOST, registry.HOST) != registry.HOST
 
     def target(self, device: torch.device) -> torch.device:
         """Return the device on which a tensor on `device` arrives. Raises if there is none."""
@@ -69,8 +63,6 @@ class PeerRoute:
 
 
 class PeerRoutes(NamedTuple):
-    """All routes to one peer."""
-
     awaited: PeerRoute  # of requests whose caller waits for the reply
     requests: PeerRoute
     replies: PeerRoute
@@ -92,16 +84,15 @@ class DeviceRouting:
 
     def check_group(self, records: Sequence[WorkerRecord]) -> None:
         """Raise if the maps of a group whose workers are all known do not fit together."""
-        for record in records:
-            self._known[record.name] = _placement_of(record)
-        problem = maps.problem_of_group({record.name: self._known[record.name] for record in records})
+        found = {record.name: _placement_of(record) for record in records}
+        self._known |= found
+        problem = maps.problem_of_group(found)
         if problem:
             raise ValueError(problem)
 
     def check_alone(self, records: Sequence[WorkerRecord]) -> None:
         """Do the same for a worker of a dynamic group: check only its own devices and maps."""
-        for record in records:
-            self._known[record.name] = _placement_of(record)
+        self._known |= {record.name: _placement_of(record) for record in records}
         problem = maps.problem_of_devices(self._name, self.mine)
         for to in self.mine.maps:
             if to in self._known:
@@ -120,18 +111,16 @@ class DeviceRouting:
         streams.watch(self.devices())
         refusal = "" if self._auto else _no_map(name, forth)
         return PeerRoutes(
-            PeerRoute(forth, there, wrong_there, refusal, device_exchange, in_place=True),
+            PeerRoute(forth, there, wrong_there, refusal, device_exchange, True),
             PeerRoute(forth, there, wrong_there, refusal, device_exchange),
             PeerRoute(back, there, wrong_back, "" if self._auto else _no_way_back(name, back), device_exchange),
             PeerRoute({**back, **forth}, there, "", "", device_exchange),
         )
 
     def map_for(self, name: str) -> DeviceMap:
-        """Return the device map of this worker for a peer."""
         return dict(self.mine.maps.get(name, {}))
 
     def devices(self) -> list[torch.device]:
-        """Return the devices of this worker."""
         return maps.used_by(self._name, self._known)
 
 

@@ -13,6 +13,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from remora.agent.memory.device import DEVICE, DeviceExchange
@@ -126,7 +127,8 @@ class PeerSharedMemory:
         if packed.loading is not None:
             self._load(placement, packed)
         elif placement.bytes > LATER:
-            self._fill(placement, packed)
+            placement.fill(packed.buffers)
+            self._lender.filled(placement, self.now())
         else:
             placement.fill_later()
             fill = self._late[id(placement)] = Copying(self, placement, packed, now)
@@ -150,12 +152,7 @@ class PeerSharedMemory:
         if id(placement) not in self._late:  # else the thread that makes the copy ends the loans then
             self._lender.retract(placement, self.now())
 
-    def _fill(self, placement: Placement, packed: Packed) -> None:
-        placement.fill(packed.buffers)
-        self._lender.filled(placement, self.now())
-
     def copied(self, copying: Copying) -> None:
-        """Note that a late copy is done."""
         self._late.pop(id(copying.placement), None)
         self._lender.filled(copying.placement, self.now())
 
@@ -226,7 +223,6 @@ class PeerSharedMemory:
             self._borrower.note_returned(unused)
 
     def take_back(self, body: bytes | bytearray | memoryview) -> None:
-        """The peer gives segments back."""
         try:
             self._take_back(body)
         except ValueError as error:
@@ -260,19 +256,17 @@ class PeerSharedMemory:
         self.device_exchange.forget()
 
 
+@dataclass(eq=False, slots=True)
 class Copying:
     """Copies the tensors of a message to shared memory after the message was sent, in any case: the peer waits for them. It
     copies once, because the peer may change them afterwards. The first thread to begin does it, and repeats it if it is
     interrupted. If the sender never begins, the tick does (`PeerSharedMemory.trim`)."""
 
-    __slots__ = ("_packed", "_shared_memory", "_thread", "placement", "since")
-
-    def __init__(self, shared_memory: PeerSharedMemory, placement: Placement, packed: Packed, now: float) -> None:
-        self._shared_memory = shared_memory
-        self.placement = placement
-        self._packed = packed
-        self._thread: dict[str, int] = {}  # the thread that copies; `setdefault` decides
-        self.since = now
+    _shared_memory: PeerSharedMemory
+    placement: Placement
+    _packed: Packed
+    since: float
+    _thread: dict[str, int] = field(default_factory=dict)  # the thread that copies; `setdefault` decides
 
     def __call__(self) -> None:
         placement, me = self.placement, threading.get_ident()

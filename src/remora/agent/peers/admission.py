@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
-from remora.agent.channel.channel import Channel
-from remora.agent.peers.connector import Connector
-from remora.agent.peers.lifecycle import PeerLifecycle
+from remora.agent.peers.manager import PeerManager
 from remora.agent.peers.peer import Peer
-from remora.agent.peers.peer_table import PeerTable
 from remora.errors import ProtocolError
 from remora.protocol.handshake import Refused, Why
 from remora.rendezvous.record import WorkerRecord
@@ -17,41 +13,24 @@ from remora.transport.link import StreamLink
 from remora.vocabulary.ids import WorkerKey
 
 
-class PeerMaker(Protocol):
-    """Makes peers and their channels (`remora.agent.peers.manager`)."""
-
-    def add(self, record: WorkerRecord) -> Peer: ...
-    def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel: ...
-
-
 class Admission:
     """Lets proven callers in. The listener asks it."""
 
-    def __init__(
-        self,
-        maker: PeerMaker,
-        table: PeerTable,
-        lifecycle: PeerLifecycle,
-        connector: Connector,
-        is_listed: Callable[[WorkerRecord], bool],
-    ) -> None:
-        self._maker = maker
-        self._table = table
-        self._lifecycle = lifecycle
-        self._connector = connector
+    def __init__(self, peers: PeerManager, is_listed: Callable[[WorkerRecord], bool]) -> None:
+        self._peers = peers
         self._is_listed = is_listed  # whether the list of the group has a worker
 
     def is_stale(self, record: WorkerRecord) -> bool:
         """Return True if it has the name or the id of another worker that is there, and is not on the group's list: it
         was given up before we came, others have its place by now, and it does not know."""
-        holders = (self._table.by_name.get(record.name), self._table.of_id(record.id))
+        holders = (self._peers.by_name.get(record.name), self._peers.of_id(record.id))
         rivals = [each for each in holders if each and not each.gone and each.key.incarnation != record.incarnation]
         return bool(rivals) and not self._is_listed(record)
 
     def authorize(self, record: WorkerRecord, session_id: str) -> int | Refused:
         """A proven caller asks for a session: how much of it we have, or why not."""
-        known = self._table.known(WorkerKey(record.id, record.incarnation))
-        if self._connector.stopping and not _resumes(known, session_id):
+        known = self._peers.known(WorkerKey(record.id, record.incarnation))
+        if self._peers.connector.stopping.is_set() and not _resumes(known, session_id):
             return Refused(Why.LEAVING)
         if known is not None and known.state == "dead":
             text = f"{record.name} was given up ({known.reason}); it must join again as a new worker"
@@ -70,14 +49,13 @@ class Admission:
         self, record: WorkerRecord, session_id: str, link: StreamLink, arrived: int, leftover: bytes
     ) -> None:
         """A caller's connection is ready to be used."""
-        peer = self._maker.add(record)
+        peer = self._peers.add(record)
         with peer.lock:
             channel = peer.incoming
-            if peer.state == "dead" or (self._connector.stopping and not _resumes(peer, session_id)):
+            if peer.state == "dead" or (self._peers.connector.stopping.is_set() and not _resumes(peer, session_id)):
                 channel = None  # given up while it was being admitted, or we leave: nothing more is read from it
             elif channel is None or channel.session_id != session_id:
-                channel = self._maker.make_channel(peer, session_id, False)
-                peer.accept(channel)
+                channel = peer.incoming = self._peers.make_channel(peer, session_id, False)
         if channel is None:
             link.close()
             return
@@ -86,7 +64,7 @@ class Admission:
             peer.note_link(link)
         except ProtocolError as error:
             link.close()
-            self._lifecycle.declare_gone(peer, str(error))
+            self._peers.declare_gone(peer, str(error))
 
 
 def _resumes(peer: Peer | None, session_id: str) -> bool:

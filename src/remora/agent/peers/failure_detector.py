@@ -16,12 +16,8 @@ from functools import partial
 
 from remora.agent.channel.channel import Channel
 from remora.agent.peers.connector import Connector
-from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.peer import Peer
-from remora.agent.peers.peer_table import PeerTable
-from remora.agent.runtime.pool import WorkerPool
-from remora.options import Settings
-from remora.protocol.member_rules import Limits, OwnTime, Verdict, judge
+from remora.protocol.member_rules import Limits, Verdict, judge
 from remora.transport import tcp_info
 from remora.transport.link import StreamLink
 from remora.vocabulary.messages import MessageType
@@ -45,32 +41,21 @@ class HostSilent(OSError):
 class FailureDetector:
     """Watches the peers of one worker. Everything but `verify` and `_on_peer_dead` runs on the timer thread."""
 
-    def __init__(
-        self,
-        table: PeerTable,
-        lifecycle: PeerLifecycle,
-        connector: Connector,
-        pool: WorkerPool,
-        settings: Settings,
-        own_time: OwnTime,
-        spread: Callable[[Peer, float], None],
-    ) -> None:
-        self._table = table
-        self._lifecycle = lifecycle
+    def __init__(self, connector: Connector, spread: Callable[[Peer, float], None]) -> None:
         self._connector = connector
-        self._pool = pool
-        self._settings = settings
-        self._own_time = own_time
+        self._table, self._lifecycle, self._pool = connector.table, connector.lifecycle, connector.pool
+        self._settings = settings = connector.settings
+        self._own_time = connector.own_time
         self._limits = Limits(
             settings.heartbeat, settings.suspect_after, settings.silence_limit, settings.reconnect_timeout
         )
         self._began = float("inf")
         self._spread = spread  # tells all others that a watched worker is dead, or silent for so many seconds
-        lifecycle.on_gone.append(self._on_peer_dead)
+        self._lifecycle.on_gone.append(self._on_peer_dead)
 
     def tick(self, now: float) -> None:
         """Look at all peers. Called about twice a second: nothing here blocks."""
-        if self._connector.stopping:
+        if self._connector.stopping.is_set():
             return
         self._began = min(self._began, now)
         alive = [peer for peer in self._table.all() if not peer.gone]
@@ -159,21 +144,18 @@ class FailureDetector:
         unanswered = min(tcp_info.unanswered(link.sock), quiet)
         match judge(self._limits, quiet, unanswered):
             case Verdict.REDIAL:
-                self._host_is_silent(peer, channel, unanswered, now)
+                self.host_is_silent(peer, unanswered)
+                self._cut(channel, f"its host has not answered for {unanswered:.0f} s")
             case Verdict.DEAD:  # if the peer lives, it has a better one
                 self._cut(channel, f"nothing was heard on this link for {quiet:.0f} s")
             case _:
                 if channel.dialled or quiet > self._limits.heartbeat * CALLEE_WAITS:
                     self._pool.call_soon(partial(channel.send_unsequenced, PING))
 
-    def _host_is_silent(self, peer: Peer, channel: Channel, unanswered: float, now: float) -> None:
-        if peer.unreachable_since is None:
-            peer.unreachable_since = now - unanswered
-        self.host_is_silent(peer, unanswered)
-        self._cut(channel, f"its host has not answered for {unanswered:.0f} s")
-
     def host_is_silent(self, peer: Peer, seconds: float) -> None:
         """A peer's host has acknowledged nothing for so long. Those that have no link with it find out in time, too."""
+        if peer.unreachable_since is None:
+            peer.unreachable_since = self._settings.clock.now() - seconds
         news = not peer.suspicion
         self._lifecycle.suspect(peer, f"its host has not answered for {seconds:.0f} s")
         if news and self._is_neighbour(peer):

@@ -8,11 +8,8 @@ from __future__ import annotations
 import time
 
 from remora.agent.channel.channel import Channel
-from remora.agent.peers.connector import Connector
-from remora.agent.peers.lifecycle import PeerLifecycle
+from remora.agent.peers.connector import LEFT, Connector
 from remora.agent.peers.peer import Peer
-from remora.agent.peers.peer_table import PeerTable
-from remora.agent.peers.reconnect import LEFT
 from remora.protocol.member_rules import Farewell, Parting, on_farewell
 from remora.vocabulary.messages import MessageType
 
@@ -28,10 +25,9 @@ FIRST_LOOK, LONGEST_LOOK = 0.001, 0.02  # seconds between two looks whether thos
 class Farewells:
     """Says goodbye to the peers of one worker, and hears theirs."""
 
-    def __init__(self, table: PeerTable, lifecycle: PeerLifecycle, connector: Connector) -> None:
-        self._table = table
-        self._lifecycle = lifecycle
+    def __init__(self, connector: Connector) -> None:
         self._connector = connector
+        self._table, self._lifecycle = connector.table, connector.lifecycle
 
     def hear(self, peer: Peer, behind_answers: bool) -> None:
         """A peer leaves: what it answered before comes first (`remora.protocol.member_rules`, F1)."""

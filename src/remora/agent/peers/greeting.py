@@ -31,19 +31,16 @@ MAX_SHOWN = 8  # names in a message
 
 def greet_neighbours(agent: Agent, me: WorkerRecord, timeout: float) -> None:
     """Return when both neighbours have been heard of. RendezvousError or AuthenticationError says why not."""
+    others = [peer for peer in agent.peers.all() if peer is not agent.peers.me]
+    ring = sorted(others, key=lambda peer: (peer.id < me.id, peer.id))
+    if not ring:
+        return
     try:
-        _greet_neighbours(agent, me, timeout)
+        _call(agent, ring[0], me, timeout)
+        _await_call_of(agent, ring[-1], me, timeout)
     except RendezvousError as error:
         refused = agent.listener.handshake_client.refused
         raise type(error)(f"{error} {me.name} refused a connection before that: {refused}") if refused else error from None
-
-
-def _greet_neighbours(agent: Agent, me: WorkerRecord, timeout: float) -> None:
-    others = [peer for peer in agent.peers.all() if peer is not agent.peers.me]
-    ring = sorted(others, key=lambda peer: (peer.id < me.id, peer.id))
-    if ring:
-        _call(agent, ring[0], me, timeout)
-        _await_call_of(agent, ring[-1], me, timeout)
 
 
 def _call(agent: Agent, peer: Peer, me: WorkerRecord, timeout: float) -> None:
@@ -81,7 +78,8 @@ def cannot_talk(me: WorkerRecord, peer: Peer, error: RemoraError, members: Itera
     what = f"init_rpc: {me.name} cannot talk to {peer.name} of its group"
     place = f"Tried {', '.join(peer.record.addresses) or 'no address'} from {socket.gethostname()}"
     if isinstance(error, AuthenticationError | ProtocolError):
-        return type(error)(f"{what}: {_reason(error)}. {place}.")
+        reason = str(error).partition(": ")[2].rstrip(".") or str(error)  # without which call it was: the program made none
+        return type(error)(f"{what}: {reason}. {place}.")
     if isinstance(error, CallTimeout):
         return RendezvousError(f"{what}: it did not answer in time. {place}. {_what_to_set(peer.record, me.name)}")
     if peer.state == "left" or peer.has_ended:
@@ -99,10 +97,6 @@ def _end_of(peer: Peer) -> str:
     if peer.has_ended:
         return f"{ENDED}, or gave up init_rpc"
     return "it left again, or gave up init_rpc" if peer.state == "left" else peer.reason
-
-
-def _reason(error: RemoraError) -> str:
-    return str(error).partition(": ")[2].rstrip(".") or str(error)  # without which call it was: the program made none
 
 
 def _what_to_set(unreachable: WorkerRecord, by: str) -> str:

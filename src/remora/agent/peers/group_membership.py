@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from remora.agent.agent import Agent
 from remora.agent.calls.call import Call
 from remora.agent.calls.future import Future
+from remora.agent.peers.connector import LEFT
 from remora.agent.peers.greeting import cannot_talk
 from remora.agent.peers.peer import Peer, State
-from remora.agent.peers.reconnect import LEFT
 from remora.agent.runtime.current import blocking_region
 from remora.agent.serving.dispatch import Request
 from remora.clock import NEVER
@@ -50,10 +50,6 @@ LAST_WORDS = 5.0  # seconds of silence after which a goodbye that others have he
 LEAVE_PATIENCE = 100.0  # for calls under way to end before we go
 
 Hearing = Callable[[WorkerKey, WorkerKey], None]
-
-
-def _no_more(peer: Peer) -> None:
-    """Do nothing: a peer has answered."""
 
 
 def _for_peer(then: Callable[[Peer], None], peer: Peer, _: object) -> None:
@@ -135,7 +131,7 @@ class Membership:
         return [peer for peer in self._peers.all() if not peer.gone and peer is not self._peers.me]
 
     def _announce(
-        self, news: Joined | Leaving, to: Sequence[Peer], then: Callable[[Peer], None] = _no_more
+        self, news: Joined | Leaving, to: Sequence[Peer], then: Callable[[Peer], None] = lambda peer: None
     ) -> dict[Peer, RemoraError]:
         """Tell others of ourselves, and call `then` for each that has answered; those that cannot be reached will find out
         by themselves. Those that could not be told, as far as we have waited, and why."""
@@ -162,9 +158,9 @@ class Membership:
         """A worker that we were to keep an eye on died, or its host has been silent for so long: the others should see for
         themselves."""
         kind, packed = int(Lost.type), encode(Lost(lost.key, silent_for))
-        for peer in self._peers.all():
-            if not peer.gone and peer is not self._peers.me and peer is not lost:
-                call = Call(peer, "membership", _ignore)
+        for peer in self._others():
+            if peer is not lost:
+                call = Call(peer, "membership", lambda call: None)  # one that cannot be told finds out in another way
                 try:
                     self._agent.caller.start_call(peer, call, kind, packed, 0, PATIENCE, control=True, urgent=False)
                 except RemoraError:
@@ -187,16 +183,17 @@ class Membership:
 
         def receive(request: Request) -> None:
             message = request.message(kind)
-            self._agent.pool.submit_system(partial(self._answer, act, message, request))
+
+            def answer() -> None:
+                try:
+                    act(message, request)
+                except Exception as error:  # the sender waits for the answer for as long as it takes
+                    request.fail(error)
+                    raise
+
+            self._agent.pool.submit_system(answer)
 
         self._agent.dispatch.on(kind.type, receive, inline=True)
-
-    def _answer(self, act: Callable[[M, Request], None], message: M, request: Request) -> None:
-        try:
-            act(message, request)
-        except Exception as error:  # the sender waits for the answer for as long as it takes
-            request.fail(error)
-            raise
 
     def _loss_confirmed(self, request: Request) -> None:
         """Note that a peer confirms a loss. Runs in the order of arrival: what its sender had to say of references came
@@ -271,9 +268,5 @@ class Membership:
         if not self._dynamic:
             return
         for record in self._group.members():
-            if not self._peers.admission.is_stale(record):  # the list may be older than what we know by now
+            if not self._agent.admission.is_stale(record):  # the list may be older than what we know by now
                 self._peers.add(record)
-
-
-def _ignore(call: Call) -> None:
-    """A member that cannot be told finds out in another way."""

@@ -57,10 +57,6 @@ _ADVICE = {
 }
 
 
-def _no_matter() -> None:
-    """It may take as long as it likes."""
-
-
 def is_local(error: OSError) -> bool:
     """Return True if an error says something of this process and its host, and nothing of the peer."""
     return isinstance(error, socket.gaierror) or error.errno in _ADVICE
@@ -105,6 +101,7 @@ class HandshakeClient:
         self._host = host_identity()  # now: it is read from files, which needs descriptors
         self.secret = secret
         self.secret_is_of_user = secret_is_of_user  # it was made for this user of this host: no other user has it
+        self.insecure = settings.insecure
         self.group = ""  # known when we have joined
         self.refused = ""  # why a caller was refused, the last time
         self.home = Home()  # where we listen, so that a worker we call can call back
@@ -121,15 +118,11 @@ class HandshakeClient:
         self.home = home
 
     @property
-    def insecure(self) -> bool:
-        return self._settings.insecure
-
-    @property
     def identity(self) -> Identity:
         return Identity(self.me.name, self.me.id, self.incarnation, self.group)
 
     def to(
-        self, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None] = _no_matter
+        self, record: WorkerRecord, channel: Channel, until: float, takes_long: Callable[[], None] = lambda: None
     ) -> tuple[StreamLink, int, bytes]:
         """Dial a peer: (link, how many of our messages it has, bytes that came behind the handshake).
 
@@ -164,34 +157,28 @@ class HandshakeClient:
     def is_gone(self, record: WorkerRecord) -> bool:
         """Return True if that worker is to be taken for dead: at none of its addresses a connection can be made in
         time."""
-        found = self._reachable(record)
-        for address in found:
-            try:
-                sockets.connect(address, self._settings.reconnect_timeout).close()
-            except OSError as error:
-                if is_local(error):
-                    return False
-                if address.kind == "tcp" or isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
-                    continue
-            return False
-        return bool(found) or not record.addresses
+        return not record.addresses or self._none_listens(record, self._settings.reconnect_timeout, or_reachable=True)
 
     def has_ended(self, record: WorkerRecord) -> bool:
         """Return True if that worker is dead for certain: nothing listens where it did. It is not if the network does
         not say so soon."""
-        addresses = self._reachable(record)
-        for address in addresses:
+        return self._none_listens(record, SOON, or_reachable=False)
+
+    def _none_listens(self, record: WorkerRecord, seconds: float, or_reachable: bool) -> bool:
+        """Return True if nothing listens at the addresses of a worker; with `or_reachable`, or its host does not answer."""
+        found = self._reachable(record)
+        for address in found:
             try:
-                sockets.connect(address, SOON).close()
+                sockets.connect(address, seconds).close()
             except (ConnectionRefusedError, FileNotFoundError):
                 continue
-            except OSError:
-                pass
+            except OSError as error:
+                if or_reachable and address.kind == "tcp" and not is_local(error):
+                    continue
             return False
-        return bool(addresses)
+        return bool(found)
 
     def is_here(self, record: WorkerRecord) -> bool:
-        """Return True if a worker is on this host."""
         return record.host == self._host
 
     def _reachable(self, record: WorkerRecord) -> list[Address]:
@@ -211,7 +198,15 @@ class HandshakeClient:
         with self._interruptible() as note:
             sock = self._connect(address, min(until - self._settings.clock.now(), self._settings.connect_timeout), note)
             try:
-                machine = self._caller(record, channel)
+                machine = Initiator(
+                    self.identity,
+                    channel.session_id,
+                    channel.session.received,
+                    self.secret,
+                    expected=Identity(record.name, record.id, record.incarnation, self.group),
+                    insecure=self.insecure,
+                    home=self.home,
+                )
                 self._shake(sock, machine, channel.ever_connected, takes_long)
                 accepted = machine.result
                 assert accepted is not None
@@ -262,25 +257,6 @@ class HandshakeClient:
             except OSError:
                 pass
 
-    def _check_patience(self, sock: socket.socket, started: float) -> None:
-        """A worker takes long to answer. As long as its host acknowledges what it is sent we stay in line: who begins anew
-        is the last again, and a worker with much to do would never come to the end of the line."""
-        waited = self.own_time.since(started, self._settings.clock.now())
-        settings = self._settings
-        if waited > settings.silence_limit or (waited > settings.connect_timeout and tcp_info.unanswered(sock) > 0.0):
-            raise PeerSilent(f"no answer for {waited:.0f} s")
-
-    def _caller(self, record: WorkerRecord, channel: Channel) -> Initiator:
-        return Initiator(
-            self.identity,
-            channel.session_id,
-            channel.session.received,
-            self.secret,
-            expected=Identity(record.name, record.id, record.incarnation, self.group),
-            insecure=self.insecure,
-            home=self.home,
-        )
-
     def _shake(self, sock: socket.socket, machine: Initiator, known: bool, takes_long: Callable[[], None]) -> None:
         """Shake hands. `known`: the peer has proven itself on an earlier connection of this session."""
         glance = min(self._settings.silence_limit, self._settings.connect_timeout) / GLANCES
@@ -309,5 +285,9 @@ class HandshakeClient:
                 self._go_on_waiting(sock, started, takes_long)
 
     def _go_on_waiting(self, sock: socket.socket, started: float, takes_long: Callable[[], None]) -> None:
+        """A worker takes long to answer. As long as its host acknowledges what it is sent we stay in line: who begins anew
+        is the last again, and a worker with much to do would never come to the end of the line."""
         takes_long()
-        self._check_patience(sock, started)
+        waited, settings = self.own_time.since(started, self._settings.clock.now()), self._settings
+        if waited > settings.silence_limit or (waited > settings.connect_timeout and tcp_info.unanswered(sock) > 0.0):
+            raise PeerSilent(f"no answer for {waited:.0f} s")

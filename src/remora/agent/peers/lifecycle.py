@@ -1,7 +1,7 @@
 """Suspects peers, trusts them again, and gives them up. The only place that changes the state of a peer.
 
 When a peer is given up, every call that waits for it fails at once, by name, its channels close, and the listeners of
-`on_gone` are told. Whether to give it up is decided elsewhere: `remora.agent.peers.reconnect` and
+`on_gone` are told. Whether to give it up is decided elsewhere: `remora.agent.peers.connector` and
 `remora.agent.peers.failure_detector`.
 """
 
@@ -14,33 +14,27 @@ from remora.agent.peers.membership_events import MembershipEvents
 from remora.agent.peers.peer import Peer, State
 from remora.agent.peers.peer_table import PeerTable
 from remora.agent.serving.dispatch import Dispatch
-from remora.clock import Clock
 from remora.protocol.member_rules import Died, Left, Recovered, Suspected
 from remora.recorder import DIED, LEFT, RECOVERED, SUSPECTED, Recorder
 
 log = logging.getLogger("remora")
 
-GoneListener = Callable[[Peer], None]
-
 
 class PeerLifecycle:
     """Changes the state of peers, and tells the listeners. Any thread may call it."""
 
-    def __init__(
-        self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, recorder: Recorder, clock: Clock
-    ) -> None:
-        self._table = table
+    def __init__(self, table: PeerTable, dispatch: Dispatch, events: MembershipEvents, recorder: Recorder) -> None:
+        self.table = table
         self._dispatch = dispatch
         self._events = events
         self._recorder = recorder
-        self._clock = clock
-        self.on_gone: list[GoneListener] = []  # called when a peer left or died, on a thread of the pool
+        self.on_gone: list[Callable[[Peer], None]] = []  # called when a peer left or died, on a thread of the pool
 
     def suspect(self, peer: Peer, reason: str) -> None:
         """A peer does not answer. Its calls wait on; programs that ask or listen may know."""
         with peer.lock:
             news = not peer.gone and not peer.suspicion
-            peer.suspicion, peer.suspected_at = reason, self._clock.now()
+            peer.suspicion, peer.suspected_at = reason, self._dispatch.now()
         if news:
             log.info("%s suspects %s: %s", self._dispatch.me, peer.info, reason)
             self._recorder.note(SUSPECTED, peer.name, reason)
@@ -62,7 +56,7 @@ class PeerLifecycle:
             peer.state = state
             peer.reason = reason
         self._recorder.note(LEFT if state == "left" else DIED, peer.name, reason)
-        self._table.mark_departed(peer)
+        self.table.mark_departed(peer)
         if state == "dead":
             log.warning("%s%s is gone: %s", peer.name, f" (pid {peer.pid})" if peer.pid else "", reason)
             log.debug("%s lost %s, which listened at %s", self._dispatch.me, peer.info, ", ".join(peer.record.addresses))

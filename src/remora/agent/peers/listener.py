@@ -129,8 +129,7 @@ class Listener:
                 sock.close()
                 return
             crowded_out = self._pending.add(connection)
-        if crowded_out is not None:
-            self._make_room(crowded_out)
+        self._make_room(crowded_out)
         if connection.begin():  # what it has to say is often there, and then the poller is spared
             self._watch(connection)
 
@@ -146,16 +145,16 @@ class Listener:
                 raise
         self.arm(connection)
 
-    def _make_room(self, connection: _PendingConnection) -> None:
-        self.refusals.count("closed to make room")
-        connection.leave()
+    def _make_room(self, crowded_out: _PendingConnection | None) -> None:
+        if crowded_out is not None:
+            self.refusals.count("closed to make room")
+            crowded_out.leave()
 
     def advance(self, connection: _PendingConnection, stage: int) -> None:
         """A stranger has come to another stage of its handshake."""
         with self._lock:
             crowded_out = self._pending.advance(connection, stage)
-        if crowded_out is not None:
-            self._make_room(crowded_out)
+        self._make_room(crowded_out)
 
     def greeted(self, connection: _PendingConnection, greeting: bytes) -> None:
         """A stranger has sent a HELLO with a valid seal. One that came before may be a replay, and proves nothing."""
@@ -207,7 +206,8 @@ class Listener:
         self.refusals.tick(now)
         self._end_rest()  # (it has, unless the timer was late)
         for listening in list(self._sockets):
-            listening.tick()
+            if listening.at_rest:
+                self.poller.arm(listening)
         limit, since = self.settings.connect_timeout, self.handshake_client.own_time.since
         with self._lock:
             late = [each for each in self._pending if since(each.came, now) > limit]
@@ -235,20 +235,11 @@ class Listener:
 
 
 class _ListenSocket:
-    """A listening socket."""
-
     def __init__(self, listener: Listener, sock: socket.socket) -> None:
         self.listener = listener
         self.sock = sock
-        self._at_rest = False  # we lack descriptors or memory: callers wait in the kernel until the next tick
-
-    def fileno(self) -> int:
-        return self.sock.fileno()
-
-    def tick(self) -> None:
-        """Try again."""
-        if self._at_rest:
-            self.listener.poller.arm(self)
+        self.fileno = sock.fileno
+        self.at_rest = False  # we lack descriptors or memory: callers wait in the kernel until the next tick
 
     def ready(self, events: int) -> None:
         started = time.thread_time()
@@ -256,15 +247,15 @@ class _ListenSocket:
             for _ in range(ACCEPTS):  # not all that are there: others have something to say as well
                 sock, address = self.sock.accept()
                 self.listener._let_in(sock, address[0] if isinstance(address, tuple) else "")
-                self._at_rest = False
+                self.at_rest = False
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             pass
         except OSError as error:
             if self.sock.fileno() < 0:  # closed
                 return
-            if not self._at_rest:
+            if not self.at_rest:
                 log.warning("cannot accept connections for now (they wait): %s", error)
-            self._at_rest = True
+            self.at_rest = True
             return  # else the poller would say at once that there is a caller
         self.listener.account(started)
         self.listener.arm(self)

@@ -20,8 +20,7 @@ from remora.agent.hooks import Hooks
 from remora.agent.memory.device import tidy
 from remora.agent.memory.routing import DeviceRouting
 from remora.agent.memory.shared import SharedMemory
-from remora.agent.peers.admission import Admission
-from remora.agent.peers.connector import Connector
+from remora.agent.peers.connector import LEFT, Connector
 from remora.agent.peers.failure_detector import FailureDetector, HostSilent
 from remora.agent.peers.farewells import Farewells
 from remora.agent.peers.handshake_client import HandshakeClient
@@ -29,8 +28,6 @@ from remora.agent.peers.lifecycle import PeerLifecycle
 from remora.agent.peers.membership_events import MembershipEvents
 from remora.agent.peers.peer import Peer
 from remora.agent.peers.peer_table import PeerTable
-from remora.agent.peers.reconnect import LEFT
-from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
 from remora.agent.serving.dispatch import Dispatch
 from remora.devices import streams
@@ -58,7 +55,6 @@ class PeerManager:
 
     def __init__(
         self,
-        pool: WorkerPool,
         poller: Poller,
         timers: Timers,
         dispatch: Dispatch,
@@ -69,12 +65,13 @@ class PeerManager:
         faults: WorkerFaults,
         hooks: Hooks,
     ) -> None:
-        self._pool = pool
+        self._pool = pool = dispatch.pool
         self._poller = poller
         self._timers = timers
         self.dispatch = dispatch
         self.recorder = recorder
         self.my_name = dispatch.me.name
+        self.request = dispatch.request
         self.served_until = dispatch.served_until
         self._settings = settings
         self.clock = settings.clock
@@ -84,15 +81,11 @@ class PeerManager:
         self.shared_memory = SharedMemory(settings.shared_memory, settings.device_memory, now, pool.submit_final)
         self.device_routing = device_routing
         self.faults = faults
-        self._own_time = handshake_client.own_time
         self.table = table = PeerTable()
-        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, recorder, self.clock)
-        self.connector = connector = Connector(table, lifecycle, handshake_client, pool, settings)
-        self.failure_detector = FailureDetector(
-            table, lifecycle, connector, pool, settings, self._own_time, hooks.spread_loss
-        )
-        self.admission = Admission(self, table, lifecycle, connector, hooks.is_listed)
-        self.farewells = Farewells(table, lifecycle, connector)
+        self.lifecycle = lifecycle = PeerLifecycle(table, dispatch, self.events, recorder)
+        self.connector = connector = Connector(lifecycle, handshake_client, pool, settings)
+        self.failure_detector = FailureDetector(connector, hooks.spread_loss)
+        self.farewells = Farewells(connector)
         # What every layer above asks for.
         self.find, self.all, self.by_key = table.find, table.all, table.by_key
         self.known, self.of_id, self.by_name = table.known, table.of_id, table.by_name
@@ -101,7 +94,6 @@ class PeerManager:
 
     @property
     def me(self) -> Peer:
-        """Return this worker as its own peer."""
         return self.table.me
 
     # Who is there.
@@ -133,14 +125,10 @@ class PeerManager:
 
     def add_unless_known(self, record: WorkerRecord) -> None:
         """Know a worker that a peer mentions; what we know of its name already is not changed by hearsay."""
-        if not self.table.has_name(record.name):
+        if record.name not in self.by_name:
             self.add(record)
 
     # What channels tell us.
-
-    def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]:
-        """Return the function to call with each request that comes on a channel."""
-        return partial(self.dispatch.request, peer, channel)
 
     def control_message(self, peer: Peer, channel: Channel, frame: Frame) -> None:
         """A peer says something that wants no answer."""
@@ -171,14 +159,13 @@ class PeerManager:
 
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None:
         """The link of a channel broke."""
-        if peer.gone or self.connector.stopping:
+        if peer.gone or self.connector.stopping.is_set():
             return
         self.recorder.note(DISCONNECTED, peer.name, str(error))
         log.debug("link with %s broke: %s", peer.name, error)
         if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT and peer.unreachable_since is None:
-            silent = keep_alive_limit(self._settings.reconnect_timeout)  # the link was at rest: its kernel says so
-            peer.unreachable_since = self.clock.now() - silent
-            self.failure_detector.host_is_silent(peer, silent)
+            # The link was at rest: its kernel says so.
+            self.failure_detector.host_is_silent(peer, keep_alive_limit(self._settings.reconnect_timeout))
         if isinstance(error, ProtocolError):
             self.declare_gone(peer, str(error))
         elif channel.dialled and peer.leaving and not channel.pending:
@@ -197,7 +184,7 @@ class PeerManager:
 
     def _drop_if_away(self, peer: Peer, channel: Channel) -> None:
         """It lives, or we would have given it up, but it does not call any more: its session is of no use."""
-        away = self._own_time.since(channel.lost_at, self.clock.now())
+        away = self.connector.own_time.since(channel.lost_at, self.clock.now())
         if channel.link is None and peer.incoming is channel and away >= self._settings.silence_limit - 0.01:
             channel.close()
             self.dispatch.forget(channel)

@@ -21,13 +21,13 @@ Responder = Callable[[MembershipEvent], object]
 class Subscription:
     """A listener that hears news until `cancel` is called, or the `with` block ends."""
 
-    def __init__(self, news: MembershipEvents, listener: Responder) -> None:
-        self._news = news
+    def __init__(self, among: dict[Subscription, None], listener: Responder) -> None:
+        self._among = among
         self.listener = listener
 
     def cancel(self) -> None:
         """Hear no more. An event that is being passed on may still arrive. Harmless if done twice."""
-        self._news.unsubscribe(self)
+        self._among.pop(self, None)
 
     def __enter__(self) -> Subscription:
         return self
@@ -46,13 +46,9 @@ class MembershipEvents:
 
     def subscribe(self, listener: Responder) -> Subscription:
         """Have `listener` called with every event from now on."""
-        subscription = Subscription(self, listener)
+        subscription = Subscription(self._subscriptions, listener)
         self._subscriptions[subscription] = None
         return subscription
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Undo `subscribe`."""
-        self._subscriptions.pop(subscription, None)
 
     def publish(self, event: MembershipEvent) -> None:
         """Tell the listeners that something happened. Does not wait, and calls no listener itself."""

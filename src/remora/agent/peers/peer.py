@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from remora.agent.calls.peer_info import PeerInfo, Served, State
@@ -23,7 +24,6 @@ from remora.wire.frames import Body, Frame
 
 ENDED = "its process ended"  # the reason, for people, of a peer whose `process_ended` is true
 
-
 __all__ = ["ENDED", "Keeper", "Peer", "State"]
 
 
@@ -36,7 +36,7 @@ class Keeper(Protocol):
     recorder: Recorder
 
     def served_until(self, deadline: float) -> Served | None: ...
-    def requests_on(self, peer: Peer, channel: Channel) -> Callable[[Frame], None]: ...
+    def request(self, caller: Peer, channel: Channel, frame: Frame) -> None: ...
     def arrive(self, peer: Peer, body: Body) -> tuple[Body, Arrival]: ...
     def control_message(self, peer: Peer, channel: Channel, frame: Frame) -> None: ...
     def lost(self, peer: Peer, channel: Channel, error: BaseException) -> None: ...
@@ -73,8 +73,9 @@ class Peer(PeerInfo):
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
         self.shared_memory: PeerSharedMemory | None = None  # memory that it and we share
         self._keeper = keeper
+        self.faults = keeper.faults  # on purpose: new links are led through a fault plan
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
-        self.incoming: Channel | None = None
+        self.incoming: Channel | None = None  # on which its calls come
 
     def learn(self, record: WorkerRecord) -> None:
         """Note what it says of itself: at first, or when more is known than that it called."""
@@ -92,11 +93,6 @@ class Peer(PeerInfo):
         """Return True if its process is known to have ended."""
         return self.state == "dead" and self.process_ended
 
-    @property
-    def resting(self) -> bool:
-        """Return True if nothing is expected of it."""
-        return not self.expected
-
     def gone_error(self, what: str) -> RemoraError:
         """The error for a call to a peer that is known to be gone: it was not sent."""
         return CallNotSent(f"{what}: {self._fate()}")
@@ -108,10 +104,6 @@ class Peer(PeerInfo):
 
     def _fate(self) -> str:
         return f"{self.info} {'is gone' if self.state == 'dead' else 'has left'}: {self.reason}"
-
-    def accept(self, channel: Channel) -> None:
-        """Take the channel on which its calls come from now on. Under `lock`."""
-        self.incoming = channel
 
     def channels(self) -> list[Channel]:
         """The one or two that there are."""
@@ -138,21 +130,15 @@ class Peer(PeerInfo):
 
     def requests_on(self, channel: Channel) -> Callable[[Frame], None]:
         """Return the function to call with each of its requests."""
-        return self._keeper.requests_on(self, channel)
+        return partial(self._keeper.request, self, channel)
 
     def control_message(self, channel: Channel, frame: Frame) -> None:
         """It says something that wants no answer."""
         self._keeper.control_message(self, channel, frame)
 
     def lost(self, channel: Channel, error: BaseException) -> None:
-        """A link broke."""
         self._keeper.lost(self, channel, error)
 
     def connect(self, channel: Channel) -> None:
         """There is something to say on a channel we dialled, and no link."""
         self._keeper.connect(self)
-
-    @property
-    def faults(self) -> WorkerFaults:
-        """The faults on purpose of this worker: new links are led through a fault plan."""
-        return self._keeper.faults

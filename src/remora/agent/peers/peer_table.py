@@ -51,10 +51,6 @@ class PeerTable:
                 if self._by_id.get(old.id) is old:
                     del self._by_id[old.id]
 
-    def has_name(self, name: str) -> bool:
-        """Return True if a worker of that name is, or was, there."""
-        return name in self.by_name
-
     def find(self, key: str | int) -> Peer:
         """Return the peer of that name or id."""
         peer = self.by_name.get(key) if isinstance(key, str) else self._by_id.get(key)

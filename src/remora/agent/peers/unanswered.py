@@ -9,6 +9,8 @@ has been old for a minute. Only the tick uses this object.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 
 from remora import long_wait
 from remora.agent.calls.call import NEVER, Call
@@ -16,23 +18,21 @@ from remora.agent.peers.peer import Peer
 from remora.clock import Clock
 from remora.vocabulary.ids import WorkerKey
 
-Submit = Callable[[Callable[[], None]], None]
-
 CALM = 60.0  # seconds without an old call after which the next one is reported soon again
 
 
+@dataclass(slots=True)
 class _Patience:
     """The age at which a call to one worker is reported, and when an old one was last seen."""
 
-    def __init__(self) -> None:
-        self.after = long_wait.FIRST
-        self.seen = 0.0
+    after: float = long_wait.FIRST
+    seen: float = 0.0
 
 
 class Unanswered:
     """The oldest call to each worker, if it is old."""
 
-    def __init__(self, clock: Clock, submit: Submit) -> None:
+    def __init__(self, clock: Clock, submit: Callable[[Callable[[], None]], None]) -> None:
         self._clock = clock
         self._submit = submit  # runs a function on another thread: handlers of the log are code of the program
         self._patience: dict[WorkerKey, _Patience] = {}  # of workers that have let us wait
@@ -49,18 +49,15 @@ class Unanswered:
                 if age >= patience.after:
                     while patience.after <= age:
                         patience.after *= 2
-                    self._submit(_report(call, calls, age))
+                    self._submit(partial(_report, call, calls, age))
         if self._patience:
             self._patience = {key: each for key, each in self._patience.items() if now - each.seen < CALM}
 
 
-def _report(call: Call, calls: dict[int, Call], age: float) -> Callable[[], None]:
-    def report() -> None:
-        if call.id not in calls:
-            return  # it was answered before this thread came to report
-        others = len(calls) - 1
-        limit = "without a timeout" if call.deadline == NEVER else f"with a timeout of {call.timeout:g} s"
-        more = f" ({others} more call{'s' if others > 1 else ''} to {call.peer.name})" if others > 0 else ""
-        long_wait.log.warning("%s waits for its answer, %s%s, %.0f s", call.what, limit, more, age)
-
-    return report
+def _report(call: Call, calls: dict[int, Call], age: float) -> None:
+    if call.id not in calls:
+        return  # it was answered before this thread came to report
+    others = len(calls) - 1
+    limit = "without a timeout" if call.deadline == NEVER else f"with a timeout of {call.timeout:g} s"
+    more = f" ({others} more call{'s' if others > 1 else ''} to {call.peer.name})" if others > 0 else ""
+    long_wait.log.warning("%s waits for its answer, %s%s, %.0f s", call.what, limit, more, age)

@@ -36,8 +36,6 @@ _default_dtypes: dict[str, torch.dtype] = {}  # of autocast, on a new thread
 
 
 class _Switches(NamedTuple):
-    """The switches of autograd."""
-
     grad: bool = True
     inference: bool = False
     forward_grad: bool = True

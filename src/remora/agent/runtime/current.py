@@ -18,14 +18,9 @@ from remora.errors import FORKED, NotInitialized
 class SlotPool(Protocol):
     """The operations of a pool (`remora.agent.runtime.pool.WorkerPool`) that a thread needs when it blocks."""
 
-    def about_to_block(self) -> None:
-        """Note that the current thread, which runs a system task, is about to block."""
-
-    def release_slot(self) -> None:
-        """Free the slot of the current thread, which runs a user task and is about to block."""
-
-    def reacquire_slot(self) -> None:
-        """Count the slot of the current thread again, which continues its user task."""
+    def about_to_block(self) -> None: ...
+    def release_slot(self) -> None: ...
+    def reacquire_slot(self) -> None: ...
 
 
 class _ThreadState(threading.local):

@@ -28,8 +28,8 @@ class Coroutines:
         self._name = name
         self._clock = clock
         self.worker = worker  # the worker for which the coroutines act
-        self._starting = threading.RLock()  # guards: _loop, _thread and _stopped
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.RLock()  # guards: loop, _thread and _stopped
+        self.loop: asyncio.AbstractEventLoop | None = None  # before the first coroutine: none
         self._stopped = False
         self._thread: threading.Thread | None = None
 
@@ -64,24 +64,19 @@ class Coroutines:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop() if self._clock is SYSTEM else _ClockedLoop(self._clock)
+            if self.loop is None:
+                self.loop = asyncio.new_event_loop() if self._clock is SYSTEM else _ClockedLoop(self._clock)
                 self._thread = threading.Thread(target=self._serve, name=f"remora-{self._name}-loop", daemon=True)
                 self._thread.start()
-            return self._loop
+            return self.loop
 
     @property
     def idle(self) -> bool:
         """Return True if all coroutines wait. Known only under another clock than the system's."""
-        return not isinstance(self._loop, _ClockedLoop) or self._loop.selector.idle
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop; None before the first coroutine."""
-        return self._loop
+        return not isinstance(self.loop, _ClockedLoop) or self.loop.selector.idle
 
     def _serve(self) -> None:
-        loop = self._loop
+        loop = self.loop
         assert loop is not None
         asyncio.set_event_loop(loop)
         loop.set_task_factory(new_task)
@@ -102,7 +97,7 @@ class Coroutines:
     def stop(self) -> None:
         """Cancel what runs and end the thread."""
         with self._starting:
-            loop, thread = self._loop, self._thread
+            loop, thread = self.loop, self._thread
         if loop is None or thread is None:
             return
         self._stopped = True
@@ -116,18 +111,14 @@ class _ClockedLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.selector = ClockedSelector(clock, self._wake)
+        self.selector = ClockedSelector(clock, self._look_again)
         super().__init__(self.selector)
 
     def time(self) -> float:
         return self._clock.now()
 
-    def _wake(self) -> None:
-        self.call_soon_threadsafe(_nothing)
-
-
-def _nothing() -> None:
-    """Do nothing: the loop runs this to look at the clock again."""
+    def _look_again(self) -> None:
+        self.call_soon_threadsafe(lambda: None)
 
 
 async def _follow(coroutine: Coroutine[Any, Any, Any], flow_control: FlowControl, done: Done) -> None:

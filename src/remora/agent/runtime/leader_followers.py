@@ -181,7 +181,6 @@ class LeaderFollowers:
     # Threads that are busy.
 
     def ensure_follower(self) -> None:
-        """Start a thread if none follows."""
         if self.state.followers < 1:
             self.add_idle()
             self._start_thread()
@@ -253,6 +252,5 @@ class LeaderFollowers:
             self._poller.wake()  # the thread that leads next may be the only one: none hears the alarm then
 
     def stop(self) -> None:
-        """Let all threads return."""
         self._stopped = True
         self.watchdog.stop()

@@ -59,6 +59,7 @@ class WorkerPool:
         self.limit = limit
         self._poller = poller
         self.leader = LeaderFollowers(poller, self._start_thread, self._queued, thresholds)
+        self.about_to_block = self.leader.leader_blocks
         # The current thread is about to answer, and has nothing else to do. It returns the time of the worker's clock.
         self.nearly_done = self.leader.nearly_done if clock is SYSTEM else partial(_nearly_done, self.leader, clock)
         # Nothing is called or made while it is held: the collector could run a destructor there, which might wait for a
@@ -174,10 +175,6 @@ class WorkerPool:
             if not is_clean():
                 make_clean()
             del task  # not under the lock: dropping it may run destructors of the program
-
-    def about_to_block(self) -> None:
-        """Note that the current thread is about to block: another thread handles what comes."""
-        self.leader.leader_blocks()
 
     def release_slot(self) -> None:
         """Free the slot of the current thread, which is about to wait for something remote in a user task (C2)."""

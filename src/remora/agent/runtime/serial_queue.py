@@ -70,15 +70,10 @@ class SerialQueue:
             raise
 
     def go_on(self) -> None:
-        """Run the steps that are left."""
-        self.post(_nothing)
+        self.post(lambda: None)
 
     def post_later(self, step: Callable[..., object], *args: Any) -> None:
         """Post a step that another thread runs later."""
         self._queue.append((step, args))
         if len(self._queue) == 1:  # else another one is in the queue, and the thread that takes it out looks once more
             self._later(self.go_on)
-
-
-def _nothing() -> None:
-    """Do nothing: posting it makes a thread run the steps that are left."""

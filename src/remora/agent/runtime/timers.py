@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 from remora.clock import SYSTEM, Clock
@@ -16,15 +17,13 @@ log = logging.getLogger("remora")
 _COMPACT_ABOVE = 1024
 
 
+@dataclass(eq=False, slots=True)
 class Timer:
     """One call of `action` at `when` (by the worker's clock). Clear `action` to cancel."""
 
-    __slots__ = ("action", "owner", "when")
-
-    def __init__(self, when: float, action: Callable[[], None], owner: Timers) -> None:
-        self.when = when
-        self.action: Callable[[], None] | None = action
-        self.owner = owner
+    when: float
+    action: Callable[[], None] | None
+    owner: Timers
 
     @property
     def pending(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from remora.protocol.leader import HELP, OPEN, SHUT, Alarm, Effects, Leadership
-from remora.transport.gate import AT_ONCE, Gate
+from remora.transport.gate import AT_ONCE
 from remora.transport.poller import Poller
 
 
@@ -42,26 +42,20 @@ class Watchdog:
             elif self._gate is None:
                 continue
             elif isinstance(effect, Alarm):
-                self._set_alarm(self._gate, effect.seconds)
+                self._gate.alarm(effect.seconds)
+                if self._state.called_meanwhile():
+                    self._gate.alarm(AT_ONCE)
             elif effect is OPEN:
                 self.open_gate()
             elif effect is SHUT:
-                self._shut_gate(self._gate)
+                self._gate.shut()
+                self.apply(self._state.was_shut())
 
     def open_gate(self) -> None:
         """Let one follower pass when the poller has something, unless the gate is to be shut by now."""
         if self._gate is not None:
             self._gate.open()
             self.apply(self._state.opened(self._clock()))
-
-    def _shut_gate(self, gate: Gate) -> None:
-        gate.shut()
-        self.apply(self._state.was_shut())
-
-    def _set_alarm(self, gate: Gate, seconds: float) -> None:
-        gate.alarm(seconds)
-        if self._state.called_meanwhile():
-            gate.alarm(AT_ONCE)
 
     def request_helper(self) -> None:
         """Wake a thread other than the leader to run what is queued."""
