@@ -204,7 +204,7 @@ def remote(
 
     The reference may be used and shared before the function has run. `timeout` is for the function's run.
     """
-    worker = _get_current_rpc_agent()
+    worker = thread_state.worker or process_state.worker or acting_worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():

@@ -37,6 +37,8 @@ Result = TypeVar("Result", covariant=True)
 # PyTorch's words for it, which programs and its tests look for.
 NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?"
 
+_profiler_enabled = torch._C._autograd._profiler_enabled
+
 
 class Methods(Protocol[Result]):
     """Has any method at all, and each of them returns that type."""
@@ -107,16 +109,16 @@ class RRef(Generic[T]):
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
         """A copy of the value (on the owner, the value itself); waits until it is there."""
         handle = self._handle
-        if handle.creation_error is not None:
-            raise fresh(handle.creation_error)
         value: T
         if handle.value is not None:
+            if handle.creation_error is not None:
+                raise fresh(handle.creation_error)
             if timeout != UNSET_TIMEOUT:  # the value is here, and the call that makes it has a timeout of its own
                 check_timeout(timeout, "the timeout of to_here()")
             value = handle.wait_for_own(handle.value)
             return value
         handle.check_usable("to_here() on it")
-        if torch._C._autograd._profiler_enabled():
+        if _profiler_enabled():
             with record_function(f"to_here#({handle.references.me.name})->({handle.owner.name})"):
                 value = handle.fetch(timeout)
                 return value
