@@ -110,6 +110,8 @@ def arguments(peer: Peer, func: object, args: Any, kwargs: Any) -> tuple[tuple[A
 
 def positional(peer: Peer, func: object, args: Any) -> tuple[Any, ...]:
     """Arguments as a tuple. What can be taken apart, but was hardly meant to be, is refused."""
+    if type(args) is tuple:
+        return args
     if isinstance(args, _ONE_ARGUMENT) or hasattr(type(args), "__array__") or not isinstance(args, Iterable):
         raise TypeError(
             f"args of the call of {name_of(func)} on {peer.name} must be a tuple or a list of its arguments, "

@@ -21,7 +21,6 @@ from remora.vocabulary.messages import (
     RRefUserDelete,
     ScriptRRefFetchCall,
 )
-from remora.wire.frames import Frame
 from remora.wire.id_codec import ID_SIZE, unpack_id
 
 RREF_ACK = int(MessageType.RREF_ACK)
@@ -39,8 +38,8 @@ class RefHandlers:
         on = agent.dispatch.on
         on(MessageType.PYTHON_REMOTE_CALL, partial(self._make, agent.execution.run_function, 0))
         on(MessageType.SCRIPT_REMOTE_CALL, partial(self._make, agent.execution.run_script, 1))
-        on(MessageType.PYTHON_RREF_FETCH_CALL, self._fetch, inline=True)  # a goodbye behind it must not come first
-        on(MessageType.SCRIPT_RREF_FETCH_CALL, self._fetch, inline=True)
+        for fetch in (PythonRRefFetchCall, ScriptRRefFetchCall):
+            on(fetch.type, partial(self._fetch, fetch), inline=True)  # a goodbye behind it must not come first
         on(MessageType.RREF_FORK_REQUEST, self._fork_request, inline=True)
         on(MessageType.RREF_USER_DELETE, self._user_delete, inline=True)
         on(MessageType.RREF_CHILD_ACCEPT, self._child_accept, inline=True)
@@ -67,10 +66,10 @@ class RefHandlers:
         value.maker = name_parts(target[place])
         run(request, target, finish)
 
-    def _fetch(self, request: Request) -> None:
+    def _fetch(self, kind: type[PythonRRefFetchCall], request: Request) -> None:
         frame = request.frame
         plain = len(frame.body) == ID_SIZE and not frame.flags  # most are
-        rref = unpack_id(frame.body) if plain else request.message(_fetch_type(frame)).rref
+        rref = unpack_id(frame.body) if plain else request.message(kind).rref
         value = self._owned.find(rref)
         if value is not None:
             self._fetch_value(request, rref, value)
@@ -112,7 +111,3 @@ def fetches_of(value: Value) -> list[Request]:
     """Return the fetches that wait for a value, for showing."""
     answers = [each for each in value.waiting() if isinstance(each, partial)]
     return [each.args[0] for each in answers if getattr(each.func, "__func__", None) is RefHandlers._answer]
-
-
-def _fetch_type(frame: Frame) -> type[PythonRRefFetchCall]:
-    return ScriptRRefFetchCall if frame.kind == ScriptRRefFetchCall.type else PythonRRefFetchCall

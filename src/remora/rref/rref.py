@@ -53,7 +53,10 @@ class RRef(Generic[T]):
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         references: References = acting_worker(NOT_SET).references
-        _check_value(value, type_hint)
+        if isinstance(value, torch.jit.ScriptModule) and type_hint is None:  # as PyTorch does
+            raise RuntimeError(
+                "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
+            )
         rref_id = references.table.state.new_id()
         made = Value(rref_id, value)
         if references.sites:
@@ -191,14 +194,6 @@ class RRef(Generic[T]):
 
     def __repr__(self) -> str:
         return repr(self._handle)
-
-
-def _check_value(value: object, type_hint: object) -> None:
-    """PyTorch asks for the interface of a ScriptModule, and for none otherwise."""
-    if isinstance(value, torch.jit.ScriptModule) and type_hint is None:
-        raise RuntimeError(
-            "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
-        )
 
 
 # Pickling: a reference is written as its number among the references of the message (`remora.rref.codec`).
