@@ -113,7 +113,8 @@ class Worker:
             extra = {**credentials(), **self._device_routing.credentials(), **about}
             extra[code_by_value.MAIN] = code_by_value.identity()
             if settings.observers:
-                extra |= {OBSERVERS: self._listen_for_observers(settings, bind_host), "host": host_name()}
+                wanted = settings.transports or TRANSPORTS, bind_host, settings.port, handshake_client.incarnation
+                extra |= {OBSERVERS: self.observers.listen(*wanted), "host": host_name()}
             self.record = WorkerRecord(name, rank, handshake_client.incarnation, host, tuple(found), extra)
             members = self._join()
             check_devices = self._device_routing.check_group if world_size else self._device_routing.check_alone
@@ -159,10 +160,6 @@ class Worker:
             spread_loss=lambda peer, silent_for: self.membership.spread(peer, silent_for),
             is_listed=lambda record: self.membership.is_listed(record),
         )
-
-    def _listen_for_observers(self, settings: Settings, bind_host: str) -> list[str]:
-        wanted = settings.transports or TRANSPORTS
-        return self.observers.listen(wanted, bind_host, settings.port, self.handshake_client.incarnation)
 
     def _let_observers_in(self) -> None:
         """Answer observers, and be found by them: on this host by an entry, elsewhere by what the store has."""
@@ -213,18 +210,15 @@ class Worker:
         known = peers.by_name.get(to) if type(to) is str else None
         if known is not None:
             return known
+        key = to.id if isinstance(to, WorkerInfo) else to
+        if not isinstance(key, str) and type(key) is not int:
+            raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
         try:
-            if isinstance(to, str):
-                return peers.find(to)
-            if isinstance(to, WorkerInfo):
-                return peers.find(to.id)
-            if type(to) is int:
-                return peers.find(to)
+            return peers.find(key)
         except WorkerNotFound:
             if self.is_static_group:
                 raise
-            return self._newcomer(to.id if isinstance(to, WorkerInfo) else to)
-        raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
+            return self._newcomer(key)
 
     def _newcomer(self, key: str | int) -> Peer:
         """Find a worker of a dynamic group of which this one has not heard yet."""
@@ -306,8 +300,7 @@ class Worker:
         """Return the map from devices of this worker to those of another one."""
         return self._device_routing.map_for(self.peer(to).name)
 
-    def _get_device_map(self, to: WorkerInfo) -> DeviceMap:
-        return self.get_device_map(to)
+    _get_device_map = get_device_map
 
     def enable_gil_profiling(self, flag: bool) -> None:
         """Measure how long requests wait for the interpreter lock."""
@@ -361,5 +354,3 @@ def _forget_workers() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_workers)
-
-__all__ = ["Worker"]

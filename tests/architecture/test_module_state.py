@@ -44,6 +44,8 @@ STATE = {
         introspection.endings.process introspection.operators._one_at_a_time introspection.stack_signal.process""",
     "a constant; its class has names that it sets nowhere": """
         rref.handle.TO_HERE""",
+    "a constant: it is empty, and no part adds to it": """
+        rref.create._EMPTY""",
     "a cache or a pool: nothing but speed depends on it": """
         wire.buffer_pool.spare_buffers wire.fast_pickle._stencils wire.pickler._idle wire.tensors.rebuild.prototypes""",
     "of classes and of the main file, which are the process's": """

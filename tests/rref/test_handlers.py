@@ -28,7 +28,7 @@ class FakeRequest:
 
 def make(enclosed: Enclosed) -> None:
     ran: list[object] = []
-    RefHandlers._make(cast(Any, None), lambda *args: ran.append(args), cast(Any, FakeRequest(enclosed)))
+    RefHandlers._make(cast(Any, None), lambda *args: ran.append(args), 0, cast(Any, FakeRequest(enclosed)))
     assert not ran
 
 

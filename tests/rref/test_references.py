@@ -74,6 +74,10 @@ def make_slowly(n: int) -> list[int]:
     return [n]
 
 
+def own_name() -> str:
+    return rpc.get_worker_info().name
+
+
 def fail_to_make() -> None:
     raise LookupError("cannot be made")
 
@@ -151,6 +155,22 @@ def test_the_arguments_of_a_method_may_have_any_name(world: World) -> None:
         assert counter.rpc_sync().put(**words) == words
         assert counter.rpc_async().put(**words).wait() == words
         assert counter.remote().put(**words).to_here() == words
+
+
+def test_a_value_made_without_arguments_is_asked_for_by_the_number_of_its_function(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the request was pickled")
+
+    with world.acting(0), monkeypatch.context() as patched:
+        patched.setattr("remora.rref.create.pack_recorded", refuse)
+        names = [rpc.remote("worker1", own_name) for _ in range(2)]
+        assert [each.to_here() for each in names] == ["worker1"] * 2
+        with pytest.raises(LookupError, match="cannot be made"):
+            rpc.remote("worker1", fail_to_make).to_here()
+        del names
+    nothing_is_left(world, 0, 1)
 
 
 def test_calls_on_a_value_that_is_being_made_are_sent_at_once_and_wait_there(world: World) -> None:

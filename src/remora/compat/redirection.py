@@ -80,29 +80,21 @@ def _refuse_while_running(what: str) -> None:
 
 def _redirect(changes: Changes) -> list[Pair]:
     originals = {name: module for name, module in sys.modules.items() if replacements.counterpart(name)}
-    for name in (*originals, *_generated_modules()):
+    # torch.distributed.nn generated these; they are bound to torch's RPC and reused by name.
+    generated = [name for name in sys.modules if name.startswith("_remote_module_")]
+    for name in (*originals, *generated):
         changes.remove_module(name)
     compiled_pairs = [Pair(*pair) for pair in compiled.replace(changes)]
     changes.insert_finder(Aliases())
     for name in (*replacements.PACKAGES, *(originals.keys() & replacements.MODULES.keys())):
-        _put(changes, name)
+        # In both places: `from a.b import c` asks sys.modules, `import a.b as m` the attribute of `a`.
+        parent, _, leaf = name.rpartition(".")
+        changes.put(sys.modules[parent], leaf, importlib.import_module(name))  # through Aliases
     pairs = [*compiled_pairs, *_pairs(originals)]
     _exchange(changes, pairs, keep=list(originals.values()))
     _complete_torch(changes)
     changes.put(exceptions, "speaks_like_torch", True)
     return pairs
-
-
-def _generated_modules() -> list[str]:
-    """Return the modules that torch.distributed.nn generated, which are bound to torch's RPC and reused by name."""
-    return [name for name in sys.modules if name.startswith("_remote_module_")]
-
-
-def _put(changes: Changes, name: str) -> None:
-    """Put a module in both places: `from a.b import c` asks sys.modules, `import a.b as m` the attribute of `a`."""
-    parent, _, leaf = name.rpartition(".")
-    ours = importlib.import_module(name)  # through Aliases
-    changes.put(sys.modules[parent], leaf, ours)
 
 
 def _pairs(originals: dict[str, ModuleType]) -> Iterator[Pair]:

@@ -7,7 +7,6 @@ gets (`rref.to_here()`) it does not see.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from remora.compat import replacements
@@ -26,7 +25,9 @@ def uses(text: str, filename: str = "<program>") -> list[Use]:
     tree = ast.parse(text, filename)
     bindings = _Bindings()
     bindings.visit(tree)
-    found = [*bindings.imported, *_References(bindings.names).of(tree)]
+    references = _References(bindings.names)
+    references.visit(tree)
+    found = bindings.imported + references.found
     return sorted({use for use in found if replacements.is_replaced(use.name)}, key=lambda use: (use.line, use.name))
 
 
@@ -68,12 +69,8 @@ class _References(ast.NodeVisitor):
 
     def __init__(self, bound: dict[str, str]) -> None:
         self._bound = bound
-        self._found: list[Use] = []
+        self.found: list[Use] = []
         self._in_script = False
-
-    def of(self, tree: ast.AST) -> Iterator[Use]:
-        self.visit(tree)
-        yield from self._found
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not self._note(node):
@@ -87,7 +84,7 @@ class _References(ast.NodeVisitor):
         dotted = _dotted(node, self._bound)
         if dotted is None:
             return False
-        self._found.append(Use(dotted, node.lineno, self._in_script))
+        self.found.append(Use(dotted, node.lineno, self._in_script))
         return True
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:

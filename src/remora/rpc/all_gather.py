@@ -19,7 +19,7 @@ from remora.agent.agent import describe_wait
 from remora.agent.calls.blocking import wait_until
 from remora.agent.calls.future import Future
 from remora.agent.peers.manager import Peer
-from remora.agent.runtime.current import blocking_region, current_worker
+from remora.agent.runtime.current import blocking_region
 from remora.errors import CallNotSent, CallTimeout, NotInitialized, RemoraError, RendezvousError, WorkerLost
 from remora.introspection.calls import copied
 from remora.introspection.subject import Subject
@@ -67,15 +67,6 @@ class Gatherings:
         self._begun[participants] = number + 1  # after that: a worker that has begun and is not there any more came too late
         return sequence_id, state
 
-    def end(self, sequence_id: str) -> None:
-        """No thread here waits for it any more."""
-        self.states.pop(sequence_id, None)
-
-    def expect(self, state: AllGatherStates, names: set[str]) -> None:
-        """On the leader: these must report."""
-        state.expected = names
-        state.look()
-
     def report(self, sequence_id: str, name: str, obj: object) -> None:
         """On the leader: a worker is here with its object."""
         participants, _, number = sequence_id.rpartition("#")
@@ -111,7 +102,8 @@ class Gatherings:
 _gatherings: WeakKeyDictionary[Worker, Gatherings] = WeakKeyDictionary()
 
 
-def _of(worker: Worker) -> Gatherings:
+def gatherings_of(worker: Worker) -> Gatherings:
+    """The gatherings that a worker takes part in."""
     found = _gatherings.get(worker)
     if found is None:
         made = Gatherings()
@@ -119,16 +111,6 @@ def _of(worker: Worker) -> Gatherings:
         if found is made:
             worker.agent.peers.on_gone.append(found.forget)
     return found
-
-
-def report(sequence_id: str, name: str, obj: object) -> None:
-    """Called by a follower, on the leader."""
-    _of(current_worker()).report(sequence_id, name, obj)
-
-
-def conclude(sequence_id: str, outcome: object) -> None:
-    """Called by the leader, on a follower."""
-    _of(current_worker()).conclude(sequence_id, outcome)
 
 
 def all_gather(
@@ -140,7 +122,7 @@ def all_gather(
     me = worker.get_worker_info().name
     assert me in names, f"{me} is not part of this gathering: {sorted(names)}"
     peers = {name: worker.peer(name) for name in names}
-    gatherings, leader = _of(worker), min(names)
+    gatherings, leader = gatherings_of(worker), min(names)
     sequence_id, state = gatherings.begin(_identity(peers))
     awaited = names if me == leader else {leader}  # the leader tells the others which worker it lost
 
@@ -157,14 +139,15 @@ def all_gather(
                 note_loss(peer)
         if me == leader:
             gatherings.report(sequence_id, me, obj)
-            gatherings.expect(state, names)
+            state.expected = names
+            state.look()
             return _lead(api, worker, state, sequence_id, names, timeout, purpose)
         return _follow(api, worker, state, sequence_id, obj, leader, timeout, purpose)
     except WorkerLost as error:
         raise _culprit(worker, peers, leader, purpose) or error from None
     finally:
         worker.agent.peers.on_gone.remove(note_loss)
-        gatherings.end(sequence_id)
+        gatherings.states.pop(sequence_id, None)  # no thread here waits for it any more
 
 
 def _everybody(worker: Worker) -> set[str]:

@@ -13,7 +13,7 @@ import torch
 
 from remora import autograd
 from remora.agent.calls.future import Future
-from remora.agent.runtime.current import acting_worker, process_state, thread_state
+from remora.agent.runtime.current import acting_worker, current_worker, process_state, thread_state
 from remora.options import check_timeout
 from remora.rpc import all_gather, request_builder
 from remora.rpc.all_gather import AllGatherStates
@@ -204,7 +204,7 @@ def remote(
 
     The reference may be used and shared before the function has run. `timeout` is for the function's run.
     """
-    worker = _get_current_rpc_agent()
+    worker = thread_state.worker or process_state.worker or acting_worker()
     peer = worker.peer(to)
     worker.calls_made += 1
     if _profiler_enabled():
@@ -242,11 +242,11 @@ def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: object, worker_names: set[str] | None = None) -> None:
-    all_gather.report(sequence_id, worker_name, obj)
+    all_gather.gatherings_of(current_worker()).report(sequence_id, worker_name, obj)
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: object) -> None:
-    all_gather.conclude(sequence_id, objects_map)
+    all_gather.gatherings_of(current_worker()).conclude(sequence_id, objects_map)
 
 
 @_require_initialized

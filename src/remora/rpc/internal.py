@@ -45,16 +45,7 @@ class _InternalRPCPickler:
 
 
 _internal_rpc_pickler = _InternalRPCPickler()
-
-
-def serialize(obj: object) -> tuple[bytes, list[torch.Tensor]]:
-    """See `_InternalRPCPickler`."""
-    return _internal_rpc_pickler.serialize(obj)
-
-
-def deserialize(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:
-    """See `_InternalRPCPickler`."""
-    return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
+serialize, deserialize = _internal_rpc_pickler.serialize, _internal_rpc_pickler.deserialize
 
 
 def run_serialized(binary_data: bytes, tensor_table: list[torch.Tensor]) -> Any:

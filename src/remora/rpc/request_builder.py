@@ -25,6 +25,8 @@ from remora.wire.packed import Packed
 
 PYTHON_CALL = int(MessageType.PYTHON_CALL)
 SCRIPT_CALL = int(MessageType.SCRIPT_CALL)
+PYTHON_REMOTE_CALL = int(MessageType.PYTHON_REMOTE_CALL)
+SCRIPT_REMOTE_CALL = int(MessageType.SCRIPT_REMOTE_CALL)
 
 _PLAIN = 0, None  # flags and name of a Python function, as most are
 
@@ -73,10 +75,11 @@ def pack_call(
 
 def remote_target(
     peer: Peer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None
-) -> tuple[MessageType, tuple[Any, ...], int]:
+) -> tuple[int, tuple[Any, ...], int]:
     """(message type, what the owner runs, flags) of a call that makes a value."""
-    flags, script = _flags_and_name(peer, func)
-    args, kwargs = arguments(peer, func, args, kwargs)
+    flags, script = _PLAIN if type(func) is FunctionType and not hasattr(func, MARK) else _flags_and_name(peer, func)
+    args = () if args is None else positional(peer, func, args)
+    kwargs = {} if kwargs is None else named(peer, func, kwargs)
     tracer = tracing.tracer
     trace = None if tracer is None else tracer.outgoing()
     traced: tuple[str, ...] = ()
@@ -84,10 +87,10 @@ def remote_target(
         flags, traced = flags | TRACED, (trace,)
     if script is None:
         target = peer.outgoing.announced.target(func, peer.shares_main)
-        return MessageType.PYTHON_REMOTE_CALL, (*traced, target, args, kwargs), flags
+        return PYTHON_REMOTE_CALL, (*traced, target, args, kwargs), flags
     if script[0] == "function":
         check_arguments(getattr(func, MARK, func), args, kwargs)
-    return MessageType.SCRIPT_REMOTE_CALL, (*traced, *script, args, kwargs), flags
+    return SCRIPT_REMOTE_CALL, (*traced, *script, args, kwargs), flags
 
 
 def _flags_and_name(peer: Peer, func: Callable[..., Any]) -> tuple[int, tuple[str, str] | None]:
@@ -107,6 +110,8 @@ def arguments(peer: Peer, func: object, args: Any, kwargs: Any) -> tuple[tuple[A
 
 def positional(peer: Peer, func: object, args: Any) -> tuple[Any, ...]:
     """Arguments as a tuple. What can be taken apart, but was hardly meant to be, is refused."""
+    if type(args) is tuple:
+        return args
     if isinstance(args, _ONE_ARGUMENT) or hasattr(type(args), "__array__") or not isinstance(args, Iterable):
         raise TypeError(
             f"args of the call of {name_of(func)} on {peer.name} must be a tuple or a list of its arguments, "

@@ -111,10 +111,17 @@ def _adopt(
     me, table, peers = references.me, references.table, references.agent.peers
     rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
     if data[0] == me.id:
-        if incarnation is None or incarnation == me.record.incarnation:
-            value = _received_by_owner(references, data, sender)
-        else:
-            value = _of_former_worker(references, data, sender)
+        if incarnation is not None and incarnation != me.record.incarnation:
+            # A value of a worker that had our id before us. Its holder does not know yet.
+            value = Value(rref)
+            value.fail(OwnerDied(f"the worker {me.name} that owned {rref} is gone; this is another one"))
+            table.runner.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
+        else:  # from here on its handle keeps the value, and the fork is not needed
+            value = table.owned.received_by_owner(rref, sender.key)
+            if sender is me:
+                table.owned.delete(rref, fork)
+            elif data[5] != NO_PARENT:
+                table.runner.tell_accepted(sender.key, fork)
         return Handle(references, me, rref, None, value, value.script)
     script = data[6] == "script"
     if record is not None:
@@ -129,24 +136,3 @@ def _adopt(
     if not confirmed and arrival is not None:
         arrival.pending.append(fork)
     return handle
-
-
-def _received_by_owner(references: References, data: ForkData, sender: Peer) -> Value:
-    """A reference to a value of ours arrived. From here on its handle keeps the value, and the fork is not needed."""
-    table = references.table
-    rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
-    value = table.owned.received_by_owner(rref, sender.key)
-    if sender is references.me:
-        table.owned.delete(rref, fork)
-    elif data[5] != NO_PARENT:
-        table.runner.tell_accepted(sender.key, fork)
-    return value
-
-
-def _of_former_worker(references: References, data: ForkData, sender: Peer) -> Value:
-    """A reference arrived to a value of a worker that had our id before us. Its holder does not know yet."""
-    rref, fork = GloballyUniqueId(data[1], data[2]), GloballyUniqueId(data[3], data[4])
-    value = Value(rref)
-    value.fail(OwnerDied(f"the worker {references.me.name} that owned {rref} is gone; this is another one"))
-    references.table.runner.tell_accepted(sender.key, fork)  # its parent need not wait for it to be counted
-    return value

@@ -25,11 +25,16 @@ from remora.rref.rref import RRef
 from remora.rref.value import Value
 from remora.vocabulary.effects import ForkId, RRefId
 from remora.vocabulary.messages import MessageType
+from remora.wire import ref_header
 from remora.wire.pack_scope import PackScope
+from remora.wire.packed import Packed
+
+SCRIPT_REMOTE_CALL = int(MessageType.SCRIPT_REMOTE_CALL)
+_EMPTY = PackScope()  # of a message that no reducer sees: it has no references, and nothing to undo
 
 
 def create(
-    references: References, peer: Peer, kind: MessageType, target: tuple[Any, ...], what: object, flags: int, timeout: float
+    references: References, peer: Peer, kind: int, target: tuple[Any, ...], what: object, flags: int, timeout: float
 ) -> RRef[Any]:
     """Ask `peer` to make a value; the reference to it is returned at once and may be used and shared at once."""
     rref = references.table.state.new_id()
@@ -38,7 +43,8 @@ def create(
     table = references.table
     fork = table.state.new_id()
     # First: its destructor drops the fork, should an exception of a signal handler strike from here on.
-    handle = Handle(references, peer, rref, fork, None, kind == MessageType.SCRIPT_REMOTE_CALL)
+    script = kind == SCRIPT_REMOTE_CALL
+    handle = Handle(references, peer, rref, fork, None, script)
 
     def settled(call: Call) -> None:
         error = call.error()
@@ -54,7 +60,7 @@ def create(
         table.held.remove(fork)
         raise
     try:
-        _ask(references, peer, call, kind, target, flags, timeout, rref, fork)
+        _ask(references, peer, call, kind, target, flags, timeout, (*rref, *fork, script))
     except BaseException:
         if call.id not in peer.outgoing.pending and not call.settled:  # else it was sent: the owner counts the fork
             table.held.remove(fork)
@@ -66,7 +72,7 @@ def create(
 def _create_here(
     references: References,
     rref: RRefId,
-    kind: MessageType,
+    kind: int,
     target: tuple[Any, ...],
     what: object,
     flags: int,
@@ -74,7 +80,7 @@ def _create_here(
 ) -> RRef[Any]:
     """Make a value on this very worker. The call itself counts as a holder until it is answered."""
     table, me = references.table, references.me
-    script = kind == MessageType.SCRIPT_REMOTE_CALL
+    script = kind == SCRIPT_REMOTE_CALL
     value = Value(rref, script=script)
     if references.sites:
         value.site = calling_line()
@@ -95,7 +101,7 @@ def _create_here(
 
     try:
         table.owned.share(value, rref, me.key)
-        _ask(references, me, Call(me, what, settled), kind, target, flags, timeout, rref, rref)
+        _ask(references, me, Call(me, what, settled), kind, target, flags, timeout, (*rref, *rref, script))
     except BaseException:
         table.owned.delete(rref, rref)
         raise
@@ -106,25 +112,27 @@ def _ask(
     references: References,
     peer: Peer,
     call: Call,
-    kind: MessageType,
+    kind: int,
     target: tuple[Any, ...],
     flags: int,
     timeout: float,
-    rref: RRefId,
-    fork: ForkId,
+    creates: ref_header.Creates,
 ) -> None:
-    scope = PackScope(peer, ordered=True, route=peer.routes.requests, shares_main=peer.shares_main)
-    script = kind == MessageType.SCRIPT_REMOTE_CALL
-    creates = (*rref, *fork, script)
-    try:
-        packed, more = pack_recorded(target, scope, current_call_context.get(), creates)
-    except BaseException as error:
-        args, kwargs = target[-2:] if type(call.target) is not Word else target[-2][2:]  # those of a method (proxy.py)
-        explain_arguments(error, peer, call.target, args, kwargs)
-        raise
+    context = current_call_context.get()
+    if context is None and type(target[0]) is int and not target[1] and not target[2]:  # a number, and no arguments
+        packed = Packed(peer.outgoing.announced.bare[target[0]].body, [], [], [])
+        more = ref_header.attach(packed, _EMPTY, creates)
+    else:
+        scope = PackScope(peer, ordered=True, route=peer.routes.requests, shares_main=peer.shares_main)
+        try:
+            packed, more = pack_recorded(target, scope, context, creates)
+        except BaseException as error:
+            args, kwargs = target[-2:] if type(call.target) is not Word else target[-2][2:]  # those of a method (proxy.py)
+            explain_arguments(error, peer, call.target, args, kwargs)
+            raise
     flags |= more
     try:
-        references.agent.caller.start_call(peer, call, int(kind), packed, flags, timeout, urgent=False)
+        references.agent.caller.start_call(peer, call, kind, packed, flags, timeout, urgent=False)
     except RemoraError:  # of ours: it was not sent
         call.rollback()
         raise

@@ -129,7 +129,7 @@ class EffectRunner:
         for action in actions:
             match action:
                 case AskOwner(owner, rref, fork):
-                    self._ask_owner(owner, rref, fork)
+                    self._tell(owner, RRefForkRequest(rref, fork), partial(self._answered, fork))
                 case TellParent(parent, fork):
                     self._tell(parent, RRefChildAccept(fork))
                 case Goodbye(owner, rref, fork):
@@ -150,9 +150,6 @@ class EffectRunner:
             self._tell(owner, RRefUserDelete(False, tuple(ids)))
 
     # Control messages.
-
-    def _ask_owner(self, owner: Worker, rref: RRefId, fork: ForkId) -> None:
-        self._tell(owner, RRefForkRequest(rref, fork), partial(self._answered, fork))
 
     def _tell(
         self, to: Worker, message: Message, done: Callable[[BaseException | None], None] | None = None

@@ -88,8 +88,8 @@ class Handle:
     def fetch(self, timeout: float) -> Any:
         """Ask the owner for a copy of the value, and wait for it."""
         try:
-            packed, flags = self._fetch_request()
-            return self.references.agent.caller.call(self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE)
+            kind, packed, flags = self._fetch_request()
+            return self.references.agent.caller.call(self.owner, kind, packed, flags, timeout, TO_HERE)
         except (WorkerLost, CallNotSent) as error:
             raise self._translated(error) from None
 
@@ -100,9 +100,9 @@ class Handle:
         if self.value is not None:
             return self._local_future(self.value)
         self.check_usable("to_here() on it")
-        packed, flags = self._fetch_request()
+        kind, packed, flags = self._fetch_request()
         future: Future[Any] = self.references.agent.caller.call_async(
-            self.owner, self._fetch_kind(), packed, flags, timeout, TO_HERE, translate=self._translated
+            self.owner, kind, packed, flags, timeout, TO_HERE, translate=self._translated
         )
         future._when_settled(partial(_keep, self))  # else its goodbye could free the value before it is fetched
         return future
@@ -119,14 +119,13 @@ class Handle:
         value.when_ready(ready)
         return future
 
-    def _fetch_request(self) -> tuple[Packed, int]:
+    def _fetch_request(self) -> tuple[int, Packed, int]:
+        """The type of the message that asks for the value, the message, and its flags."""
+        kind = SCRIPT_FETCH_CALL if self.script else FETCH_CALL
         context = current_call_context.get()
         if context is None:
-            return Packed(pack_id(self.rref_id), [], [], []), 0
-        return pack_recorded(self.rref_id, PackScope(self.owner, ordered=True), context)
-
-    def _fetch_kind(self) -> int:
-        return SCRIPT_FETCH_CALL if self.script else FETCH_CALL
+            return kind, Packed(pack_id(self.rref_id), [], [], []), 0
+        return kind, *pack_recorded(self.rref_id, PackScope(self.owner, ordered=True), context)
 
     def check_usable(self, doing: str) -> None:
         """Raise the reason for which a fork does not work."""
@@ -194,7 +193,7 @@ class Handle:
             return f"{how} on {self.references.me.name}"
         assert self.fork is not None
         state = self.references.table.state
-        if self.creation_error is not None or self.fork in state.failures:
+        if self.fork in state.failures:
             return f"unusable, of {self.owner.name}"
         return f"{'confirmed' if state.is_confirmed(self.fork) else 'pending'}, of {self.owner.name}"
 

@@ -21,11 +21,9 @@ from remora.vocabulary.messages import (
     RRefUserDelete,
     ScriptRRefFetchCall,
 )
-from remora.wire.frames import Frame
 from remora.wire.id_codec import ID_SIZE, unpack_id
 
 RREF_ACK = int(MessageType.RREF_ACK)
-SCRIPT_REMOTE_CALL = int(MessageType.SCRIPT_REMOTE_CALL)
 REMOTE_RET = int(MessageType.REMOTE_RET)
 FETCH_RET, SCRIPT_FETCH_RET = int(MessageType.PYTHON_RREF_FETCH_RET), int(MessageType.SCRIPT_RREF_FETCH_RET)
 
@@ -38,16 +36,17 @@ class RefHandlers:
         self._owned, self._held = references.table.owned, references.table.held
         agent = self._agent = references.agent
         on = agent.dispatch.on
-        on(MessageType.PYTHON_REMOTE_CALL, partial(self._make, agent.execution.run_function))
-        on(MessageType.SCRIPT_REMOTE_CALL, partial(self._make, agent.execution.run_script))
-        on(MessageType.PYTHON_RREF_FETCH_CALL, self._fetch, inline=True)  # a goodbye behind it must not come first
-        on(MessageType.SCRIPT_RREF_FETCH_CALL, self._fetch, inline=True)
+        on(MessageType.PYTHON_REMOTE_CALL, partial(self._make, agent.execution.run_function, 0))
+        on(MessageType.SCRIPT_REMOTE_CALL, partial(self._make, agent.execution.run_script, 1))
+        for fetch in (PythonRRefFetchCall, ScriptRRefFetchCall):
+            on(fetch.type, partial(self._fetch, fetch), inline=True)  # a goodbye behind it must not come first
         on(MessageType.RREF_FORK_REQUEST, self._fork_request, inline=True)
         on(MessageType.RREF_USER_DELETE, self._user_delete, inline=True)
         on(MessageType.RREF_CHILD_ACCEPT, self._child_accept, inline=True)
 
-    def _make(self, run: Callable[..., None], request: Request) -> None:
-        """Run the function whose result becomes a value here; answer when it is there."""
+    def _make(self, run: Callable[..., None], place: int, request: Request) -> None:
+        """Run the function whose result becomes a value here; answer when it is there. `place`: that of its name
+        in the target."""
         arrival = request.frame.enclosed.arrival
         if not isinstance(arrival, Arrival) or arrival.created is None:
             request.unpack()  # raises, if what the message says of its references makes no sense
@@ -64,14 +63,18 @@ class RefHandlers:
         except BaseException as error:
             value.fail(error)
             raise
-        value.maker = name_parts(target[1] if request.frame.kind == SCRIPT_REMOTE_CALL else target[0])
+        value.maker = name_parts(target[place])
         run(request, target, finish)
 
-    def _fetch(self, request: Request) -> None:
+    def _fetch(self, kind: type[PythonRRefFetchCall], request: Request) -> None:
         frame = request.frame
         plain = len(frame.body) == ID_SIZE and not frame.flags  # most are
-        rref = unpack_id(frame.body) if plain else request.message(_fetch_type(frame)).rref
-        self._owned.when_known(rref, partial(self._fetch_value, request, rref))
+        rref = unpack_id(frame.body) if plain else request.message(kind).rref
+        value = self._owned.find(rref)
+        if value is not None:
+            self._fetch_value(request, rref, value)
+        else:
+            self._owned.when_known(rref, partial(self._fetch_value, request, rref))
 
     def _fetch_value(self, request: Request, rref: RRefId, value: Value | None) -> None:
         if value is None:
@@ -108,7 +111,3 @@ def fetches_of(value: Value) -> list[Request]:
     """Return the fetches that wait for a value, for showing."""
     answers = [each for each in value.waiting() if isinstance(each, partial)]
     return [each.args[0] for each in answers if getattr(each.func, "__func__", None) is RefHandlers._answer]
-
-
-def _fetch_type(frame: Frame) -> type[PythonRRefFetchCall]:
-    return ScriptRRefFetchCall if frame.kind == ScriptRRefFetchCall.type else PythonRRefFetchCall

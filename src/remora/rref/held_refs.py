@@ -73,12 +73,12 @@ class HeldRefs:
         self._runner.change(self._confirm_step, fork)
 
     def _confirm_step(self, fork: ForkId) -> Iterable[Action]:
-        held = self._holder.forks.get(fork)
-        has_effects = held is None or not held.in_use or held.parent is not None or fork in self._state.waiters
-        if has_effects and may_be_struck():  # (most have none: their thread goes on to use what it asked for)
+        held, waiters = self._holder.forks.get(fork), self._state.waiters
+        if held is not None and held.in_use and held.parent is None and fork not in waiters:
+            return self._holder.confirm(fork)  # without effects, like most: their thread goes on to use what it asked for
+        if may_be_struck():
             return self._confirm_exposed(fork)
-        effects = self._holder.confirm(fork)
-        return [*effects, *self.wake_waiters(fork)] if fork in self._state.waiters else effects
+        return [*self._holder.confirm(fork), *self.wake_waiters(fork)]
 
     def _confirm_exposed(self, fork: ForkId) -> Iterator[Action]:
         yield from self._exposed(fork, None, lambda holder: holder.confirm(fork))

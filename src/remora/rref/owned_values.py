@@ -1,7 +1,6 @@
 """Events about values that this worker owns. Each posts a step of the owner's machine (`remora.protocol.owner`).
 
-A method whose name ends in `_step` is a step: it runs alone, on any thread, and may run again from its beginning if an
-exception of a signal handler strikes it. So a step does nothing that would be wrong the second time.
+A method whose name ends in `_step` is a step, as in `remora.rref.held_refs`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from remora.long_wait import LongWait
 from remora.rref.effect_runner import Action, EffectRunner
 from remora.rref.held_refs import HeldRefs
 from remora.rref.owned_values import OwnedValues
-from remora.rref.reference_snapshot import Snapshot
 from remora.rref.state import RefState
 from remora.vocabulary.effects import ForkId, Worker
 
@@ -41,6 +40,8 @@ class Table:
         self.closed = False
         self.in_midst = self.runner.in_midst
         self.tell_heard = self.runner.tell_heard
+        self.end = self.owned.end  # the worker has stopped
+        self.counts, self.snapshot, self.leaks = self.state.counts, self.state.snapshot, self.state.leaks
         agent.peers.on_gone.append(self.lost)
         agent.ticks.append(self.held.releases.check)
 
@@ -89,21 +90,3 @@ class Table:
     def close(self) -> None:
         """Send no more messages: references that are dropped from now on are dropped in silence."""
         self.closed = self.held.releases.closed = True
-
-    def end(self) -> None:
-        """The worker has stopped."""
-        self.owned.end()
-
-    # Views.
-
-    def counts(self) -> dict[str, int]:
-        """PyTorch's debug counters."""
-        return self.state.counts()
-
-    def snapshot(self) -> Snapshot:
-        """The values owned and the references held here now."""
-        return self.state.snapshot()
-
-    def leaks(self) -> list[str]:
-        """Values that other workers still hold, in PyTorch's words."""
-        return self.state.leaks()

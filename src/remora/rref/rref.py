@@ -37,6 +37,8 @@ Result = TypeVar("Result", covariant=True)
 # PyTorch's words for it, which programs and its tests look for.
 NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (with rpc.init_rpc)?"
 
+_profiler_enabled = torch._C._autograd._profiler_enabled
+
 
 class Methods(Protocol[Result]):
     """Has any method at all, and each of them returns that type."""
@@ -51,7 +53,10 @@ class RRef(Generic[T]):
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         references: References = acting_worker(NOT_SET).references
-        _check_value(value, type_hint)
+        if isinstance(value, torch.jit.ScriptModule) and type_hint is None:  # as PyTorch does
+            raise RuntimeError(
+                "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
+            )
         rref_id = references.table.state.new_id()
         made = Value(rref_id, value)
         if references.sites:
@@ -107,16 +112,16 @@ class RRef(Generic[T]):
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
         """A copy of the value (on the owner, the value itself); waits until it is there."""
         handle = self._handle
-        if handle.creation_error is not None:
-            raise fresh(handle.creation_error)
         value: T
         if handle.value is not None:
+            if handle.creation_error is not None:
+                raise fresh(handle.creation_error)
             if timeout != UNSET_TIMEOUT:  # the value is here, and the call that makes it has a timeout of its own
                 check_timeout(timeout, "the timeout of to_here()")
             value = handle.wait_for_own(handle.value)
             return value
         handle.check_usable("to_here() on it")
-        if torch._C._autograd._profiler_enabled():
+        if _profiler_enabled():
             with record_function(f"to_here#({handle.references.me.name})->({handle.owner.name})"):
                 value = handle.fetch(timeout)
                 return value
@@ -189,14 +194,6 @@ class RRef(Generic[T]):
 
     def __repr__(self) -> str:
         return repr(self._handle)
-
-
-def _check_value(value: object, type_hint: object) -> None:
-    """PyTorch asks for the interface of a ScriptModule, and for none otherwise."""
-    if isinstance(value, torch.jit.ScriptModule) and type_hint is None:
-        raise RuntimeError(
-            "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
-        )
 
 
 # Pickling: a reference is written as its number among the references of the message (`remora.rref.codec`).

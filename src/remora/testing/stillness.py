@@ -9,39 +9,35 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from remora.agent.agent import Agent
-from remora.agent.channel.channel import Channel
 from remora.faults.injector import Stage
 
 
-class Inhabited(Protocol):
-    """The view of a world that `Stillness` needs (`remora.testing.world`)."""
-
-    def agents(self) -> list[Agent]:
-        """Return the agents of the living workers."""
-
-    def stage(self) -> Stage | None:
-        """Return the stage of the fault plan, if there ever was one."""
-
-    def actors(self, asleep: set[threading.Thread]) -> int:
-        """Return the number of threads that run a part of a worker's program, or are about to, without those that sleep."""
-
-
 class Stillness:
-    """Looks at one world, and reports what is under way there."""
+    """Looks at one world, and reports what is under way there.
 
-    def __init__(self, world: Inhabited) -> None:
-        self._world = world
+    It asks for the agents of the living workers, for the stage of the fault plan, if there ever was one, and for the number
+    of threads that run a part of a worker's program, or are about to, without those that sleep.
+    """
+
+    def __init__(
+        self,
+        agents: Callable[[], list[Agent]],
+        stage: Callable[[], Stage | None],
+        actors: Callable[[set[threading.Thread]], int],
+    ) -> None:
+        self._agents = agents
+        self._stage = stage
+        self._actors = actors
 
     def under_way(self) -> str:
         """Return what Remora does or could do now; empty if nothing."""
-        stage = self._world.stage()
+        stage = self._stage()
         if stage is not None and not stage.idle:
             return "the fault plan is at work"
-        for agent in self._world.agents():
+        for agent in self._agents():
             if not agent.timers.idle:
                 return f"a timer of {agent.me.name} is due"
             if not agent.coroutines.idle:
@@ -56,26 +52,22 @@ class Stillness:
         found = False
         for peer in agent.peers.all():
             for channel in peer.channels():
-                if not channel.paused and _unread(channel):
+                link = channel.link
+                if not channel.paused and link is not None and _have_bytes([link.sock]):
                     channel.watch(again=True)  # else no thread might read it before the next tick
                     found = True
         return found
 
     def at_work(self, asleep: set[threading.Thread]) -> dict[str, int]:
         """Return the number of threads that run code of the program, or for it, by worker."""
-        found = {agent.me.name: agent.pool.busy(asleep) for agent in self._world.agents()}
-        found["the program"] = self._world.actors(asleep)
+        found = {agent.me.name: agent.pool.busy(asleep) for agent in self._agents()}
+        found["the program"] = self._actors(asleep)
         return found
 
     def messages(self) -> int:
         """Return the number of messages that have arrived; signs of life are none."""
-        peers = [peer for agent in self._world.agents() for peer in agent.peers.all()]
+        peers = [peer for agent in self._agents() for peer in agent.peers.all()]
         return sum(channel.session.received for peer in peers for channel in peer.channels())
-
-
-def _unread(channel: Channel) -> bool:
-    link = channel.link
-    return link is not None and _have_bytes([link.sock])
 
 
 def _have_bytes(socks: Iterable[socket.socket]) -> bool:

@@ -77,7 +77,7 @@ class World:
             self.workers: list[Worker] = list(pool.map(start, range(n)))
         _worlds.add(self)
         if self._clock is not None:
-            self._clock.still = Stillness(self)
+            self._clock.still = Stillness(self.agents, lambda: self._stage, self._count_actors)
         if parsed is not None:
             self._stage = self._make_stage(self.workers)  # from the first link on
         for worker in self.workers:
@@ -105,17 +105,11 @@ class World:
             raise RuntimeError('this world uses the system clock: make it with clock="virtual" or clock="auto"')
         return self._clock
 
-    # What a look at the world sees (`remora.testing.stillness`).
-
     def agents(self) -> list[Agent]:
         """Return the agents of the living workers."""
         return [worker.agent for worker in self.workers if worker.agent.running]
 
-    def stage(self) -> Stage | None:
-        """Return the stage of the fault plan, if there ever was one."""
-        return self._stage
-
-    def actors(self, asleep: set[threading.Thread]) -> int:
+    def _count_actors(self, asleep: set[threading.Thread]) -> int:
         """Return the number of threads that run a part of a worker's program, or are about to, without those that sleep."""
         return len(self._starting) + len(set(self._actors) - asleep)
 
