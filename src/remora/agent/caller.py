@@ -23,7 +23,7 @@ from remora.vocabulary.ids import WorkerInfo
 from remora.wire.frames import FAILED
 from remora.wire.packed import Packed
 
-TICK = REGULAR_TICK
+SOON = 2 * REGULAR_TICK  # seconds: a deadline within them may pass before the tick comes
 NOT_BEGUN = 1 << 64  # more messages than there ever are: sending has not begun
 
 
@@ -151,7 +151,9 @@ class Caller:
         """Call and return a future of the value. Errors of the call itself are passed through `translate`."""
         call = Call(peer, target)
         call.translate = translate
-        future = call.make_future(peer.outgoing, origin)
+        call.future = future = Future(call, origin)
+        call.reply_channel = peer.outgoing
+        call.asynchronous = True
         try:
             self.start_call(peer, call, kind, packed, flags, timeout)
         except CallError as error:  # as with any other failure of the call: who waits for it gets it
@@ -195,7 +197,7 @@ class Caller:
                 with blocking_region():
                     outbox.wait_for_room(call)
                 left = call.left()
-            hurry = 0.0 < left < 2 * TICK  # the tick could come too late
+            hurry = 0.0 < left < SOON
             urgent = urgent or hurry
             channel.pending[call.id] = call  # first: its deadline may have passed
             if hurry:

@@ -15,7 +15,6 @@ from remora.agent.calls.call_context import CallContext
 from remora.agent.calls.call_errors import DEFAULT, GIVEN, INHERITED, name_of
 from remora.agent.calls.future import Future, Sleeper
 from remora.agent.calls.peer_info import PeerInfo
-from remora.agent.calls.unseen_failures import Origin
 from remora.agent.runtime.try_lock import GIVEN_UP_AFTER, may_be_struck
 from remora.clock import SYSTEM, Clock
 from remora.errors import CallNotSent, CallTimeout, SerializationError
@@ -103,21 +102,13 @@ class Call:
         self.failure: BaseException | None = None
         self.asynchronous = on_settled is not None  # no thread waits: the pool passes the outcome on
         self.on_settled = on_settled
-        self.future: Future[Any] | None = None  # in the place of on_settled
-        self.reply_channel: ReplyChannel | None = None  # for the future
+        self.future: Future[Any] | None = None  # in the place of on_settled, …
+        self.reply_channel: ReplyChannel | None = None  # … and where its reply comes
         self.undo: Undo | None = None  # takes back what packing did, if the call is never sent
         self.context: CallContext | None = None  # what the call belongs to, and its reply with it
         self.translate: Callable[[BaseException], BaseException] | None = None  # errors, to the terms of the caller
         self.notified = False  # the program wants to hear of the outcome, and will not come to read it
         self.signal: threading.Lock | None = None  # synchronous calls: released when settled
-
-    def make_future(self, channel: ReplyChannel, origin: Origin | None) -> Future[Any]:
-        """Make the call asynchronous, with a future of its value."""
-        future: Future[Any] = Future(self, origin)
-        self.reply_channel = channel
-        self.future = future
-        self.asynchronous = True
-        return future
 
     def fail(self, error: BaseException) -> None:
         """There will be no reply."""
@@ -189,8 +180,7 @@ class Call:
     def finish(self) -> None:
         """Pass the outcome of an asynchronous call on. May run code of the program. Of several threads that try, one
         does it; if that one is struck by an exception of a signal handler, another one can."""
-        enclosed = NOTHING_ENCLOSED if self.reply is None else self.reply.enclosed
-        late = None if enclosed is NOTHING_ENCLOSED else enclosed.late
+        late = None if self.reply is None else self.reply.enclosed.late
         if late is not None and not late.settled_or_later(self.deadline, self.finish):
             return  # it is passed on when its tensors are there
         future, on_settled = self.future, self.on_settled

@@ -140,6 +140,9 @@ class Future(torch.futures.Future[T]):
     def _when_settled(self, watcher: Watcher) -> None:
         """Call `watcher(self)` soon after the future is settled (at once if it is). It must not block, and may be
         called twice."""
+        if self._settled:
+            watcher(self)
+            return
         alone = [watcher]  # made before we look: no lock is needed, as the interpreter does not switch threads in between
         if self._watchers is None:
             self._watchers = alone

@@ -147,7 +147,7 @@ class Inbox:
         A message leaves `frames` after all else, so a thread that is struck leaves it there, and the pool deals with
         it once more. That does no harm: a reply finds its call taken off the list, and everything that is not a plain
         reply is left to the pool by a thread that could be struck."""
-        frames, session, pending, requested = self.frames, self.session, self._pending, self._requested
+        frames, session, pending = self.frames, self.session, self._pending
         requests = 0
         is_due = False  # an acknowledgement
         call: Call | None = None
@@ -187,7 +187,7 @@ class Inbox:
                         break
                     try:
                         if kind >= REQUESTS and not flags & AWKWARD:
-                            requested(frame)
+                            self._requested(frame)
                             requests += 1
                         else:
                             requests += self._handle_special(frame)

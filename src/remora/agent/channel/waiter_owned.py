@@ -28,6 +28,8 @@ class WaiterOwned:
         come again, or the pool."""
         reader = channel.reader
         effects = reader.sent_async(monotonic())
+        if not effects:  # (most calls find it so)
+            return
         if ROUND not in effects:
             channel.perform(effects)
             return
