@@ -151,7 +151,8 @@ class Caller:
         """Call and return a future of the value. Errors of the call itself are passed through `translate`."""
         call = Call(peer, target)
         call.translate = translate
-        call.future = future = Future(call, origin)
+        future: Future[Any] = Future(call, origin)
+        call.future = future
         call.reply_channel = peer.outgoing
         call.asynchronous = True
         try:
