@@ -156,10 +156,19 @@ SUPERVISE = """
 import signal, sys
 from remora.supervision import RestartPolicy, Supervisor
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
-with Supervisor(RestartPolicy("always"), grace=5.0) as supervisor:
+
+class Telling(Supervisor):
+    told = False
+
+    def _sleep(self, *arguments):
+        if not self.told:  # `wait` hears signals from here on
+            self.told = True
+            print(*self.pids().values(), flush=True)
+        super()._sleep(*arguments)
+
+with Telling(RestartPolicy("always"), grace=5.0) as supervisor:
     for name in "ab":
         supervisor.start(name, [sys.executable, "-S", "-c", sys.argv[1]])
-    print(*supervisor.pids().values(), flush=True)
     supervisor.wait()
 """
 
