@@ -175,7 +175,7 @@ def test_gathering_in_a_dynamic_group_that_changes(trio: Workers) -> None:
 
 def who_has_come() -> list[str]:
     """Those who have come to the gathering that this worker leads and waits for."""
-    states = all_gather._of(rpc._get_current_rpc_agent()).states.values()
+    states = all_gather.gatherings_of(rpc._get_current_rpc_agent()).states.values()
     return sorted(name for state in states if state.expected for name in state.gathered_objects)
 
 

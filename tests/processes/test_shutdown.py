@@ -287,7 +287,7 @@ def wait_in_vain_and_end() -> tuple[str, str]:
     """One thread waits for the others to come; another one ends the worker. What the first is told."""
     worker = rpc._get_current_rpc_agent()
     thread, outcomes = leave_in_a_thread()
-    eventually(lambda: all_gather._of(worker).states)
+    eventually(lambda: all_gather.gatherings_of(worker).states)
     rpc.shutdown(graceful=False)
     thread.join(2.5)
     assert outcomes, "it waits for ever"

@@ -38,13 +38,20 @@ class _server_process_global_profile(profile):
             if self.entered:
                 raise RuntimeError("Profiler context manager is not reentrant")
             self.entered = True
-            _begin(_get_current_rpc_agent().agent.execution, self)
+            execution = _get_current_rpc_agent().agent.execution
+            running = _profiles.setdefault(execution, [])
+            running.append(self)
+            execution.observer = partial(_call, running)
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self.enabled:
             return
-        _end(self)
+        for execution, running in _profiles.items():
+            if self in running:
+                running.remove(self)
+                if not running:
+                    execution.observer = None
         flat = [event for events_of_one in self.process_global_function_events for event in events_of_one]
         make_list: Any = EventList
         self.function_events = make_list(flat, profile_memory=self.profile_memory, with_flops=self.with_flops)
@@ -53,20 +60,6 @@ class _server_process_global_profile(profile):
     @property
     def what(self) -> What:
         return What(self.record_shapes, self.profile_memory, self.with_flops)
-
-
-def _begin(execution: Execution, wanted: _server_process_global_profile) -> None:
-    running = _profiles.setdefault(execution, [])
-    running.append(wanted)
-    execution.observer = partial(_call, running)
-
-
-def _end(wanted: _server_process_global_profile) -> None:
-    for execution, running in _profiles.items():
-        if wanted in running:
-            running.remove(wanted)
-            if not running:
-                execution.observer = None
 
 
 def _call(

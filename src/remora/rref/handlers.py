@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from remora.agent.channel.function_table import BARE_SIZE
 from remora.agent.serving.dispatch import Request
 from remora.agent.serving.execution import Held
 from remora.errors import ProtocolError, RemoraError
@@ -21,8 +22,10 @@ from remora.vocabulary.messages import (
     RRefUserDelete,
     ScriptRRefFetchCall,
 )
+from remora.wire.frames import ASYNC, REFERENCES
 from remora.wire.id_codec import ID_SIZE, unpack_id
 
+_OF_A_NUMBER = REFERENCES | ASYNC  # the flags that such a request may have
 RREF_ACK = int(MessageType.RREF_ACK)
 REMOTE_RET = int(MessageType.REMOTE_RET)
 FETCH_RET, SCRIPT_FETCH_RET = int(MessageType.PYTHON_RREF_FETCH_RET), int(MessageType.SCRIPT_RREF_FETCH_RET)
@@ -58,8 +61,11 @@ class RefHandlers:
             # The value settles in between: the worker that waits for it is often the caller, and both share a write.
             request.acknowledge(REMOTE_RET, value.settle, result, error)
 
+        frame, heard = request.frame, request.channel.heard
+        plain = len(frame.body) < BARE_SIZE and not frame.flags & ~_OF_A_NUMBER
         try:
-            target = request.target()
+            number = heard.bare.get(bytes(frame.body)) if plain else None  # of a function without arguments
+            target = request.target() if number is None else (heard.find(number), (), {})
         except BaseException as error:
             value.fail(error)
             raise

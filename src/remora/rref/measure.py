@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -12,61 +14,50 @@ DEEPEST = 8
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) if hasattr(torch.nn, "Buffer") else (
     torch.Tensor, torch.nn.Parameter,
 )  # fmt: skip
+_TEXTS = bytes, bytearray, str
 
 
 class _TooMany(Exception):
     """There are more parts than are looked at."""
 
 
-class _Measure:
-    def __init__(self) -> None:
-        self.bytes: int | None = None
-        self.device: str | None = None
-        self._parts = 0
+def _leaves(value: Any, parts_seen: count[int], depth: int = 0) -> Iterator[Any]:
+    """Yield what has a size in a value, if it is of a kind whose size is known: exactly that, as a subclass may have methods
+    of its own."""
+    if next(parts_seen) > MOST_PARTS or depth > DEEPEST:
+        raise _TooMany
+    if type(value) in _TENSORS or type(value) in _TEXTS:
+        yield value
+    else:
+        for part in _parts(value):
+            yield from _leaves(part, parts_seen, depth + 1)
 
-    def look(self, value: Any, depth: int = 0) -> None:
-        """Add a value, if it is of a kind whose size is known: exactly that, as a subclass may have methods of its own."""
-        self._parts += 1
-        if self._parts > MOST_PARTS or depth > DEEPEST:
-            raise _TooMany
-        kind = type(value)
-        if kind in _TENSORS:
-            self._look_at_tensor(value)
-        elif kind in (bytes, bytearray, str):
-            self._add(len(value))
-        elif kind in (list, tuple, set, frozenset):
-            for part in list(value):
-                self.look(part, depth + 1)
-        elif kind is dict:
-            for part in value.copy().values():
-                self.look(part, depth + 1)
-        elif issubclass(kind, torch.nn.Module):
-            self._look_at_module(value, depth)
 
-    def _look_at_module(self, module: Any, depth: int) -> None:
-        """Its parameters and buffers where torch keeps them: `state_dict` would run hooks."""
-        state = object.__getattribute__(module, "__dict__")
-        for name in ("_parameters", "_buffers", "_modules"):
-            table = state.get(name)
-            for part in dict(table).values() if isinstance(table, dict) else ():
-                if part is not None:
-                    self.look(part, depth + 1)
-
-    def _look_at_tensor(self, tensor: torch.Tensor) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            self._add(tensor.numel() * tensor.element_size())
-            if self.device is None:
-                self.device = str(tensor.device)
-
-    def _add(self, size: int) -> None:
-        self.bytes = size + (self.bytes or 0)
+def _parts(value: Any) -> Iterable[Any]:
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return list(value)
+    if kind is dict:
+        return list(value.copy().values())
+    if not issubclass(kind, torch.nn.Module):
+        return ()
+    state = object.__getattribute__(value, "__dict__")  # where torch keeps them: `state_dict` would run hooks
+    tables = [state.get(name) for name in ("_parameters", "_buffers", "_modules")]
+    return [part for table in tables if isinstance(table, dict) for part in dict(table).values() if part is not None]
 
 
 def measure(value: Any) -> tuple[int | None, str | None]:
     """Return (bytes, device) of the tensors, bytes and texts in a value; None where that is not known."""
-    found = _Measure()
+    size: int | None = None
+    device: str | None = None
     try:
-        found.look(value)
+        for leaf in _leaves(value, count(1)):
+            if type(leaf) in _TEXTS:
+                size = len(leaf) + (size or 0)
+                continue
+            with torch._C.DisableTorchFunctionSubclass():
+                size = leaf.numel() * leaf.element_size() + (size or 0)
+                device = device or str(leaf.device)
     except (_TooMany, RuntimeError):  # it changes at this moment, or a tensor has no memory that could be measured
-        return None, found.device
-    return found.bytes, found.device
+        return None, device
+    return size, device

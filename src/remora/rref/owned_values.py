@@ -39,39 +39,29 @@ class OwnedValues:
         """A call arrived that makes a value. A reference to it may have arrived before."""
         value = self._state.values.get(rref) or Value(rref)
         value.script = script
-        self._runner.change(self._create_step, rref, fork, creator, value)
+        self._runner.change(self._step, value, self._state.owner.create, rref, fork, creator)
         return value
 
-    def _create_step(self, rref: RRefId, fork: ForkId, creator: Worker, value: Value) -> list[Effect]:
-        self._add(rref, value)
-        return self._state.owner.create(rref, fork, creator)
-
-    def _add(self, rref: RRefId, value: Value) -> None:
-        """Keep a value that was found before this step, or made for it. Another step may have added one in between."""
-        known = self._state.values.setdefault(rref, value)
+    def _step(self, value: Value, event: Callable[..., list[Effect]], *about: object) -> list[Effect]:
+        """Keep a value that was found before this step, or made for it, and tell the machine of the event. Another step may
+        have added one in between."""
+        known = self._state.values.setdefault(value.id, value)
         if known is not value:
             known.script = known.script or value.script
             known.join(value)
         if self._state.ended:  # read after the value is added: `end` sees the value, or this step sees the flag
-            value.fail(ended_error(self._agent, rref))
+            value.fail(ended_error(self._agent, value.id))
+        return event(*about)
 
     def received_by_owner(self, rref: RRefId, sender: Worker) -> Value:
         """A reference to a value of ours arrived. Returns the value, which may not be made yet."""
         value = self._state.values.get(rref) or Value(rref)
-        self._runner.change(self._received_step, rref, sender, self._creator(rref), value)
+        self._runner.change(self._step, value, self._state.owner.received_by_owner, rref, sender, self._creator(rref))
         return value
-
-    def _received_step(self, rref: RRefId, sender: Worker, creator: Worker | None, value: Value) -> list[Effect]:
-        self._add(rref, value)
-        return self._state.owner.received_by_owner(rref, sender, creator)
 
     def share(self, value: Value, fork: ForkId, to: Worker) -> None:
         """This worker hands out a reference to a value of its own."""
-        self._runner.change(self._share_step, value, fork, to)
-
-    def _share_step(self, value: Value, fork: ForkId, to: Worker) -> list[Effect]:
-        self._add(value.id, value)
-        return self._state.owner.share(value.id, fork, to)
+        self._runner.change(self._step, value, self._state.owner.share, value.id, fork, to)
 
     def count(self, rref: RRefId, fork: ForkId, holder: Worker) -> None:
         """A new holder asks to be counted."""

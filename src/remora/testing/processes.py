@@ -204,16 +204,16 @@ class Processes:
 
     def _await_answer_or_silence(self, process: WorkerProcess, pending: Pending[None]) -> None:
         end = time.monotonic() + self._timeout
-        silent = False
-        while not silent:
+        while True:
             try:
                 pending.result(_GLANCE)
                 return
             except ProcessEnded:
                 return
             except TimeoutError:
-                silent = _stands_still(process.pid)
-                if not silent and time.monotonic() > end:
+                if _stands_still(process.pid):
+                    return
+                if time.monotonic() > end:
                     raise
 
     def fault_report(self, rank: int) -> Report:

@@ -74,7 +74,7 @@ def _kind(name: str) -> MessageType:
 
 
 def _faulty_tensorpipe_construct_rpc_backend_options_handler(**given: Any) -> FaultyTensorPipeRpcBackendOptions:
-    """Keywords that these options do not have are ignored, as in PyTorch."""
+    """Make the options. An argument that they do not have is ignored, as in PyTorch."""
     known = signature(FaultyTensorPipeRpcBackendOptions).parameters
     return FaultyTensorPipeRpcBackendOptions(**{name: value for name, value in given.items() if name in known})
 

@@ -8,7 +8,7 @@ not concerned. Without a profiler nothing of this runs.
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
@@ -20,7 +20,7 @@ from remora.rpc.functions import MARK
 from remora.rpc.internal import RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
 from remora.rpc.profiler import profiler_trace
 from remora.rpc.profiler.callee_events import Order, Profiled, hand_over, run, run_and_keep
-from remora.rpc.profiler.profiler_trace import Event, Trace
+from remora.rpc.profiler.profiler_trace import Event, Trace, TracedCall
 from remora.rpc.request_builder import arguments, pack_call, remote_target, script_name
 from remora.rref.create import create
 from remora.rref.proxy import call_method, method_called
@@ -43,13 +43,6 @@ class Target(NamedTuple):
     def named(self) -> object:
         """Return what messages to people name the call by."""
         return self.func if self.func is not call_method else method_called(self.args)
-
-
-class Span(Protocol):
-    """A call, as an event of the profiler."""
-
-    def end(self, remote: list[Event]) -> None:
-        """It is over, and this is what its callee did."""
 
 
 def rpc_sync(worker: Worker, peer: Peer, target: Target, timeout: float, pickler: Any) -> Any:
@@ -174,6 +167,9 @@ class _Record:
 
     def end(self, remote: list[Event]) -> None:
         self._over.set_result(None)
+
+
+Span = TracedCall | _Record  # a call, as an event of the profiler
 
 
 class _Following:
