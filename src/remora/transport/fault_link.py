@@ -107,12 +107,6 @@ class _Flow:
             self.over = True
             self.target.shutdown(socket.SHUT_WR)
 
-    def give_up(self) -> None:
-        """Drop everything: the target is gone."""
-        self.waiting.clear()
-        self.size = 0
-        self.ended = self.over = True
-
 
 class Pipe:
     """One link under a fault plan. Everything here happens on the pump's thread."""
@@ -189,7 +183,9 @@ class Pipe:
             try:
                 flow.write(now)
             except OSError:
-                flow.give_up()
+                flow.waiting.clear()  # the target is gone
+                flow.size = 0
+                flow.ended = flow.over = True
         return not all(flow.over for flow in self.flows)
 
     def due(self) -> float:

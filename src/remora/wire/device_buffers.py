@@ -165,7 +165,11 @@ class Unloading:
 
     def space(self) -> memoryview | None:
         """Return the memory for the next bytes, when the last space is full; None when all have come."""
-        found = self._more()
+        found = None
+        uploading = self.uploads.get(self._number)
+        if uploading is not None:
+            uploading.filled()
+            found = _view(uploading.space())
         while found is None and self._number + 1 < len(self.buffers):
             self._number += 1
             if self._number not in self.uploads:
@@ -174,13 +178,6 @@ class Unloading:
                 found = _view(self.uploads[self._number].space())
             found = found or None  # an empty one is full
         return found
-
-    def _more(self) -> memoryview | None:
-        uploading = self.uploads.get(self._number)
-        if uploading is None:
-            return None
-        uploading.filled()
-        return _view(uploading.space())
 
 
 def _view(chunk: torch.Tensor | None) -> memoryview | None:

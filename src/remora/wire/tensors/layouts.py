@@ -121,7 +121,7 @@ def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tens
         raise SerializationError(f"a nested tensor has {tuple(sizes.shape)} sizes, {tuple(strides.shape)} strides and "
                                  f"{tuple(offsets.shape)} offsets")
     if not sizes.numel():
-        if _end_of(offsets) > values.numel():
+        if int(offsets.min()) < 0 or int(offsets.max()) >= values.numel():
             raise SerializationError("a nested tensor reaches beyond its values")
         return
     least = min(int(each.min()) for each in numbers)
@@ -131,10 +131,6 @@ def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tens
     last = offsets + ((sizes - 1) * strides).sum(1)
     if bool(((last >= values.numel()) & (sizes > 0).all(1)).any()):
         raise SerializationError(f"a nested tensor reaches to element {int(last.max())} of {values.numel()} that came")
-
-
-def _end_of(offsets: torch.Tensor) -> int:
-    return int(offsets.max()) + 1 if int(offsets.min()) >= 0 else 1 << 62
 
 
 def _coo(
