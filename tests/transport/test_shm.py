@@ -611,6 +611,30 @@ def test_two_threads_that_fork_make_memory_private_once_and_both_wait_for_it(
     assert (array_in(storage) == 1.0).all()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("before", [True, False])
+def test_a_strike_before_a_fork_leaves_nothing_out(lender: Lender, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    borrower = loans.Borrower()
+    arrays = [array_in(take(borrower, lend(lender, [torch.full((MB,), float(n))]))[0]) for n in range(3)]
+    strikes = [KeyboardInterrupt]
+
+    def map_and_strike(*args: int) -> int:
+        if before and strikes:
+            raise strikes.pop()
+        mapped = map_memory(*args)
+        if strikes:
+            raise strikes.pop()
+        return mapped
+
+    monkeypatch.setattr(loans, "map_memory", map_and_strike)
+    ask = in_child(lambda: all(bool((array == n).all()) for n, array in enumerate(arrays)))
+    assert not strikes
+    assert len(returns(borrower)) == 3
+    for array in arrays:
+        array[:] = 7.0
+    assert ask()
+
+
 def test_what_a_struck_thread_has_borrowed_is_made_private_all_the_same(
     lender: Lender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
