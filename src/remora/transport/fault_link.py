@@ -48,6 +48,11 @@ class Judge(Protocol):
     def arrived(self, kind: int, number: int) -> None: ...
 
 
+def damaged(frame: bytes) -> bytes:
+    """The bytes that arrive in the place of a frame that is damaged on the way."""
+    return GARBAGE + frame[HEADER_SIZE:]
+
+
 class Splitter:
     """Cuts a stream into frames, kept as bytes."""
 
@@ -161,7 +166,7 @@ class Pipe:
     def _pass_on(self, kind: int, number: int, frame: bytes) -> None:
         fate = self.judge.leaving(kind, number)
         if fate.damaged:
-            frame = GARBAGE + frame[HEADER_SIZE:]
+            frame = damaged(frame)
         due = self._clock.now() + fate.delay if fate.delay else 0.0
         if fate.swapped and fate.copies and self._swapped is None:
             self._swapped = due, frame * fate.copies
