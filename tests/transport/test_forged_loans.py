@@ -25,7 +25,7 @@ from remora.transport.shm.lender import Lender
 from remora.transport.shm.loan_reference import HEAD, PLACE, REFERENCE, SHORT, loans_in
 from remora.transport.shm.mapping import HOST_MEMORY, PAGE
 from remora.transport.shm.sealed_memory import SEALS, identity
-from remora.wire.raw_memory import readonly_view
+from remora.wire import raw_memory
 from tests.transport.returns import returns
 
 pytestmark = pytest.mark.skipif(not identity(), reason="this system has no memory that processes can share in this way")
@@ -348,7 +348,7 @@ def test_what_was_never_lent_or_came_back_twice_changes_nothing() -> None:
     lender = Lender(64 * MB)
     try:
         tensor = torch.ones(MB)
-        buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]
+        buffers = [raw_memory.view(tensor.data_ptr(), tensor.nbytes)]
         placement = lender.lend(buffers, "b", 0.0)
         assert placement is not None
         [(loan, _, _)] = placement.places

@@ -27,7 +27,7 @@ from remora.transport.shm.lender import IDLE, PAUSE, Lender
 from remora.transport.shm.loan_reference import HEAD, IN_TURN, TOGETHER, TURNS, loans_in, places_in, size_class
 from remora.transport.shm.mapping import map_memory
 from remora.transport.shm.sealed_memory import identity
-from remora.wire.raw_memory import readonly_view
+from remora.wire import raw_memory
 from tests.systematic.tracing import SIGNALS, AtPlace, places_of, raising
 from tests.transport.returns import returns
 
@@ -37,7 +37,7 @@ MB = 1 << 20
 
 
 def view(tensor: torch.Tensor) -> memoryview:
-    return readonly_view(tensor.data_ptr(), tensor.nbytes)
+    return raw_memory.view(tensor.data_ptr(), tensor.nbytes)
 
 
 def take(borrower: loans.Borrower, reference: bytes | None) -> list[torch.UntypedStorage]:
@@ -233,8 +233,8 @@ def test_another_process_uses_it_and_keeps_it_when_the_lender_is_gone() -> None:
     program = (
         "import sys, torch; from remora.transport.shm.lender import Lender\n"
         "lender = Lender(1 << 30); tensor = torch.arange(1 << 20)\n"
-        "from remora.wire.raw_memory import readonly_view\n"
-        "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)]\n"
+        "from remora.wire import raw_memory\n"
+        "buffers = [raw_memory.view(tensor.data_ptr(), tensor.nbytes)]\n"
         "placement = lender.lend(buffers, 'b', 0.0); placement.fill(buffers)\n"
         "print(placement.refer().hex(), flush=True)\n"
         "sys.stdin.read()\n"
@@ -328,9 +328,9 @@ def test_nor_does_anybody_fill_one_from_a_device_whose_borrower_died_before(lend
 def test_one_whose_borrower_dies_while_it_is_being_filled_stays_until_that_is_done(end: str) -> None:
     program = (
         "import ctypes, torch; from remora.transport.shm.lender import Lender\n"
-        "from remora.wire.raw_memory import readonly_view\n"
+        "from remora.wire import raw_memory\n"
         "lender = Lender(1 << 30); tensor = torch.ones(1 << 20); real = ctypes.memmove\n"
-        "buffers = [readonly_view(tensor.data_ptr(), tensor.nbytes)] * 2\n"
+        "buffers = [raw_memory.view(tensor.data_ptr(), tensor.nbytes)] * 2\n"
         "placement = lender.lend(buffers, 'b', 0.0); arena = placement.arena\n"
         "def move(*args):\n"
         f"    {end}\n"
@@ -609,6 +609,30 @@ def test_two_threads_that_fork_make_memory_private_once_and_both_wait_for_it(
     assert not late.is_alive()
     assert len(mapped) == 1, "what it maps may be lent again by then"
     assert (array_in(storage) == 1.0).all()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("before", [True, False])
+def test_a_strike_before_a_fork_leaves_nothing_out(lender: Lender, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    borrower = loans.Borrower()
+    arrays = [array_in(take(borrower, lend(lender, [torch.full((MB,), float(n))]))[0]) for n in range(3)]
+    strikes = [KeyboardInterrupt]
+
+    def map_and_strike(*args: int) -> int:
+        if before and strikes:
+            raise strikes.pop()
+        mapped = map_memory(*args)
+        if strikes:
+            raise strikes.pop()
+        return mapped
+
+    monkeypatch.setattr(loans, "map_memory", map_and_strike)
+    ask = in_child(lambda: all(bool((array == n).all()) for n, array in enumerate(arrays)))
+    assert not strikes
+    assert len(returns(borrower)) == 3
+    for array in arrays:
+        array[:] = 7.0
+    assert ask()
 
 
 def test_what_a_struck_thread_has_borrowed_is_made_private_all_the_same(

@@ -20,10 +20,8 @@ from remora.wire.raw_memory import (
     copy_bytes,
     fingerprint,
     from_bytes,
-    snapshot,
     storage_view,
     unchanged,
-    view,
 )
 
 LARGE = 30_000
@@ -31,7 +29,7 @@ LARGE = 30_000
 
 def test_a_view_is_the_memory() -> None:
     tensor = torch.zeros(4, dtype=torch.uint8)
-    memory = view(tensor.data_ptr(), 4)
+    memory = storage_view(tensor.untyped_storage())
     memory[1] = 7
     assert tensor.tolist() == [0, 7, 0, 0]
     assert (memory.format, memory.nbytes, memory.readonly) == ("B", 4, False)
@@ -39,7 +37,7 @@ def test_a_view_is_the_memory() -> None:
 
 def test_views_of_nothing() -> None:
     assert (
-        view(0, 0).nbytes
+        raw_memory.view(0, 0).nbytes
         == storage_view(torch.UntypedStorage(0)).nbytes
         == buffer_of(torch.UntypedStorage(0)).nbytes
         == 0
@@ -47,7 +45,7 @@ def test_views_of_nothing() -> None:
     assert copy_bytes(0, 0) == b""
     for wrong in ((0, 4), (1234, -1)):
         with pytest.raises(ValueError, match=r"no .* bytes of memory"):
-            view(*wrong)
+            raw_memory.view(*wrong)
         with pytest.raises(ValueError, match=r"no .* bytes of memory"):
             copy_bytes(*wrong)
 
@@ -91,16 +89,6 @@ def test_a_buffer_keeps_its_storage_alive() -> None:
     del part
     gc.collect()
     assert alive() is None
-
-
-def test_a_snapshot_does_not_follow_the_sender() -> None:
-    tensor = torch.zeros(LARGE)
-    packed = pack((tensor, "x"))
-    copied = snapshot(packed)
-    tensor.fill_(1)
-    assert rebuilt(packed)[0].eq(1).all()
-    assert rebuilt(copied)[0].eq(0).all()
-    assert unchanged(copied, fingerprint(copied))
 
 
 def test_a_small_tensor_is_a_value_at_once() -> None:

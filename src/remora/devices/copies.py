@@ -8,7 +8,6 @@ sent or received meanwhile: `remora.devices.staging`.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
@@ -43,13 +42,10 @@ def to_device(storage: torch.UntypedStorage, device: torch.device) -> torch.Unty
     if storage.device.type != "cpu" or device.type in registry.UNNUMBERED:
         fresh.copy_(whole)
         return fresh.untyped_storage()
-    for piece in _chunks(nbytes):
-        fresh[piece].copy_(pinned(piece.stop - piece.start).copy_(whole[piece]), non_blocking=True)
+    for start in range(0, nbytes, CHUNK):
+        piece = whole[start : start + CHUNK]
+        fresh[start : start + CHUNK].copy_(pinned(piece.nbytes).copy_(piece), non_blocking=True)
     return fresh.untyped_storage()
-
-
-def _chunks(nbytes: int) -> Iterator[slice]:
-    return (slice(start, min(start + CHUNK, nbytes)) for start in range(0, nbytes, CHUNK))
 
 
 def pinned(nbytes: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ match on the texts of the errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -131,9 +131,8 @@ def problem_between(name: str, placed: Placement, to: str, other: Placement) -> 
     return ""
 
 
-def _outside(devices: object, declared: Sequence[torch.device]) -> list[torch.device]:
-    found = cast("list[torch.device]", devices)
-    return [each for each in found if each.type != "cpu" and each not in declared]
+def _outside(devices: Iterable[torch.device], declared: Sequence[torch.device]) -> list[torch.device]:
+    return [each for each in devices if each.type != "cpu" and each not in declared]
 
 
 def _listed(devices: Sequence[torch.device]) -> str:

@@ -66,7 +66,10 @@ class Download:
             }
             self._go_on()
             if self._pinned and beside:
-                self._hold_back()
+                # The current streams wait for the copies. (The caller waits for those that are not under way yet.)
+                last = {parts[piece.ranges[0][0]].device: piece.done for piece in self._under_way}
+                for device, done in last.items():
+                    streams.follow(device, done)
             if self._under_way:
                 _await(self._under_way[0].done)
 
@@ -81,12 +84,6 @@ class Download:
             device = sources[0].device
             done = begin(device, self._aside[device], list(zip(chunks, sources, strict=True)))
             self._under_way.append(_Piece(ranges, chunks, done))
-
-    def _hold_back(self) -> None:
-        """Make the current streams wait for the copies. (The caller waits for those that are not under way yet.)"""
-        last = {self._parts[piece.ranges[0][0]].device: piece.done for piece in self._under_way}
-        for device, done in last.items():
-            streams.follow(device, done)
 
     @property
     def small(self) -> bool:

@@ -62,11 +62,7 @@ class StreamPoint:
 
 def stream_point() -> StreamPoint | None:
     """Return the current point on the streams of this thread; None if no device is watched."""
-    points: list[tuple[Any, Any]] = []
-    for device in watched:
-        if registry.started(device.type) and registry.has_streams(device.type):
-            stream = _current(device)
-            points.append((stream, stream.record_event()))
+    points = [(stream, stream.record_event()) for stream in _current_streams()]
     return StreamPoint(points) if points else None
 
 

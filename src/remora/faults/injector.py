@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -27,20 +27,15 @@ from remora.vocabulary.messages import MessageType
 Message = tuple[str, str, MessageType]  # sender, receiver, type
 
 
-class Report:
+class Report(list[Record]):
     """A list of what was done to which message. It prints one record a line."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.records = list(records)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, i: int) -> Record:
-        return self.records[i]
+    @property
+    def records(self) -> list[Record]:
+        return list(self)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.records)) or "nothing was done"
+        return "\n".join(map(str, self)) or "nothing was done"
 
     __repr__ = __str__
 

@@ -91,16 +91,22 @@ class When:
             raise ValueError(f"a fault comes after a number of messages or at a time, not after {self.after} at {self.at} s")
 
 
+class _Checked:
+    def __post_init__(self) -> None:
+        lasting: float | None = getattr(self, "lasting", None)
+        if lasting is not None and not _is_time(lasting):
+            raise ValueError(f"a fault cannot last for {lasting} s; without a time it lasts for good")
+        if getattr(self, "worker", "") == ANY:
+            raise ValueError("a freeze or a kill is of one worker: name it")
+
+
 @dataclass(frozen=True)
-class Cut:
+class Cut(_Checked):
     """The connections between two workers break, and none can be made until they are healed, or for so long."""
 
     link: Pair
     when: When = field(default_factory=When)
     lasting: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_lasting(self.lasting)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ class Heal:
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(_Checked):
     """All connections between the groups are cut. Workers that are in none of them are not concerned."""
 
     groups: tuple[tuple[str, ...], ...]
@@ -120,7 +126,7 @@ class Partition:
     lasting: float | None = None
 
     def __post_init__(self) -> None:
-        _check_lasting(self.lasting)
+        super().__post_init__()
         if self.when.after is not None:
             raise ValueError("a partition counts no messages: say at what time it comes")
 
@@ -131,41 +137,24 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Freeze:
+class Freeze(_Checked):
     """A worker is alive and silent, for so long or for good."""
 
     worker: str
     when: When = field(default_factory=When)
     lasting: float | None = None
 
-    def __post_init__(self) -> None:
-        _check_worker(self.worker)
-        _check_lasting(self.lasting)
-
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(_Checked):
     """A worker ends without a word."""
 
     worker: str
     when: When = field(default_factory=When)
 
-    def __post_init__(self) -> None:
-        _check_worker(self.worker)
-
 
 def _is_time(seconds: float) -> bool:
     return 0.0 <= seconds < inf
-
-
-def _check_lasting(seconds: float | None) -> None:
-    if seconds is not None and not _is_time(seconds):
-        raise ValueError(f"a fault cannot last for {seconds} s; without a time it lasts for good")
-
-
-def _check_worker(name: str) -> None:
-    if name == ANY:
-        raise ValueError("a freeze or a kill is of one worker: name it")
 
 
 WorkerFault = Freeze | Kill

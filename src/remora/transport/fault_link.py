@@ -48,6 +48,11 @@ class Judge(Protocol):
     def arrived(self, kind: int, number: int) -> None: ...
 
 
+def damaged(frame: bytes) -> bytes:
+    """The bytes that arrive in the place of a frame that is damaged on the way."""
+    return GARBAGE + frame[HEADER_SIZE:]
+
+
 class Splitter:
     """Cuts a stream into frames, kept as bytes."""
 
@@ -107,12 +112,6 @@ class _Flow:
             self.over = True
             self.target.shutdown(socket.SHUT_WR)
 
-    def give_up(self) -> None:
-        """Drop everything: the target is gone."""
-        self.waiting.clear()
-        self.size = 0
-        self.ended = self.over = True
-
 
 class Pipe:
     """One link under a fault plan. Everything here happens on the pump's thread."""
@@ -167,7 +166,7 @@ class Pipe:
     def _pass_on(self, kind: int, number: int, frame: bytes) -> None:
         fate = self.judge.leaving(kind, number)
         if fate.damaged:
-            frame = GARBAGE + frame[HEADER_SIZE:]
+            frame = damaged(frame)
         due = self._clock.now() + fate.delay if fate.delay else 0.0
         if fate.swapped and fate.copies and self._swapped is None:
             self._swapped = due, frame * fate.copies
@@ -189,7 +188,9 @@ class Pipe:
             try:
                 flow.write(now)
             except OSError:
-                flow.give_up()
+                flow.waiting.clear()  # the target is gone
+                flow.size = 0
+                flow.ended = flow.over = True
         return not all(flow.over for flow in self.flows)
 
     def due(self) -> float:

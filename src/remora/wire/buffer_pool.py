@@ -19,7 +19,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,15 +50,12 @@ class _Token:
             self._pool.put_back(self._memory)
 
 
-class _Free:
+class _Free(NamedTuple):
     """Memory that no tensor lies in."""
 
-    __slots__ = ("memory", "nbytes", "since")
-
-    def __init__(self, memory: torch.UntypedStorage) -> None:
-        self.memory = memory
-        self.nbytes = memory.nbytes()
-        self.since = time.monotonic()
+    memory: torch.UntypedStorage
+    nbytes: int
+    since: float
 
 
 class BufferPool:
@@ -96,7 +93,7 @@ class BufferPool:
 
     def put_back(self, memory: torch.UntypedStorage) -> None:
         """Take back memory that no tensor uses any more."""
-        self._free[memory.data_ptr()] = _Free(memory)
+        self._free[memory.data_ptr()] = _Free(memory, memory.nbytes(), time.monotonic())
         self._drop_while(lambda oldest: self.kept_bytes > self.limit)
 
     def trim(self) -> None:

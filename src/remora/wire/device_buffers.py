@@ -82,29 +82,25 @@ class DeviceBuffers:
 
     def close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
         """Return the manifest, and what goes in buffers of the message from number `first_buffer` on, if anything does."""
-        with plainly():
-            return self._close(first_buffer, undo)
-
-    def _close(self, first_buffer: int, undo: list[Callable[[], None]]) -> tuple[bytes, Download | None]:
         manifest: Manifest = []
         parts: list[torch.Tensor] = []
-        probe: tuple[str, bytes] | None = None
-        for device, (_, regions) in self._lots.items():
-            target = self._route.target(device)
-            reference = self._route.lend(regions, target)
-            if reference is not None:
-                undo.append(partial(self._route.retract, reference))
-                self.lent.append(reference)
-                manifest.append((str(target), reference))
-                continue
-            manifest.append((str(target), (first_buffer + len(parts), len(regions))))
-            parts += [copies.span(*region) for region in regions]
-            tried = None if probe else self._route.probe(regions, target)
-            if tried is not None:
-                undo.append(partial(self._route.retract, tried))
-                probe = f"{_PROBE}{target}", tried
-        listed = write_manifest(manifest if probe is None else [*manifest, probe])
-        return listed, Download(parts, _warm) if parts else None
+        probe: Manifest = []
+        with plainly():
+            for device, (_, regions) in self._lots.items():
+                target = self._route.target(device)
+                reference = self._route.lend(regions, target)
+                if reference is not None:
+                    undo.append(partial(self._route.retract, reference))
+                    self.lent.append(reference)
+                    manifest.append((str(target), reference))
+                    continue
+                manifest.append((str(target), (first_buffer + len(parts), len(regions))))
+                parts += [copies.span(*region) for region in regions]
+                tried = None if probe else self._route.probe(regions, target)
+                if tried is not None:
+                    undo.append(partial(self._route.retract, tried))
+                    probe.append((f"{_PROBE}{target}", tried))
+            return write_manifest(manifest + probe), Download(parts, _warm) if parts else None
 
 
 def _warm(nbytes: int) -> torch.Tensor:
@@ -113,14 +109,14 @@ def _warm(nbytes: int) -> torch.Tensor:
 
 def write_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as it stands at the end of a body."""
-    listed = b"".join(_write_lot(place.encode("ascii"), where) for place, where in manifest)
+    listed = b""
+    for name, where in manifest:
+        place = name.encode("ascii")
+        if isinstance(where, bytes):
+            listed += _LOT.pack(1, len(place), len(where), 0) + place + where
+        else:
+            listed += _LOT.pack(0, len(place), *where) + place
     return listed + _LENGTH.pack(len(listed))
-
-
-def _write_lot(place: bytes, where: bytes | tuple[int, int]) -> bytes:
-    if isinstance(where, bytes):
-        return _LOT.pack(1, len(place), len(where), 0) + place + where
-    return _LOT.pack(0, len(place), *where) + place
 
 
 def split(body: bytes | bytearray | memoryview, sizes: int = 0) -> tuple[bytes, Manifest]:
@@ -169,7 +165,11 @@ class Unloading:
 
     def space(self) -> memoryview | None:
         """Return the memory for the next bytes, when the last space is full; None when all have come."""
-        found = self._more()
+        found = None
+        uploading = self.uploads.get(self._number)
+        if uploading is not None:
+            uploading.filled()
+            found = _view(uploading.space())
         while found is None and self._number + 1 < len(self.buffers):
             self._number += 1
             if self._number not in self.uploads:
@@ -178,13 +178,6 @@ class Unloading:
                 found = _view(self.uploads[self._number].space())
             found = found or None  # an empty one is full
         return found
-
-    def _more(self) -> memoryview | None:
-        uploading = self.uploads.get(self._number)
-        if uploading is None:
-            return None
-        uploading.filled()
-        return _view(uploading.space())
 
 
 def _view(chunk: torch.Tensor | None) -> memoryview | None:

@@ -59,12 +59,9 @@ def dump(failure: Failure) -> bytes:
 
 
 def load(data: bytes | bytearray | memoryview, sender: str = "another worker") -> Exception:
-    """The exception to raise on the caller. ProtocolError if the data is no body of an EXCEPTION."""
-    return rebuild(decode(Failure, data, sender))
-
-
-def rebuild(failure: Failure) -> Exception:
-    """Return the exception to raise on the caller, of the original type if possible."""
+    """The exception to raise on the caller, of the original type if possible. ProtocolError if the data is no body of an
+    EXCEPTION."""
+    failure = decode(Failure, data, sender)
     if failure.recipe is None:
         return _in_words(failure, "it cannot be pickled")
     body, buffers = failure.recipe

@@ -238,13 +238,11 @@ def _has_room(nbytes: int, tensors: Tensors) -> bool:
 def _cut(tensor: torch.Tensor) -> Stencil | None:
     """Return a stencil for tensors of this type and shape; None if there is none."""
     shape, nbytes = tensor.shape, tensor.nbytes
-    if tensor.dtype not in _STENCILED or 1 in shape or len(_stencils) >= 4096 or not tensor.is_contiguous():
+    if tensor.dtype not in _STENCILED or not nbytes or 1 in shape or len(_stencils) >= 4096 or not tensor.is_contiguous():
         return None
     text = NAMES[tensor.dtype].encode()
     name = pickle.SHORT_BINUNICODE + bytes([len(text)]) + text
     sizes = _pickled_sizes(shape)
-    if not nbytes:
-        return None
     small = (
         by_number(SMALL_CODE) + pickle.BINBYTES + struct.pack("<I", min(nbytes, ROOM)),  # (what has more does not need it)
         name + sizes + pickle.TUPLE3 + pickle.REDUCE,

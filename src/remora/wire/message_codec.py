@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin
 
 from remora.errors import ProtocolError
 from remora.vocabulary.ids import GloballyUniqueId
@@ -32,13 +32,13 @@ _U64 = struct.calcsize("<Q")
 def encode(message: Message, scope: PackScope | None = None) -> Packed:
     """A payload as it is sent. `scope`: for the values of the program in it."""
     if message.layout is Layout.BINARY:
-        return Packed(write(message), [], [], [])
+        return Packed(_BINARY[message.type][0](message), [], [], [])
     return pack(to_value(message), scope)
 
 
 def to_value(message: Message) -> object:
     """Return the value that is pickled for a payload. For answers, which are packed by `Request.reply`."""
-    layout, values = message.layout, _values(message)
+    layout, values = message.layout, tuple([getattr(message, name) for name, _ in _FIELDS[message.type]])
     if layout is Layout.NONE or (layout is Layout.FIELDS_OR_NONE and message == type(message)()):
         return None
     return values[0] if layout is Layout.VALUE else values
@@ -62,7 +62,10 @@ def from_value(kind: type[M], value: object, sender: str) -> M:
 def decode(kind: type[M], body: Body, sender: str) -> M:
     """The payload, by the body of a frame without tensors and references."""
     if kind.layout is Layout.BINARY:
-        return read(kind, body, sender)
+        try:
+            return kind(*_BINARY[kind.type][1](body))
+        except (ValueError, ProtocolError) as error:
+            raise _unreadable(kind, sender, str(error)) from None
     if kind.layout is Layout.EMPTY:
         if body:
             raise _unreadable(kind, sender, f"it has {len(body)} bytes, and should have none")
@@ -77,19 +80,6 @@ def decode(kind: type[M], body: Body, sender: str) -> M:
 
 
 # Bodies of a fixed order.
-
-
-def write(message: Message) -> bytes:
-    """The body of a payload whose layout is BINARY."""
-    return _BINARY[message.type][0](message)
-
-
-def read(kind: type[M], body: Body, sender: str) -> M:
-    """The payload, by a body whose layout is BINARY."""
-    try:
-        return kind(*_BINARY[kind.type][1](body))
-    except (ValueError, ProtocolError) as error:
-        raise _unreadable(kind, sender, str(error)) from None
 
 
 def write_numbers(numbers: Sequence[int]) -> bytes:
@@ -155,20 +145,15 @@ _BINARY: dict[MessageType, tuple[Callable[[Any], bytes], Callable[[Body], Sequen
 # Fields.
 
 
-def _values(message: Message) -> tuple[Any, ...]:
-    return tuple([getattr(message, name) for name, _ in _FIELDS[message.type]])
-
-
 def _check(hint: Any) -> Check:
     """Return True if a value is of a type: as deep as tuples of a fixed length go, not into lists and dicts."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
-    if origin in (Union, UnionType):
+    if origin in (Union, UnionType) or (origin is tuple and args[-1] is not Ellipsis):
         inner = [_check(each) for each in args]
-        return lambda value: any(check(value) for check in inner)
-    if origin is tuple and args[-1] is not Ellipsis:
-        inner = [_check(each) for each in args]
+        if origin is not tuple:
+            return lambda value: any(check(value) for check in inner)
         return lambda value: (
             type(value) is tuple
             and len(value) == len(inner)
@@ -188,8 +173,7 @@ def _unreadable(kind: type[Message], sender: str, why: str) -> ProtocolError:
     return ProtocolError(f"a {kind.type.name} from {sender} makes no sense: {why}")
 
 
-def _fields(kind: Any) -> tuple[tuple[str, Check], ...]:
-    return tuple((each.name, _check(each.type)) for each in fields(kind))
-
-
-_FIELDS = {type: _fields(kind) for type, kind in MESSAGES.items()}  # names, and what tells whether a value may be there
+# Names, and what tells whether a value may be there.
+_FIELDS: dict[MessageType, tuple[tuple[str, Check], ...]] = {
+    type: tuple((each.name, _check(each.type)) for each in fields(cast(Any, kind))) for type, kind in MESSAGES.items()
+}

@@ -26,26 +26,18 @@ class PackScope:
 
     __slots__ = ("attachments", "detached", "links", "ordered", "peer", "route", "shares_main", "undo")
 
-    peer: object
-    route: Route | None  # of tensors on devices; None: they cannot be sent
-    ordered: bool  # the message goes over the channel of our own requests, so a later release cannot overtake it
-    shares_main: bool  # the receiver runs the same main program: code of `__main__` goes by name
-    undo: Undo
-    attachments: list[Attachment]  # what the receiver must know before it unpacks the value
-    detached: bool  # sent under no_grad: tensors arrive as if they had been copied there
-    links: list[torch.Tensor] | None  # tensors whose history goes on at the receiver; None if none is recorded
-
     def __init__(
         self, peer: object = None, ordered: bool = False, route: Route | None = None, shares_main: bool = True
     ) -> None:
         self.peer = peer
-        self.shares_main = shares_main
-        self.route = route
+        self.shares_main = shares_main  # the receiver runs the same main program: code of `__main__` goes by name
+        self.route = route  # of tensors on devices; None: they cannot be sent
+        # The message goes over the channel of our own requests, so a later release cannot overtake it.
         self.ordered = ordered
         self.undo = Undo(armed=ordered)  # (an ordered message is a request)
-        self.attachments = []
-        self.links = None
-        self.detached = False
+        self.attachments: list[Attachment] = []  # what the receiver must know before it unpacks the value
+        self.links: list[torch.Tensor] | None = None  # tensors whose history goes on at the receiver, if it is recorded
+        self.detached = False  # sent under no_grad: tensors arrive as if they had been copied there
 
     def mark(self) -> Mark:
         """Return the current position, for `roll_back`."""
@@ -73,18 +65,12 @@ class UnpackScope:
 
     __slots__ = ("arrival", "landing", "links", "owners", "peer")
 
-    peer: object
-    arrival: object  # what was made of the attachments
-    landing: Landing | None  # the device memory that came with it
-    links: dict[int, torch.Tensor]  # tensors whose history began at the sender, by their number there
-    owners: dict[object, torch.Tensor]  # of memory that some of those share: the tensor of each element
-
     def __init__(self, peer: object = None, arrival: object = None, landing: Landing | None = None) -> None:
         self.peer = peer
-        self.landing = landing
-        self.arrival = arrival
-        self.links = {}
-        self.owners = {}
+        self.landing = landing  # the device memory that came with it
+        self.arrival = arrival  # what was made of the attachments
+        self.links: dict[int, torch.Tensor] = {}  # whose history began at the sender, by their number there
+        self.owners: dict[object, torch.Tensor] = {}  # of memory that some of those share: the tensor of each element
 
 
 class _Incoming(threading.local):

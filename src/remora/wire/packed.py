@@ -32,17 +32,6 @@ class Packed:
         "body", "buffers", "context", "flags", "keepalive", "lent", "loading", "tensors", "undo", "untracked",
     )  # fmt: skip
 
-    body: bytes
-    buffers: list[memoryview]
-    keepalive: list[object]  # owns the memory of `buffers`
-    tensors: list[torch.Tensor]  # referenced in place: a change to one of them changes what is sent
-    undo: Undo | None  # undoes what the reducers did, if this is never sent
-    context: Any  # what the message belongs to, if anything: its reply belongs to the same
-    flags: int  # of the message, set by its sender
-    lent: Sequence[bytes]  # references to device memory that goes with it
-    loading: Loading | None  # what is not there yet
-    untracked: bool  # some buffer is memory whose changes are not counted (not a tensor's)
-
     def __init__(
         self,
         body: bytes,
@@ -53,14 +42,14 @@ class Packed:
     ) -> None:
         self.body = body
         self.buffers = buffers
-        self.keepalive = keepalive
-        self.tensors = tensors
-        self.untracked = untracked
-        self.undo = None
-        self.context = None
-        self.flags = 0
-        self.lent = ()
-        self.loading = None
+        self.keepalive = keepalive  # owns the memory of `buffers`
+        self.tensors = tensors  # referenced in place: a change to one of them changes what is sent
+        self.untracked = untracked  # some buffer is memory whose changes are not counted (not a tensor's)
+        self.undo: Undo | None = None  # undoes what the reducers did, if this is never sent
+        self.context: Any = None  # what the message belongs to, if anything: its reply belongs to the same
+        self.flags = 0  # of the message, set by its sender
+        self.lent: Sequence[bytes] = ()  # references to device memory that goes with it
+        self.loading: Loading | None = None  # what is not there yet
 
     def complete(self, targets: Sequence[torch.Tensor] | None = None) -> None:
         """Wait for the data on its way from devices; copy it into `targets` in the place of the buffers, if given."""

@@ -62,11 +62,14 @@ def explain(error: BaseException, roots: Sequence[Part], of: str, scope: NewScop
         return
     try:
         place, culprit = _Search(scope, error).descend(roots)
+        is_ours = type(error).__module__ == "remora.errors"  # ours say what to do
         if _too_deep(error):
             text = f"{place}… of {of} is {_TOO_DEEP}"
         else:
-            text = f"{place} of {of} is {_a(type(culprit).__qualname__)}. {_advice(culprit, error)}".rstrip()
-        if type(error) in _PLAIN or type(error).__module__ == "remora.errors":
+            name = type(culprit).__qualname__
+            text = f"{place} of {of} is {'an' if name[:1] in 'aeiouAEIOU' else 'a'} {name}."
+            text += "" if is_ours else f" {_known(culprit) or _OTHERWISE}"
+        if type(error) in _PLAIN or is_ours:
             error.args = (f"{error}: {text}",)
         else:  # it may be that more depends on its arguments
             error.add_note(text)
@@ -76,16 +79,6 @@ def explain(error: BaseException, roots: Sequence[Part], of: str, scope: NewScop
 
 def _too_deep(error: Exception) -> bool:
     return isinstance(error, RecursionError) or (type(error) is pickle.PicklingError and "deep recursion" in str(error))
-
-
-def _a(name: str) -> str:
-    return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"
-
-
-def _advice(culprit: object, error: Exception) -> str:
-    if type(error).__module__ == "remora.errors":
-        return ""  # ours say what to do
-    return _known(culprit) or _OTHERWISE
 
 
 def _known(culprit: object) -> str:

@@ -157,7 +157,10 @@ def unpack(
     """Rebuild the value. Its tensors take over the memory of `buffers`. Most messages have neither buffers nor scope."""
     try:
         if _inference():
-            return _unpack_in_normal_mode(body, buffers, scope)
+            # Autograd could never use tensors that are made in inference mode. A received value must not depend on the
+            # thread that happens to unpickle it.
+            with torch.inference_mode(False):
+                return _unpack_with(body, buffers, scope)
         if scope is None and not buffers:
             return pickle.loads(body)
         return _unpack_with(body, buffers, scope)
@@ -177,15 +180,6 @@ def _unpack_with(
         return pickle.loads(body)
     finally:
         incoming.frame = outer
-
-
-def _unpack_in_normal_mode(
-    body: bytes | bytearray | memoryview, buffers: Sequence[torch.UntypedStorage], scope: UnpackScope | None
-) -> Any:
-    """Rebuild the value outside inference mode, in which the thread is: autograd could never use tensors that are made
-    there. A received value must not depend on the thread that happens to unpickle it."""
-    with torch.inference_mode(False):
-        return _unpack_with(body, buffers, scope)
 
 
 def _explain(error: AttributeError | ModuleNotFoundError) -> None:

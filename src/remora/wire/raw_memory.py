@@ -39,7 +39,6 @@ _raw_move = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_s
 # On the CPU whatever the default device is, and not filled even where torch fills what `empty` returns.
 _new_storage: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage
 
-
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; older systems refuse it, and make the pages when they are first touched
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -80,19 +79,9 @@ def _has_huge_pages() -> bool:
         return False
 
 
-def view(ptr: int, nbytes: int) -> memoryview:
-    """Return the `nbytes` at `ptr`, writable. The caller keeps the memory alive for as long as the view lives."""
-    return _look(ptr, nbytes, _WRITE)
-
-
-def readonly_view(ptr: int, nbytes: int) -> memoryview:
-    """Return the same, for memory that is only read."""
-    return _look(ptr, nbytes, READ)
-
-
 def storage_view(storage: torch.UntypedStorage) -> memoryview:
     """Return all bytes of a CPU storage, writable. The view does not keep the storage alive."""
-    return _look(_pointer(storage), storage.nbytes(), _WRITE)
+    return view(_pointer(storage), storage.nbytes(), _WRITE)
 
 
 def _pointer(storage: torch.UntypedStorage) -> int:
@@ -101,7 +90,8 @@ def _pointer(storage: torch.UntypedStorage) -> int:
     return storage.data_ptr()
 
 
-def _look(ptr: int, nbytes: int, access: int) -> memoryview:
+def view(ptr: int, nbytes: int, access: int = READ) -> memoryview:
+    """Return the `nbytes` at `ptr`. The caller keeps the memory alive for as long as the view lives."""
     if not nbytes:
         return memoryview(bytearray())
     if not ptr or nbytes < 0:
@@ -200,13 +190,6 @@ def copied(data: memoryview) -> memoryview:
     storage = spare_buffers.take(data.nbytes)
     _raw_move(storage.data_ptr(), address_of(data), data.nbytes)
     return buffer_of(storage)
-
-
-def snapshot(packed: Packed) -> Packed:
-    """Return the same message in memory of its own: later changes of the sender's tensors do not show in it."""
-    packed.complete()
-    copies = [copied(buffer) for buffer in packed.buffers]
-    return Packed(packed.body, copies, list(copies), [])
 
 
 class Fingerprint(NamedTuple):

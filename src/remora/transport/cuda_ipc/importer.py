@@ -94,7 +94,8 @@ class Importer:
         allocation = self._open.pop(key, None) or self._opened(driver, place.handle, named.device)
         allocation.slot, allocation.use, allocation.used_at = named.slot, named.use, self._clock()
         self._open[key] = allocation
-        self._close_some(driver)
+        for oldest in list(self._open)[: max(0, len(self._open) - OPEN)]:
+            self._close(driver, oldest)
         if place.offset + place.size > allocation.size:
             raise Unreachable("a reference names memory beyond its allocation")
         return allocation.pointer + place.offset
@@ -106,10 +107,6 @@ class Importer:
         with driver.on(device):
             pointer = driver.open(handle)
             return _Allocation(pointer, driver.allocation(pointer)[1], device)
-
-    def _close_some(self, driver: cuda.Driver) -> None:
-        for key in list(self._open)[: max(0, len(self._open) - OPEN)]:
-            self._close(driver, key)
 
     def _close(self, driver: cuda.Driver, key: tuple[bytes, int]) -> None:
         """Close an allocation, unless a copy from it is under way."""

@@ -152,20 +152,17 @@ class Arena:
 class Placement:
     """The places of the buffers of one message: each segment is a loan of its own, with a number."""
 
-    __slots__ = ("_late", "_mapping", "_times", "arena", "bytes", "filling", "loans", "places", "returned")
+    __slots__ = ("_late", "_mapping", "arena", "bytes", "filling", "loans", "places", "returned")
 
     def __init__(self, arena: Arena, mapping: Mapping, loans: list[tuple[int, Segment]]) -> None:
         self.arena = arena
         self._mapping = mapping  # kept for as long as something may be copied there, also if the arena is closed meanwhile
         self.loans = loans
-        self.bytes = 0
+        self.bytes = sum(segment.size for _, segment in loans)
         self.places: list[tuple[int, int, int]] = []  # of the buffers: number of the loan, offset in the arena, bytes
         self.filling = True  # something is still to be copied there: it is not lent again
         self.returned: list[int] = []  # loans that the borrower has given back all the same
-        self._times = 0  # what is said of a copy that is made later
-        self._late: LateFill | None = None
-        for _, segment in loans:
-            self.bytes += segment.size
+        self._late: LateFill | None = None  # of a copy that is made later
 
     def begin(self) -> None:
         """Enter the loans: from here on the borrower can return them."""
@@ -175,13 +172,15 @@ class Placement:
     def fill_later(self) -> None:
         """Note that the message is sent first, and the buffers are copied afterwards."""
         first = self.loans[0][1]
-        self._times = first.times = first.times % 0xFFFFFFFF + 1
+        first.times = first.times % 0xFFFFFFFF + 1
+        self._late = LateFill(self._mapping, first.offset, first.times)
 
     def refer(self) -> bytes:
         """Return the reference by which the borrower finds the buffers, once they are copied (`fill`)."""
         mapping, places = self._mapping, self.places
+        times = 0 if self._late is None else self._late.times
         found = REFERENCE.pack(
-            self.arena.number, mapping.process, mapping.descriptor, mapping.size, self.bytes, self._times, len(places)
+            self.arena.number, mapping.process, mapping.descriptor, mapping.size, self.bytes, times, len(places)
         )
         for place in places:
             found += PLACE.pack(*place)
@@ -199,18 +198,13 @@ class Placement:
 
     def tell(self) -> None:
         """Mark all of it as filled: the borrower may use it."""
-        if self._times:
-            self._later().tell()
+        if self._late is not None:
+            self._late.tell()
 
     @property
     def told(self) -> bool:
         """Return True if the borrower may use it already, and change what is in it."""
-        return self._times > 0 and self._later().told
-
-    def _later(self) -> LateFill:
-        if self._late is None:
-            self._late = LateFill(self._mapping, self.loans[0][1].offset, self._times)
-        return self._late
+        return self._late is not None and self._late.told
 
     def memory(self, numbers: range) -> list[torch.Tensor]:
         """Return the memory of some of the buffers, for the caller to fill."""

@@ -48,6 +48,7 @@ from remora.wire.buffer_pool import everywhere
 from remora.wire.raw_memory import madvise, populate
 
 SPIN_LIMIT = 1e-3  # seconds to look for the end of a copy without sleeping
+ATTEMPTS = 100  # to make memory private before a fork, if a strike interrupts each of them
 FILL_LIMIT = 30.0  # seconds for a copy of a megabyte at most; a lender that was stopped may go on till then
 
 _PRIVATE: int = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0) | getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -342,11 +343,18 @@ class _Arena:
                 continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
             self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
             self._private[number] = loan  # before we look if its last tensor is gone: its token looks for it here then
-            if loan() is None:
-                self._private.pop(number, None)
-            elif self._make_private(loan.start, loan.end - loan.start):
-                self.active.pop(number, None)
-                self.unused.append(number)
+            try:
+                if loan() is None:
+                    self._private.pop(number, None)
+                elif self._make_private(loan.start, loan.end - loan.start):
+                    self.active.pop(number, None)
+                    self.unused.append(number)
+            except BaseException:
+                if number in self.active:
+                    self._private.pop(number, None)  # it is tried again at once
+                else:
+                    self.unused.append(number)  # (to say it twice does no harm)
+                raise
 
     def free(self, number: int) -> None:
         """Free private memory whose last tensor is gone. A destructor calls this: it takes no lock."""
@@ -370,11 +378,17 @@ class _Arena:
 
 
 def _before_fork() -> None:
+    struck: BaseException | None = None
     with _parting:
-        for reference in list(_arenas.values()):
-            arena = reference()
-            if arena is not None:
-                arena.part()
+        for arena in [found for reference in list(_arenas.values()) if (found := reference()) is not None]:
+            for _ in range(ATTEMPTS):
+                try:
+                    arena.part()
+                    break
+                except BaseException as error:  # Ctrl-C, and the like: the fork goes on, and the child needs all of it
+                    struck = error
+    if struck is not None:
+        raise struck
 
 
 def _in_child() -> None:

@@ -62,14 +62,12 @@ def has_holes(descriptor: int, start: int, end: int) -> bool:
 def identity() -> str:
     """Return what two processes must have in common to share memory; empty if this one cannot."""
     try:
-        return _identity() if _shares() else ""
+        if _shares():
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
     except (OSError, AttributeError, ValueError):
-        return ""
-
-
-def _identity() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
+        pass
+    return ""
 
 
 def _shares() -> bool:

@@ -20,10 +20,9 @@ from remora.wire.tensors.rebuild import (
     flagged,
     storage_on,
 )
-from remora.wire.tensors.storages import NAMES, Outgoing, Reduced, cannot_send, compacted, locate, locate_copy, share
+from remora.wire.tensors.storages import NAMES, Outgoing, Reduced, cannot_send, locate, share
 
-_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
-_SEVERAL_PER_BYTE = _PER_BYTE.keys()
+_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}  # types with several elements in a byte
 _COMPRESSED = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
     torch.sparse_bsr: ("sparse_bsr", "crow_indices", "col_indices"),
@@ -50,40 +49,22 @@ def reduce_layout(out: Outgoing, tensor: torch.Tensor) -> Reduced:
 def _take_apart(out: Outgoing, tensor: torch.Tensor) -> Reduced | None:
     wants_gradient = tensor.requires_grad and not out.detached()
     if tensor.is_meta:
-        return _reduce_meta(tensor, wants_gradient)
+        return _meta, (NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), int(wants_gradient))
     if tensor.is_nested and tensor.layout is torch.strided:
-        return _reduce_nested(tensor, wants_gradient)
+        plain = tensor.detach()
+        parts = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
+        return _nested, (plain.values(), *parts, wants_gradient)
     if tensor.layout is torch.sparse_coo:
-        return _reduce_coo(tensor, wants_gradient)
+        plain = tensor.detach()
+        return _coo, (plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced(), wants_gradient)
     if tensor.layout in _COMPRESSED:
-        return _reduce_compressed(tensor, wants_gradient)
+        plain = tensor.detach()
+        layout, rows, columns = _COMPRESSED[tensor.layout]
+        indices = getattr(plain, rows)(), getattr(plain, columns)()
+        return _compressed, (layout, *indices, plain.values(), tuple(plain.shape), wants_gradient)
     if tensor.is_mkldnn:
         return _mkldnn, (tensor.detach().to_dense(), wants_gradient)
-    if tensor.is_quantized:
-        return _reduce_quantized(out, tensor)
-    return None
-
-
-def _reduce_meta(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
-    return _meta, (NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), int(wants_gradient))
-
-
-def _reduce_nested(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
-    plain = tensor.detach()
-    parts = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
-    return _nested, (plain.values(), *parts, wants_gradient)
-
-
-def _reduce_coo(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
-    plain = tensor.detach()
-    return _coo, (plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced(), wants_gradient)
-
-
-def _reduce_compressed(tensor: torch.Tensor, wants_gradient: bool) -> Reduced:
-    plain = tensor.detach()
-    layout, rows, columns = _COMPRESSED[tensor.layout]
-    indices = getattr(plain, rows)(), getattr(plain, columns)()
-    return _compressed, (layout, *indices, plain.values(), tuple(plain.shape), wants_gradient)
+    return _reduce_quantized(out, tensor) if tensor.is_quantized else None
 
 
 def _reduce_quantized(out: Outgoing, tensor: torch.Tensor) -> Reduced:
@@ -92,14 +73,12 @@ def _reduce_quantized(out: Outgoing, tensor: torch.Tensor) -> Reduced:
         quantizer = tensor.q_scale(), tensor.q_zero_point()
     else:
         quantizer = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points(), tensor.q_per_channel_axis()
-    if NAMES[tensor.dtype] in _SEVERAL_PER_BYTE:
+    if NAMES[tensor.dtype] in _PER_BYTE:
         storage = tensor.untyped_storage()
         source = share(out, storage._cdata, tensor, storage, 0, storage.nbytes())
         place = source, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
     else:
-        place = locate(out, tensor, tensor.untyped_storage()) or locate_copy(
-            out, compacted(tensor, tensor.untyped_storage())
-        )
+        place = locate(out, tensor, tensor.untyped_storage())
     device = str(out.target(tensor.device)) if out.moves_cpu or not tensor.is_cpu else "cpu"
     return _quantized, (NAMES[tensor.dtype], quantizer, *place, device)
 
@@ -142,7 +121,7 @@ def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tens
         raise SerializationError(f"a nested tensor has {tuple(sizes.shape)} sizes, {tuple(strides.shape)} strides and "
                                  f"{tuple(offsets.shape)} offsets")
     if not sizes.numel():
-        if _end_of(offsets) > values.numel():
+        if int(offsets.min()) < 0 or int(offsets.max()) >= values.numel():
             raise SerializationError("a nested tensor reaches beyond its values")
         return
     least = min(int(each.min()) for each in numbers)
@@ -152,10 +131,6 @@ def _check_nested(values: torch.Tensor, sizes: torch.Tensor, strides: torch.Tens
     last = offsets + ((sizes - 1) * strides).sum(1)
     if bool(((last >= values.numel()) & (sizes > 0).all(1)).any()):
         raise SerializationError(f"a nested tensor reaches to element {int(last.max())} of {values.numel()} that came")
-
-
-def _end_of(offsets: torch.Tensor) -> int:
-    return int(offsets.max()) + 1 if int(offsets.min()) >= 0 else 1 << 62
 
 
 def _coo(
@@ -220,8 +195,7 @@ def _quantized(
         raise SerializationError(f"{name} is not a quantised type")
     storage = storage_on(device, source)
     check_device(storage, torch.device(device))
-    packed = name in _SEVERAL_PER_BYTE
-    if packed:
+    if name in _PER_BYTE:
         _check_packed(name, storage.nbytes(), offset, shape, stride)
     else:
         check_place(storage.nbytes(), dtype.itemsize, offset, shape, stride)
@@ -236,7 +210,7 @@ def _quantized(
         tensor = torch._empty_per_channel_affine_quantized(
             shape, scales=scales, zero_points=zero_points, axis=axis, dtype=dtype, device=device
         )
-    if packed:  # (`set_` would take each element for a byte, and make the storage larger)
+    if name in _PER_BYTE:  # (`set_` would take each element for a byte, and make the storage larger)
         tensor.untyped_storage().copy_(storage)
         return tensor
     return tensor.set_(storage, offset, shape, stride)

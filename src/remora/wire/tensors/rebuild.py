@@ -84,12 +84,6 @@ def _misplaced(nbytes: int, itemsize: int, offset: object, shape: object, stride
     )
 
 
-def check_flags(flags: int, dtype: torch.dtype) -> None:
-    """Raise unless these are bits that a tensor of this type can have."""
-    if type(flags) is not int or not 0 <= flags <= REQUIRES_GRAD | CONJ | NEG or (flags & CONJ and not dtype.is_complex):
-        raise SerializationError(f"a tensor of {dtype} has no flags {flags!r}")
-
-
 def check_device(storage: torch.UntypedStorage, device: torch.device) -> None:
     """Raise unless a tensor on this device can lie in this storage."""
     here = storage.device
@@ -185,7 +179,9 @@ def zeros(name: str, shape: tuple[int, ...], flags: int, device: str = "cpu") ->
 
 def flagged(tensor: torch.Tensor, flags: int) -> torch.Tensor:
     """Set the bits that are not in the data. `requires_grad` comes last: nothing before it may be recorded."""
-    check_flags(flags, tensor.dtype)
+    dtype = tensor.dtype
+    if type(flags) is not int or not 0 <= flags <= REQUIRES_GRAD | CONJ | NEG or (flags & CONJ and not dtype.is_complex):
+        raise SerializationError(f"a tensor of {dtype} has no flags {flags!r}")
     if flags & CONJ:
         torch._C._set_conj(tensor, True)
     if flags & NEG:

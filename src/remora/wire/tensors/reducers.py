@@ -121,7 +121,7 @@ def refuse_fake(out: Outgoing, tensor: torch.Tensor) -> Reduced:
 def reduce_parameter(out: Outgoing, parameter: torch.nn.Parameter) -> Reduced:
     """Reduce an `nn.Parameter`: its tensor, and what was set on it."""
     # `detach` and not `data`, because it shares the parameter's count of writes.
-    reduced: Reduced = (_parameter, (parameter.detach(), parameter.requires_grad))
+    reduced: Reduced = (torch.nn.Parameter, (parameter.detach(), parameter.requires_grad))
     if parameter.requires_grad:
         reduced = _with_link(out, parameter, reduced)
     return _with_attributes(parameter, reduced) if parameter.__dict__ else reduced
@@ -227,10 +227,6 @@ def _as_view(scope: UnpackScope, number: int, args: tuple[Any, ...]) -> torch.Te
     owner = int(places.max())
     places.fill_(number + 1)
     return scope.links[owner - 1].as_strided(shape, stride, offset) if owner else None
-
-
-def _parameter(data: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
-    return torch.nn.Parameter(data, requires_grad)
 
 
 def _set_attributes(tensor: torch.Tensor, attributes: dict[str, object]) -> None:

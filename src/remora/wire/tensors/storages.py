@@ -19,7 +19,7 @@ from remora.wire.device_buffers import DeviceBuffers
 from remora.wire.device_buffers import Place as CargoPlace
 from remora.wire.pack_scope import PackScope
 from remora.wire.packed import Loading
-from remora.wire.raw_memory import copy_bytes, lasting_view, readonly_view
+from remora.wire.raw_memory import copy_bytes, lasting_view, view
 from remora.wire.tensors.rebuild import DTYPES, Source, strided, strided_on, zeros
 
 Reduced = tuple[Any, ...]
@@ -91,7 +91,7 @@ class Outgoing:
         if self.fits(nbytes):
             return copy_bytes(storage.data_ptr() + start, nbytes) if nbytes else b""
         self.in_place.add(storage._cdata)
-        self.buffers.append(readonly_view(storage.data_ptr() + start, nbytes))
+        self.buffers.append(view(storage.data_ptr() + start, nbytes))
         self.keepalive.append(storage)
         return len(self.buffers) - 1
 
@@ -138,19 +138,16 @@ def reduce_strided(
     if tensor._is_zerotensor():
         return zeros, (name, tuple(tensor.shape), flags, device)
     try:
-        place = locate(out, tensor, storage)
-        if place is None:
-            place = locate_copy(out, compacted(tensor, storage))
+        source, offset, shape, stride = locate(out, tensor, storage)
     except (RuntimeError, ValueError) as error:
         raise cannot_send(tensor, str(error)) from error
-    source, offset, shape, stride = place
     if elsewhere:
         return strided_on, (device, source, name, offset, shape, stride, flags)
     return strided, (source, name, offset, shape, stride, flags) if flags else (source, name, offset, shape, stride)
 
 
-def locate(out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Place | None:
-    """Return where the receiver finds the elements of `tensor`, or None when only a compacted copy should be sent."""
+def locate(out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Place:
+    """Return where the receiver finds the elements of `tensor`, or of a compacted copy if only that should be sent."""
     shape, stride, itemsize = tuple(tensor.shape), tensor.stride(), tensor.itemsize
     offset = int(tensor.storage_offset())
     span, used = _extent(shape, stride, itemsize)
@@ -160,18 +157,12 @@ def locate(out: Outgoing, tensor: torch.Tensor, storage: torch.UntypedStorage) -
     key: object = storage._cdata
     if total >= LARGE_STORAGE and total >= 2 * used and key not in out.seen:
         if span > 2 * used:
-            return None
+            copy = compacted(tensor, storage)  # it leaves no gap and has no other user
+            return locate(out, copy, copy.untyped_storage())
         key, offset, total = (key, start, span), 0, span
     else:
         start = 0
     return share(out, key, tensor, storage, start, total), offset, shape, stride
-
-
-def locate_copy(out: Outgoing, copy: torch.Tensor) -> Place:
-    """Do the same for a copy made for this message, which leaves no gap and has no other user."""
-    place = locate(out, copy, copy.untyped_storage())
-    assert place is not None, "a compacted copy fits its storage"
-    return place
 
 
 def share(
