@@ -74,19 +74,12 @@ class Agent:
         self.delayed_flush = DelayedFlush(self.timers)
         self.recorder = recorder = Recorder(RECORDER_EVENTS, FAILED)
         now, find_context = self.clock.now, hooks.find_context
-        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, now, find_context, recorder)
+        remembers = recorder if recorder.size else None
+        self.dispatch = Dispatch(me, self.pool, self.delayed_flush, now, find_context, remembers)
         self.coroutines = Coroutines(me.name, self.clock, hooks.worker)
         self.execution = Execution(self.dispatch, self.coroutines)
         self.peers = PeerManager(
-            self.poller,
-            self.timers,
-            self.dispatch,
-            recorder,
-            settings,
-            handshake_client,
-            device_routing,
-            faults,
-            hooks,
+            self.poller, self.timers, self.dispatch, recorder, settings, handshake_client, device_routing, faults, hooks
         )
         self.admission = Admission(self.peers, hooks.is_listed)
         self.listener = Listener(self.admission, self.poller, handshake_client, settings, self.timers, recorder)
@@ -170,8 +163,7 @@ class Agent:
             "agent.server_active_calls": self.dispatch.counts(),
             "agent.server_active_async_calls": max(self.dispatch.counts() - active - len(self.pool.user_tasks), 0),
         }
-        with_peers = [each for peer in self.peers.all() if (each := peer.shared_memory) is not None]
-        found.update(self.peers.shared_memory.counters(with_peers))
+        found.update(self.peers.shared_memory.counters(peer.shared_memory for peer in self.peers.all()))
         if self.gil_profiling:
             found["agent.gil_average_wait_time_us"] = self.measure_gil_wait()
         return found

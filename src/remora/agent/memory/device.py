@@ -18,6 +18,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,26 +52,21 @@ def _process() -> str:
     return f"{_token}-{os.getpid()}"  # a forked child has the same token
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class DeviceExchange:
     """The device memory that this worker and one peer lend each other."""
 
-    __slots__ = (
-        "_exporter", "_importer", "_limit", "_peer", "_probe", "_reasons", "_return", "_said", "_state", "name",
-        "process",
-    )  # fmt: skip
-
-    def __init__(self, name: str, limit: int, returns: Callable[[int], None]) -> None:
-        self.name = name
-        self._limit = limit  # bytes lent at a time
-        self._return = returns  # has a number given back to the peer
-        self._peer: dict[str, Any] = {}  # its identity
-        self.process = 0  # its process, as far as known; -1: none that we can see
-        self._exporter: cuda_ipc.Exporter | None = None
-        self._importer: cuda_ipc.Importer | None = None
-        self._state = "unknown"  # can it open our memory? then: tried, proven or refused
-        self._probe = -1
-        self._reasons: dict[torch.device, str] = {}  # why memory of a device cannot be lent to it; empty: it can
-        self._said = False  # and whether we have said so
+    name: str
+    _limit: int  # bytes lent at a time
+    _return: Callable[[int], None]  # has a number given back to the peer
+    _peer: dict[str, Any] = field(default_factory=dict)  # its identity
+    process: int = 0  # its process, as far as known; -1: none that we can see
+    _exporter: cuda_ipc.Exporter | None = None
+    _importer: cuda_ipc.Importer | None = None
+    _state: str = "unknown"  # can it open our memory? then: tried, proven or refused
+    _probe: int = -1
+    _reasons: dict[torch.device, str] = field(default_factory=dict)  # why memory of a device cannot be lent; empty: it can
+    _said: bool = False  # and whether we have said so
 
     def learn(self, identity: object) -> None:
         """Take the peer's identity, from its record."""

@@ -28,8 +28,8 @@ class Owner(Protocol):
 
     name: str
     ended: bool
-    now: Callable[[], float]
 
+    def now(self) -> float: ...
     def refuse(self, why: str) -> None: ...
 
 

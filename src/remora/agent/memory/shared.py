@@ -12,8 +12,9 @@ import errno
 import logging
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 from remora.agent.memory.device import DEVICE, DeviceExchange
@@ -75,36 +76,28 @@ class Lent(NamedTuple):
     returned: list[Loan | int]  # what it gives back
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class PeerSharedMemory:
     """The memory that this worker and one peer share: segments that either lends, and device memory (`device_exchange`)."""
 
-    __slots__ = (
-        "_again_at", "_borrower", "_key", "_late", "_lender", "_messages", "device_exchange", "ended", "name", "now",
-        "refused", "unused", "willing",
-    )  # fmt: skip
+    _lender: Lender
+    _key: WorkerKey
+    name: str
+    device_memory: InitVar[int]
+    now: Callable[[], float]
+    _messages: LateMessages  # those that came before their memory was filled
+    ended: bool = False  # the peer is gone, or we are
+    refused: bool = False  # it lent something that cannot be used, and was told so
+    willing: bool = False  # the peer can use what we lend,
+    _again_at: float = 0.0  # but not before this time
+    _late: dict[int, Copying] = field(default_factory=dict)  # what is still to be copied for messages that are sent first
+    _borrower: Borrower = field(default_factory=Borrower)
+    unused: deque[Loan | int] = field(init=False)  # what has to be given back
+    device_exchange: DeviceExchange = field(init=False)
 
-    def __init__(
-        self,
-        lender: Lender,
-        key: WorkerKey,
-        name: str,
-        device_memory: int,
-        now: Callable[[], float],
-        messages: LateMessages,
-    ) -> None:
-        self._lender = lender
-        self._messages = messages  # those that came before their memory was filled
-        self._key = key
-        self.now = now
-        self.name = name
-        self.ended = False  # the peer is gone, or we are
-        self.refused = False  # it lent something that cannot be used, and was told so
-        self.willing = False  # the peer can use what we lend,
-        self._again_at = 0.0  # but not before this time
-        self._late: dict[int, Copying] = {}  # what is still to be copied for messages that are sent first
-        self._borrower = Borrower()
-        self.unused = self._borrower.unused  # what has to be given back
-        self.device_exchange = DeviceExchange(name, device_memory, self.unused.append)
+    def __post_init__(self, device_memory: int) -> None:
+        self.unused = self._borrower.unused
+        self.device_exchange = DeviceExchange(self.name, device_memory, self.unused.append)
 
     def lend(self, packed: Packed) -> Lent | None:
         """Put the tensors of a message into shared memory. None if they have to go another way. A caller that does not send
@@ -124,15 +117,17 @@ class PeerSharedMemory:
 
     def _lent(self, placement: Placement, packed: Packed, now: float, returned: list[Loan | int]) -> Lent:
         fill: Callable[[], None] | None = None
-        if packed.loading is not None:
-            self._load(placement, packed)
-        elif placement.bytes > LATER:
-            placement.fill(packed.buffers)
-            self._lender.filled(placement, self.now())
-        else:
+        if packed.loading is None and placement.bytes <= LATER:
             placement.fill_later()
             fill = self._late[id(placement)] = Copying(self, placement, packed, now)
-        if fill is None:
+        else:
+            if packed.loading is None:
+                placement.fill(packed.buffers)
+            else:  # some of the tensors come from devices, which can fail
+                numbers = packed.loading.numbers
+                placement.fill(packed.buffers, numbers)
+                packed.complete(placement.memory(numbers))
+            self._lender.filled(placement, self.now())
             packed.let_go()  # which may be all that kept what the peer lent us: so it goes back with this very message
         reference, returns = placement.refer(), b""
         if self.unused:
@@ -155,14 +150,6 @@ class PeerSharedMemory:
     def copied(self, copying: Copying) -> None:
         self._late.pop(id(copying.placement), None)
         self._lender.filled(copying.placement, self.now())
-
-    def _load(self, placement: Placement, packed: Packed) -> None:
-        """Copy the tensors of a message of which some come from devices, which can fail."""
-        assert packed.loading is not None, "something is on its way"
-        numbers = packed.loading.numbers
-        placement.fill(packed.buffers, numbers)
-        packed.complete(placement.memory(numbers))
-        self._lender.filled(placement, self.now())
 
     def set_process(self, process: int) -> None:
         """Set the id of the peer's process, as the kernel tells it: memory of no other process is accepted. -1: the process

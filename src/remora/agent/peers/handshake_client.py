@@ -62,10 +62,6 @@ def is_local(error: OSError) -> bool:
     return isinstance(error, socket.gaierror) or error.errno in _ADVICE
 
 
-def _advice(error: OSError) -> str:
-    return _ADVICE.get(error.errno or 0, f"the address cannot be looked up ({error})")
-
-
 def _judge_refusal(machine: Initiator, error: Exception, known: bool) -> None:
     """Raise what a refused handshake says of the peer; return if it says nothing but that this call cannot be made.
 
@@ -144,7 +140,8 @@ class HandshakeClient:
                 raise
             except OSError as error:
                 if is_local(error):
-                    text = f"cannot connect to {record.name} at {address}: {_advice(error)}; {record.name} is not to blame"
+                    why = _ADVICE.get(error.errno or 0, f"the address cannot be looked up ({error})")
+                    text = f"cannot connect to {record.name} at {address}: {why}; {record.name} is not to blame"
                     raise LocalTrouble(text) from error
                 problems.append(type(error)(f"{address}: {error or type(error).__name__}"))
         text = f"cannot connect to {record.name} at "

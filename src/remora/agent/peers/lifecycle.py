@@ -67,8 +67,7 @@ class PeerLifecycle:
         if peer.incoming is not None:
             peer.incoming.close()
             self._dispatch.forget(peer.incoming)
-        if peer.shared_memory is not None:
-            peer.shared_memory.forget()
+        peer.shared_memory.forget()
         for listener in list(self.on_gone):
             try:
                 listener(peer)

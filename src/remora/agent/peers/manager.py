@@ -106,9 +106,6 @@ class PeerManager:
         if is_new:
             self.recorder.note(JOINED, peer.name)
             self.events.publish(Joined(peer.info))
-        elif record.extra and peer.record is record and peer.shared_memory is not None:
-            self.shared_memory.learn(peer.shared_memory, record.extra)  # until now it was known by its call alone
-            peer.routes = self.device_routing.routes_to(record, peer.shared_memory.device_exchange)
         return peer
 
     def add_me(self, record: WorkerRecord) -> None:
@@ -117,10 +114,6 @@ class PeerManager:
 
     def make_channel(self, peer: Peer, session_id: str, dialled: bool) -> Channel:
         """Make a channel for one direction of talking with a peer."""
-        if peer.shared_memory is None:
-            peer.shared_memory = self.shared_memory.with_peer(peer.key, peer.name)
-            self.shared_memory.learn(peer.shared_memory, peer.record.extra)
-            peer.routes = self.device_routing.routes_to(peer.record, peer.shared_memory.device_exchange)
         return Channel(peer.name, session_id, dialled, peer, self._pool, self._poller, peer.shared_memory)
 
     def add_unless_known(self, record: WorkerRecord) -> None:
@@ -134,7 +127,7 @@ class PeerManager:
         """A peer says something that wants no answer."""
         if frame.kind == MessageType.CANCEL:
             self.dispatch.cancel(channel, frame.call)
-        elif frame.kind == MessageType.GIVE_BACK and peer.shared_memory is not None:
+        elif frame.kind == MessageType.GIVE_BACK:
             peer.shared_memory.take_back(frame.body)
         elif frame.kind == MessageType.FUNCTION:
             channel.heard.listen(frame.call, bytes(frame.body[: LONGEST + 1]))
@@ -198,12 +191,12 @@ class PeerManager:
         """Look after peers and their memory. Called about twice a second."""
         self.failure_detector.tick(now)
         peers = self.all()
-        shared = [peer.shared_memory for peer in peers if peer.shared_memory is not None]
+        shared = [peer.shared_memory for peer in peers]
         self.shared_memory.tick(now, shared)
         if streams.watched:
             self._pool.submit_system(partial(tidy, [each.device_exchange for each in shared], now))
         for peer in peers:
-            if peer.shared_memory is not None and peer.shared_memory.unused:
+            if peer.shared_memory.unused:
                 self._pool.call_soon(peer.give_back)
 
     def due(self, before: float) -> Iterable[tuple[Channel, Call]]:
@@ -234,8 +227,7 @@ class PeerManager:
             for channel in channels:
                 channel.close()
             peer.outgoing.fail_pending(make_error)  # a call may have been put on the list before the channel was closed
-            if peer.shared_memory is not None:
-                peer.shared_memory.forget()
+            peer.shared_memory.forget()
 
     def descriptors(self) -> list[socket.socket]:
         """Return the sockets of all links, to be closed in a forked child."""

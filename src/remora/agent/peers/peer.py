@@ -10,7 +10,8 @@ from typing import Protocol
 
 from remora.agent.calls.peer_info import PeerInfo, Served, State
 from remora.agent.channel.channel import Channel
-from remora.agent.memory.shared import PeerSharedMemory
+from remora.agent.memory.routing import DeviceRouting
+from remora.agent.memory.shared import SharedMemory
 from remora.clock import Clock
 from remora.errors import CallNotSent, RemoraError, WorkerLost
 from remora.faults.worker_faults import WorkerFaults
@@ -31,9 +32,11 @@ class Keeper(Protocol):
     """Acts on what happens on a peer's channels (`remora.agent.peers.manager`)."""
 
     clock: Clock
+    device_routing: DeviceRouting
     faults: WorkerFaults
     my_name: str
     recorder: Recorder
+    shared_memory: SharedMemory
 
     def served_until(self, deadline: float) -> Served | None: ...
     def request(self, caller: Peer, channel: Channel, frame: Frame) -> None: ...
@@ -53,6 +56,8 @@ class Peer(PeerInfo):
         super().__init__(
             WorkerInfo(record.name, record.id), key, me, keeper.clock, keeper.served_until, recorder, recorder.note
         )
+        self._keeper = keeper
+        self.shared_memory = keeper.shared_memory.with_peer(key, record.name)  # memory that it and we share
         self.learn(record)
         self.lock = threading.RLock()  # guards: state, suspicion, suspected_at, dialling and incoming
         self.suspected_at = 0.0
@@ -71,8 +76,6 @@ class Peer(PeerInfo):
         self.dialling = False  # set under `lock`; reset by the thread that dialled
         self.dialling_since = 0.0  # when we began to; while it waits for its turn: never
         self.ended = threading.Event()  # it is gone, and everything that came from it has been dealt with
-        self.shared_memory: PeerSharedMemory | None = None  # memory that it and we share
-        self._keeper = keeper
         self.faults = keeper.faults  # on purpose: new links are led through a fault plan
         self.outgoing: Channel = keeper.make_channel(self, secrets.token_hex(8), True)
         self.incoming: Channel | None = None  # on which its calls come
@@ -81,6 +84,8 @@ class Peer(PeerInfo):
         """Note what it says of itself: at first, or when more is known than that it called."""
         self.record = record
         self.shares_main = record.extra.get(code_by_value.MAIN) == code_by_value.identity()
+        self._keeper.shared_memory.learn(self.shared_memory, record.extra)
+        self.routes = self._keeper.device_routing.routes_to(record, self.shared_memory.device_exchange)
 
     @property
     def pid(self) -> int | None:

@@ -48,10 +48,6 @@ class _Switches(NamedTuple):
         torch._C._set_multithreading_enabled(self.multithreading)
 
 
-def _switches() -> _Switches:
-    return _Switches(_grad(), _inference(), _forward_grad(), _multithreading())
-
-
 def is_clean() -> bool:
     """Return True if torch's state of this thread is that of a new thread."""
     return (
@@ -130,7 +126,7 @@ class _Taken(NamedTuple):
 def _take_off() -> _Taken:
     """Take everything off this thread but the switches of autograd."""
     taken = _Taken(
-        tuple(_autocast_of(kind) for kind in _DEVICE_TYPES),
+        tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICE_TYPES),
         torch.is_autocast_cache_enabled(),
         torch.autocast_increment_nesting() - 1,
         getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None),
@@ -148,10 +144,6 @@ def _take_off() -> _Taken:
     torch.clear_autocast_cache()
     torch._GLOBAL_DEVICE_CONTEXT.device_context = None
     return taken
-
-
-def _autocast_of(kind: str) -> tuple[str, bool, torch.dtype]:
-    return kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
 def _popped(there: Callable[[], object], pop: Callable[[], Any]) -> tuple[Any, ...]:
@@ -209,7 +201,8 @@ class InItsOwnState(Coroutine[Any, Any, R]):
         try:
             return go_on(*how)
         finally:
-            self._switches, self._taken = _switches(), None
+            self._switches = _Switches(_grad(), _inference(), _forward_grad(), _multithreading())
+            self._taken = None
             if not is_clean():
                 self._taken = _take_off()
                 make_clean()

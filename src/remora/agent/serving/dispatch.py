@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
@@ -354,26 +355,18 @@ def _refuse(request: Request) -> None:
 _UNKNOWN: tuple[Handler, bool, bool] = (_refuse, False, True)
 
 
+@dataclass(eq=False, repr=False)
 class Dispatch:
     """The table of handlers, and the requests being served."""
 
-    def __init__(
-        self,
-        me: WorkerInfo,
-        pool: WorkerPool,
-        delayed_flush: DelayedFlush,
-        now: Callable[[], float],
-        find_context: Callable[[Header], CallContext],
-        recorder: Recorder | None = None,
-    ) -> None:
-        self.me = me
-        self.now = now
-        self.pool = pool
-        self.delayed_flush = delayed_flush
-        self.find_context = find_context
-        self.recorder = recorder if recorder is not None and recorder.size else None  # is told of functions that have run
-        self.serving: dict[tuple[str, int], Request] = {}
-        self._handlers: dict[int, tuple[Handler, bool, bool]] = {}
+    me: WorkerInfo
+    pool: WorkerPool
+    delayed_flush: DelayedFlush
+    now: Callable[[], float]
+    find_context: Callable[[Header], CallContext]
+    recorder: Recorder | None  # is told of functions that have run; none, if it remembers nothing
+    serving: dict[tuple[str, int], Request] = field(default_factory=dict)
+    _handlers: dict[int, tuple[Handler, bool, bool]] = field(default_factory=dict)
 
     def on(self, kind: MessageType, handler: Handler, service: bool = False, inline: bool = False) -> None:
         """Have `handler` answer requests of this type. A service is our own work and is not held up by user code; what is
