@@ -136,7 +136,7 @@ def begin_reading(world: World, begin: Callable[..., Future[Any]]) -> Callable[.
 def wait_until_asleep(world: World) -> None:
     """Until a thread has found that another one reads, or has said that it does not want to read."""
     channel = channel_of(world)
-    eventually(lambda: channel.parked or channel.notify_ids)
+    eventually(lambda: channel.parked or channel.reader.notify_ids)
 
 
 Begin = Callable[..., Future[Any]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from remora.transport import spin
-from remora.transport.spin import INTERRUPTION, MOST_RESTS, for_reading
+from remora.transport.spin import INTERRUPTION, MOST_RESTS, Spin
 
 MOMENT = 150e-6
 
@@ -48,13 +48,13 @@ Pair = tuple[socket.socket, socket.socket]
 
 def test_what_is_there_is_seen(pair: Pair, clock: Clock) -> None:
     pair[1].send(b"x")
-    eager = for_reading(pair[0].fileno())
+    eager = Spin(pair[0].fileno())
     assert all(eager.watch() for _ in range(10))
 
 
 def test_the_end_is_seen_too(pair: Pair, clock: Clock) -> None:
     pair[1].close()
-    assert for_reading(pair[0].fileno()).watch()
+    assert Spin(pair[0].fileno()).watch()
 
 
 def test_whoever_looks_makes_way_for_others_all_the_time(
@@ -69,7 +69,7 @@ def test_whoever_looks_makes_way_for_others_all_the_time(
             pair[1].send(b"x")
 
     monkeypatch.setattr(spin, "make_way", make_way)
-    eager = for_reading(pair[0].fileno())
+    eager = Spin(pair[0].fileno())
     assert eager.watch()
     assert len(said) == 3, "what came meanwhile is seen at once"
     assert said[-1] < MOMENT
@@ -78,12 +78,12 @@ def test_whoever_looks_makes_way_for_others_all_the_time(
 
 
 def test_looking_ends_after_a_moment(pair: Pair, clock: Clock) -> None:
-    assert not for_reading(pair[0].fileno()).watch()
+    assert not Spin(pair[0].fileno()).watch()
     assert 10 <= clock.looks <= 13
 
 
 def test_it_is_tried_more_and_more_rarely_while_it_is_in_vain(pair: Pair, clock: Clock) -> None:
-    eager = for_reading(pair[0].fileno())
+    eager = Spin(pair[0].fileno())
     tried = []
     for i in range(4 * MOST_RESTS):
         before = clock.looks
@@ -96,39 +96,39 @@ def test_it_is_tried_more_and_more_rarely_while_it_is_in_vain(pair: Pair, clock:
 
 
 def test_and_again_as_soon_as_it_pays(pair: Pair, clock: Clock) -> None:
-    eager = for_reading(pair[0].fileno())
+    eager = Spin(pair[0].fileno())
     for _ in range(1 + 1 + 1):  # in vain; a rest; in vain
         assert not eager.watch()
     pair[1].send(b"x")
-    assert [bool(eager.watch()) for _ in range(4)] == [False, False, True, True]
+    assert [eager.watch() for _ in range(4)] == [False, False, True, True]
     pair[0].recv(1)
-    assert [eager.watch(), eager.watch()] == [None, None]
+    assert [eager.watch(), eager.watch()] == [False, False]
     pair[1].send(b"x")
     assert eager.watch(), "one rest, as at the beginning"
 
 
 def test_it_forgets_what_was_in_vain_little_by_little(pair: Pair, clock: Clock) -> None:
-    eager = for_reading(pair[0].fileno())
+    eager = Spin(pair[0].fileno())
     for _ in range(1 + 1 + 1 + 2 + 1):  # in vain, and rests in between: next time it would be four
         assert not eager.watch()
     pair[1].send(b"x")
-    assert [bool(eager.watch()) for _ in range(5)] == [False] * 4 + [True]
+    assert [eager.watch() for _ in range(5)] == [False] * 4 + [True]
     pair[0].recv(1)
     assert not eager.watch()  # in vain
     pair[1].send(b"x")
-    assert [bool(eager.watch()) for _ in range(5)] == [False] * 4 + [True], "half of eight"
+    assert [eager.watch() for _ in range(5)] == [False] * 4 + [True], "half of eight"
 
 
 @pytest.mark.parametrize("found", [True, False])
 def test_whoever_was_interrupted_for_long_rests_for_long_though_it_found_something(
     pair: Pair, clock: Clock, found: bool
 ) -> None:
-    eager = for_reading(pair[0].fileno())
+    eager = Spin(pair[0].fileno())
     if found:
         pair[1].send(b"x")
     clock.step = 2 * INTERRUPTION
-    assert bool(eager.watch()) is found
+    assert eager.watch() is found
     clock.step = MOMENT / 10
     if not found:
         pair[1].send(b"x")
-    assert [bool(eager.watch()) for _ in range(MOST_RESTS + 2)] == [False] * MOST_RESTS + [True, True]
+    assert [eager.watch() for _ in range(MOST_RESTS + 2)] == [False] * MOST_RESTS + [True, True]

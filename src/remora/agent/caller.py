@@ -16,7 +16,7 @@ from remora.agent.peers.peer import Peer
 from remora.agent.runtime.current import blocking_region, reacquire_slot, release_slot
 from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.timers import Timers
-from remora.errors import FORKED, CallError, CallNotSent, NotInitialized
+from remora.errors import FORKED, CallError, CallNotSent, NotInitialized, SerializationError
 from remora.faults.worker_faults import WorkerFaults
 from remora.protocol.member_rules import REGULAR_TICK
 from remora.vocabulary.ids import WorkerInfo
@@ -109,32 +109,29 @@ class Caller:
                 or reply.flags & FAILED
             ):
                 remember_end(recorder, call, ended, get_ident())
-        if packed.lent:
-            self._fence(peer, call, packed)
+        # If the call succeeded, device memory that was lent in place has been fetched; else it perhaps never will be.
+        if packed.lent and reply is not None and not reply.flags & FAILED and peer.shared_memory is not None:
+            peer.shared_memory.device_exchange.fence(packed.lent)
         return call.value()
 
     def _give_up(self, peer: Peer, call: Call, sent: int) -> None:
         """Give up a call that may have been sent: something else went wrong while it was made. (`sent`: how many
         messages were, before; or NOT_BEGUN.) If it was, and is our own business, its outcome is taken note of."""
-        if not peer.outgoing.has_sent(call.id, sent):
+        if not peer.outgoing.outbox.has_sent(call.id, sent):
             peer.outgoing.forget(call)
             if not call.settled:
                 call.rollback()
         elif call.on_settled is None:
             peer.outgoing.forget(call)
 
-    def _fence(self, peer: Peer, call: Call, packed: Packed) -> None:
-        """Wait for copies of device memory that was lent in place. If the call succeeded it has been fetched; else
-        perhaps never will be."""
-        if call.reply is not None and not call.reply.flags & FAILED and peer.shared_memory is not None:
-            peer.shared_memory.device_exchange.fence(packed.lent)
-
     def _send_large(self, channel: Channel, call: Call, kind: int, packed: Packed, flags: int, left: float) -> None:
         try:
             channel.send_packed(kind, call, packed, flags, left, call.deadline)
-        except CallNotSent:
+        except (CallNotSent, SerializationError) as error:
             if channel.forget(call) or not call.asynchronous:
-                raise
+                if isinstance(error, CallNotSent):
+                    raise
+                raise CallNotSent(f"{call.what}: {error}. It did not run.") from error
             call.rollback()  # its deadline has ended it meanwhile
 
     def call_async(
@@ -234,7 +231,7 @@ class Caller:
         next message, or in a moment."""
         if self.running and peer.state == "alive":
             channel = peer.outgoing
-            if channel.send_low_priority(kind, next_call_id(), packed.body):
+            if channel.outbox.send_low_priority(kind, next_call_id(), packed.body):
                 self._delayed_flush.expect(channel)
 
     def _check(self, peer: Peer, call: Call) -> None:

@@ -6,7 +6,7 @@ other end has said that it arrived, and after a reconnect says again what was ke
     S1  a message is delivered at most once           `is_repeated` knows the numbers that were delivered
     S2  messages are delivered in the order sent      `is_repeated` allows no gap
     S3  nothing is forgotten before it arrived        `acknowledged` drops up to the number told, `resume` returns the rest
-    S4  what is kept is bounded                       `full` tells the sender to wait; the receiver tells early: `owes`
+    S4  what is kept is bounded                       beyond `limit`, the sender waits; the receiver tells early: `owes`
 
 An acknowledgement rides in the header of any message that goes the other way; `owes` says when it must travel alone.
 Sending and receiving may run on two threads. Each field is written by one of them, except that `acknowledged` (receiving)
@@ -37,7 +37,7 @@ class Session(Generic[M]):
     __slots__ = ("acked", "acked_bytes", "kept", "kept_total", "limit", "owed_bytes", "received", "sent", "told")
 
     def __init__(self, limit: int = 64 << 20) -> None:
-        self.limit = limit
+        self.limit = limit  # of `kept_bytes`: beyond, the peer is slow, or away
         # (number, bytes ever kept with it, message): sent, not known to have arrived.
         self.kept: deque[tuple[int, int, M]] = deque()
         # Written by the thread that sends.
@@ -81,11 +81,6 @@ class Session(Generic[M]):
     def kept_bytes(self) -> int:
         """Return the number of bytes that the peer has not acknowledged."""
         return self.kept_total - self.acked_bytes
-
-    @property
-    def full(self) -> bool:
-        """Return True if the sender should wait: the peer is slow, or away."""
-        return self.kept_total - self.acked_bytes > self.limit
 
     def resume(self, arrived: int) -> list[tuple[int, M]]:
         """Return what must be said again, in order, to a peer that is back and has everything up to `arrived`.

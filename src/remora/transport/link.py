@@ -17,7 +17,7 @@ from functools import partial
 
 from remora.clock import SYSTEM, Clock
 from remora.options import FAST_PATHS
-from remora.transport import spin
+from remora.transport.spin import Spin
 from remora.wire.frames import Damaged, Frame, FrameReader
 from remora.wire.raw_memory import copied, lasts
 
@@ -67,7 +67,7 @@ class StreamLink:
         self.now = clock.now
         self._fd = sock.fileno()
         self._reader = FrameReader()
-        self._spin = spin.for_reading(self._fd)
+        self._spin = Spin(self._fd)
         self._await_bytes = waiter(self._fd, False)  # for the reader
         self._receive = sock.recv_into if _DONTWAIT else partial(_receive_if_ready, sock)  # … and never waits
         # Written by the reader: `_gathering`, `unread`, `last_heard`, `bytes_read`. Written by the writer: `_outbox`,
@@ -151,7 +151,7 @@ class StreamLink:
         # Not a blocking `recv`: that is woken, too, when the peer has taken what was sent to it (Unix sockets).
         if seconds < BLOCK_LIMIT:
             return self._await_bytes(max(seconds, 0.0))
-        return bool(self._spin.watch()) or self._await_bytes(BLOCK_LIMIT)
+        return self._spin.watch() or self._await_bytes(BLOCK_LIMIT)
 
     def read_some(self) -> list[Frame]:
         """Read once, without waiting; return the frames that are complete now. For a thread that waits for little."""

@@ -17,11 +17,8 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
 
 from remora.options import FAST_PATHS
-
-T = TypeVar("T")
 
 MOMENT = 300e-6 if FAST_PATHS.spin else 0.0  # seconds
 INTERRUPTION = 1e-3  # seconds: another thread has the processor, and does not give it back soon
@@ -31,52 +28,42 @@ MOST_RESTS = 256
 make_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
-class Spin(Generic[T]):
-    """For one thread at a time. `look` asks, without waiting, for what one waits for; None if there is no way to ask."""
+class Spin:
+    """Looks whether there is something to read from a descriptor. For one thread at a time."""
 
     __slots__ = ("_look", "_rests", "_rests_next")
 
-    def __init__(self, look: Callable[[], T] | None) -> None:
-        self._look = look
+    def __init__(self, fd: int) -> None:
+        self._look: Callable[[], list[tuple[int, int]]] | None = None  # there may be no way to look without waiting
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            self._look = partial(poll.poll, 0)
         self._rests = 0  # waits that sleep at once
         self._rests_next = 1
 
-    def watch(self) -> T | None:
-        """Return what came within a moment; None if nothing did, or if a look is not likely to pay."""
+    def watch(self) -> bool:
+        """Return True if something came within a moment; False if nothing did, or if a look is not likely to pay."""
         if self._rests or self._look is None:
             self._rests -= 1
-            return None
+            return False
         look, clock = self._look, time.monotonic
         interrupted = False
         before = clock()
         end = before + MOMENT
         while True:
             for _ in GLANCES:
-                if found := look():
+                if look():
                     if interrupted or clock() - before > INTERRUPTION:
                         self._rests = MOST_RESTS
                     elif self._rests_next > 1:
                         self._rests_next //= 2
-                    return found
+                    return True
             now = clock()
             interrupted = interrupted or now - before > INTERRUPTION
             if now > end:
-                self._rest()
-                if interrupted:
-                    self._rests = MOST_RESTS
-                return None
+                self._rests = MOST_RESTS if interrupted else self._rests_next
+                self._rests_next = min(2 * self._rests_next, MOST_RESTS)
+                return False
             before = now
             make_way()
-
-    def _rest(self) -> None:
-        self._rests = self._rests_next
-        self._rests_next = min(2 * self._rests_next, MOST_RESTS)
-
-
-def for_reading(fd: int) -> Spin[list[tuple[int, int]]]:
-    """Look whether there is something to read."""
-    if not hasattr(select, "poll"):
-        return Spin(None)
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return Spin(partial(poll.poll, 0))

@@ -248,7 +248,9 @@ class FrameReader:
             state = adler32(buffer[start + _CHECK_SIZE : body_at])
             if body_end > end:
                 self._start = body_at
-                self._begin_body(_Body(head, length, count, check, state, buffer[body_at : body_at + ENDS]))
+                self._midway = True
+                self._body = _Body(head, length, count, check, state, buffer[body_at : body_at + ENDS])
+                self._more = self._body.more
                 self._go_on(frames)
                 return
             body = buffer[body_at:body_end]
@@ -271,10 +273,6 @@ class FrameReader:
         self._start = start
 
     # What does not come as a whole.
-
-    def _begin_body(self, body: _Body) -> None:
-        self._midway = True
-        self._body, self._more = body, body.more
 
     def _begin_buffers(self, partial: _Partial, frames: list[Frame]) -> None:
         """Copy the buffers out of the stream if they are there; else have their memory filled."""

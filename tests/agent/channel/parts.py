@@ -87,8 +87,8 @@ class OutboxAlone(Outbox):
     def want_flush(self) -> None:
         self.told.append("want_flush")
 
-    def has_outbox(self) -> None:
-        self.told.append("has_outbox")
+    def reconsider_reading(self) -> None:
+        self.told.append("reconsider_reading")
 
     def link_failed(self, link: StreamLink, error: BaseException) -> None:
         self.told.append("link_failed")

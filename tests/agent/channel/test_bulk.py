@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from remora.agent.channel.bulk import LARGE, BulkOutbox
+from remora.agent.channel.bulk import LARGE, send_packed
 from remora.wire.frames import HEADER
 from remora.wire.pickler import pack
 from tests.agent.channel.parts import CALL, REPLY, OutboxAlone
@@ -23,7 +23,7 @@ def test_a_large_reply_that_has_to_wait_is_copied_once(alone: OutboxAlone) -> No
     alone.wire.full = True
     alone.wire.outbox.append(b"something")
     tensor = torch.zeros(LARGE)
-    BulkOutbox(alone).send_packed(REPLY, 1, pack(tensor), 0, 0.0, 0.0)
+    send_packed(alone, REPLY, 1, pack(tensor), 0, 0.0, 0.0)
     (_, _, kept) = alone.session.kept[-1]
     assert isinstance(kept, bytes)
     assert alone.wire.outbox[-1] is kept
@@ -33,19 +33,19 @@ def test_a_large_reply_that_has_to_wait_is_copied_once(alone: OutboxAlone) -> No
 def test_a_large_call_leaves_from_its_own_memory(alone: OutboxAlone) -> None:
     tensor = torch.zeros(LARGE)
     packed = pack(tensor)
-    BulkOutbox(alone).send_packed(CALL, 1, packed, 0, 0.0, time.monotonic() + 1)
+    send_packed(alone, CALL, 1, packed, 0, 0.0, time.monotonic() + 1)
     ((head, *buffers),) = alone.wire.writes
     assert isinstance(head, bytes)
     assert all(left is right for left, right in zip(buffers, packed.buffers, strict=True))
 
 
 def test_a_small_one_goes_the_way_of_all_others(alone: OutboxAlone) -> None:
-    BulkOutbox(alone).send_packed(CALL, 1, pack(torch.zeros(4)), 0, 0.0, 0.0)
+    send_packed(alone, CALL, 1, pack(torch.zeros(4)), 0, 0.0, 0.0)
     assert alone.wire.kinds() == [[CALL]]
 
 
 def test_a_large_one_comes_behind_what_was_there_before(alone: OutboxAlone) -> None:
     alone.enqueue(REPLY, 1, b"")
-    BulkOutbox(alone).send_packed(CALL, 2, pack(torch.zeros(LARGE)), 0, 0.0, time.monotonic() + 1)
+    send_packed(alone, CALL, 2, pack(torch.zeros(LARGE)), 0, 0.0, time.monotonic() + 1)
     assert [HEADER.unpack_from(parts[0])[2] for parts in alone.wire.writes] == [REPLY, CALL]
     assert [number for number, _, _ in alone.session.kept] == [1, 2]

@@ -9,7 +9,7 @@ import pytest
 
 from remora.agent.channel import deferred_replies
 from remora.agent.channel.deferred_replies import DeferredReplies
-from remora.agent.channel.inbox import Handlers, Inbox
+from remora.agent.channel.inbox import Inbox
 from remora.agent.channel.pending_calls import PendingCalls
 from tests.agent.channel.parts import FakePool, OutboxAlone, opener
 
@@ -29,9 +29,9 @@ class Here:
 
     def __init__(self) -> None:
         self.outbox, self.pool = OutboxAlone(), FakePool()
-        handlers = Handlers(cast(Any, None), cast(Any, None), cast(Any, None))
-        self.inbox = Inbox(self.outbox, PendingCalls(self.outbox.reader), opener(), cast(Any, self.pool), handlers)
-        self.deferred = DeferredReplies(self.outbox.reader, self.inbox, self.outbox, cast(Any, self.pool))
+        handlers: Any = (cast(Any, None), cast(Any, None), cast(Any, None))
+        self.inbox = Inbox(self.outbox, PendingCalls(self.outbox.reader), opener(), cast(Any, self.pool), *handlers)
+        self.deferred = DeferredReplies(self.inbox)
         self.mine: list[int] = []
         self.left: list[int] = []
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from remora.agent.channel.inbox import ACK, DAMAGE_LIMIT, PING, Handlers, Inbox, LinkDamaged
+from remora.agent.channel.inbox import ACK, DAMAGE_LIMIT, PING, Inbox, LinkDamaged
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
 from remora.errors import ProtocolError
@@ -25,12 +25,12 @@ class Noted:
         self.pool = FakePool()
         self.outbox = OutboxAlone()
         self.calls = PendingCalls(self.outbox.reader)
-        handlers = Handlers(
+        handlers: Any = (
             lambda frame: self.requests.append(frame.number),
             lambda frame: self.said.append(frame.number),
             lambda registration, error: self.errors.append(error),
         )
-        self.inbox = Inbox(self.outbox, self.calls, opener(), cast(Any, self.pool), handlers)
+        self.inbox = Inbox(self.outbox, self.calls, opener(), cast(Any, self.pool), *handlers)
         self.registration = Registration(cast(Any, FakeLink()), lambda registration, events: None)
         self.inbox.registration = self.registration
 
@@ -126,7 +126,8 @@ def test_an_acknowledgement_travels_alone_after_many_messages_or_many_bytes(
         assert (noted.inbox.session.owes, noted.pool.tasks) == (False, [])
         noted.receive(Frame(CALL, 0, number, number, 0, 0.0, b"", size))
     assert noted.inbox.session.owes
-    assert noted.pool.tasks == [noted.inbox._acknowledge]
+    [task] = noted.pool.tasks
+    assert (task.func, task.args) == (noted.outbox.send_unsequenced, (ACK,))
 
 
 def test_a_message_that_comes_twice_is_handled_once(noted: Noted) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from remora.agent.calls.call import Call
 from remora.agent.channel import opener as module
-from remora.agent.channel.inbox import Handlers, Inbox
+from remora.agent.channel.inbox import Inbox
 from remora.agent.channel.opener import Opener
 from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
@@ -104,8 +104,8 @@ def inbox_of(sharing: Sharing) -> tuple[Inbox, Call]:
     peer: Any = SimpleNamespace(name="worker1", me="worker0", gone=False, now=lambda: 0.0)
     call, calls = Call(peer, "asked"), PendingCalls(Reader())
     calls.waiting[call.id] = call
-    handlers = Handlers(lambda frame: None, lambda frame: None, lambda registration, error: None)
-    inbox = Inbox(OutboxAlone(), calls, opener(sharing), cast(Any, FakePool()), handlers)
+    handlers: Any = (lambda frame: None, lambda frame: None, lambda registration, error: None)
+    inbox = Inbox(OutboxAlone(), calls, opener(sharing), cast(Any, FakePool()), *handlers)
     return inbox, call
 
 

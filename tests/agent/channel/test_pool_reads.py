@@ -298,11 +298,11 @@ def test_the_main_thread_does_not_leave_things_to_a_pool_that_has_gone_home(pair
     left: list[object] = []
     notes.submit_final = left.append  # type: ignore[method-assign, assignment]
     channel.inbox.frames.append(Frame(0x102, 0, 1, 1, 0, 0.0, b"", 0))
-    channel.go_on()
-    assert left == [channel.go_on]
+    channel.inbox.go_on()
+    assert left == [channel.inbox.go_on]
     channel.close()
     left.clear()
-    channel.go_on()
+    channel.inbox.go_on()
     assert (left, len(channel.inbox.frames)) == ([], 0)
 
 

@@ -283,7 +283,7 @@ class Both:
 
     def _full(self) -> None:
         self.link.outbox.append(b"x")
-        self.channel.has_outbox()
+        self.channel.reconsider_reading()
         self._perform((ARM,))
 
     def _tick(self) -> None:
@@ -371,8 +371,8 @@ MUTANTS: list[tuple[type, str, str, str]] = [
     (WaiterReads, "attend", "self._pool_reads.update(registration)", "pass"),
     (WaiterReads, "attend", "self._reader.came(monotonic())", "pass"),
     (WaiterReads, "perform", "self._pool_reads.perform((effect,))", "pass"),
-    (WaiterOwned, "expect", "channel.perform(effects)", "pass"),
-    (WaiterOwned, "expect", "channel.perform(reader.owned())", "pass"),
+    (WaiterOwned, "expect", "channel.waiter_reads.perform(effects)", "pass"),
+    (WaiterOwned, "expect", "channel.waiter_reads.perform(reader.owned())", "pass"),
     (WaiterOwned, "_look", "channel.give_back_to_poller()", "pass"),
 ]
 

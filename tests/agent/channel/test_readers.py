@@ -324,7 +324,7 @@ def test_a_call_that_is_made_while_its_worker_ends_fails(monkeypatch: pytest.Mon
         def close_late(self: Channel) -> None:
             if self is channel:
                 ending.set()
-                eventually(lambda: self.reading.locked() or self.notify_ids or self.parked or outcome)  # it waits
+                eventually(lambda: self.reading.locked() or self.reader.notify_ids or self.parked or outcome)  # it waits
             close(self)
 
         monkeypatch.setattr(Outbox, "is_full", is_full)

@@ -292,7 +292,7 @@ def test_a_thread_sleeps_on_though_others_come_and_go(me: str, patient: None) ->
     ]
     for thread in sleepers:
         thread.start()
-    wait_until(lambda: channel.parked and channel.notify_ids)
+    wait_until(lambda: channel.parked and channel.reader.notify_ids)
     first.join(20.0)
     keep_busy(me)
     gate.set()  # nobody comes any more

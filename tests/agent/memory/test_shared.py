@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from remora.agent.channel.bulk import BulkOutbox
+from remora.agent.channel.bulk import send_packed
 from remora.agent.memory.late_fill import LateMemory, LateMessages
 from remora.agent.memory.shared import PeerSharedMemory
 from remora.protocol.session import Session
@@ -168,7 +168,7 @@ class Failing:
 def test_it_is_filled_also_if_sending_it_failed_on_the_way(lender: Lender) -> None:
     outbox = Failing(sharing(lender), on_its_way=True)
     with pytest.raises(KeyboardInterrupt):
-        BulkOutbox(cast(Any, outbox)).send_packed(0x102, 1, pack(SENT), 0, 0.0, 0.0)
+        send_packed(cast(Any, outbox), 0x102, 1, pack(SENT), 0, 0.0, 0.0)
     assert filled(outbox.sent[0])
     assert torch.equal(value_of(outbox.sent[0]), SENT)
     assert lender.counts()[1] == 1
@@ -178,7 +178,7 @@ def test_memory_of_a_message_that_is_not_sent_is_taken_back(lender: Lender) -> N
     mine = sharing(lender)
     mine.unused.append(77)
     with pytest.raises(KeyboardInterrupt):
-        BulkOutbox(cast(Any, Failing(mine, on_its_way=False))).send_packed(0x102, 1, pack(SENT), 0, 0.0, 0.0)
+        send_packed(cast(Any, Failing(mine, on_its_way=False)), 0x102, 1, pack(SENT), 0, 0.0, 0.0)
     assert lender.counts()[1] == 0
     assert list(mine.unused) == [77], "what it was to give back goes with the next message"
     lender.check()

@@ -56,23 +56,12 @@ class ReplyChannel(Protocol):
     pending: dict[int, Call]  # those that wait for a reply
     parked: set[Sleeper]  # threads that wait for futures, and do not read
 
-    def flush(self) -> None:
-        """Write the calls that wait to be written."""
-
-    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None:
-        """Read the replies of these calls, until it is over; or leave `thread` among those that are parked."""
-
-    def look_up(self) -> None:
-        """Have the thread that reads see whether its call is settled."""
-
-    def notify(self, call: Call) -> None:
-        """See to it that the outcome is noticed though no thread waits for it."""
-
-    def forget(self, call: Call) -> bool:
-        """Take the call off the list. False if it was answered meanwhile."""
-
-    def send(self, kind: int, call: int, body: bytes) -> None:
-        """Send a small message."""
+    def flush(self) -> None: ...  # write the calls that wait to be written
+    def attend(self, calls: Collection[Call], deadline: float, over: Callable[[], bool], thread: Sleeper) -> None: ...
+    def look_up(self) -> None: ...  # have the thread that reads see whether its call is settled
+    def notify(self, call: Call) -> None: ...  # see to it that the outcome is noticed though no thread waits for it
+    def forget(self, call: Call) -> bool: ...  # take it off the list; False if it was answered meanwhile
+    def send(self, kind: int, call: int, body: bytes) -> None: ...
 
 
 class Call:

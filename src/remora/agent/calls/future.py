@@ -36,11 +36,8 @@ class Cancellable(Protocol):
     """The work behind a future, which can be cancelled."""
 
     @property
-    def what(self) -> str:
-        """In words."""
-
-    def cancel(self) -> bool:
-        """Give it up. False if it is settled."""
+    def what(self) -> str: ...  # in words
+    def cancel(self) -> bool: ...  # give it up; False if it is settled
 
 
 class Sleeper:
@@ -140,7 +137,7 @@ class Future(torch.futures.Future[T]):
     def _when_settled(self, watcher: Watcher) -> None:
         """Call `watcher(self)` soon after the future is settled (at once if it is). It must not block, and may be
         called twice."""
-        if self._settled:
+        if self._settled and not self._watchers:  # (else a thread that was to tell them may have been struck)
             watcher(self)
             return
         alone = [watcher]  # made before we look: no lock is needed, as the interpreter does not switch threads in between

@@ -20,9 +20,7 @@ class Waiter(Protocol):
     """A thread in `as_completed` or `wait`."""
 
     def add_result(self, future: Any) -> None: ...
-
     def add_exception(self, future: Any) -> None: ...
-
     def add_cancelled(self, future: Any) -> None: ...
 
 

@@ -10,7 +10,7 @@ The parts of a channel, each of which knows those above it:
     PendingCalls      calls that are not answered
     FlowControl       how much of the peer's requests is taken on
     Opener            gives a message what its body refers to: shared memory, device memory, references
-    Outbox            numbers, keeps and writes messages; BulkOutbox, those with buffers
+    Outbox            numbers, keeps and writes messages (`remora.agent.channel.bulk`: those with buffers)
     Inbox             reads the link, and handles what came
     PoolReads         has the poller tell the pool of what comes, unless a waiting thread reads
     DeferredReplies   replies that a waiting thread met and that others wait for
@@ -29,12 +29,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
-from remora.agent.calls.call import Call
-from remora.agent.channel.bulk import BulkOutbox
+from remora.agent.channel.bulk import send_packed
 from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.flow_control import FlowControl
 from remora.agent.channel.function_table import Announced, Heard
-from remora.agent.channel.inbox import Handlers, Inbox
+from remora.agent.channel.inbox import Inbox
 from remora.agent.channel.opener import Opener
 from remora.agent.channel.outbox import Kept, Large, Outbox
 from remora.agent.channel.pending_calls import PendingCalls
@@ -86,10 +85,9 @@ class Channel:
 
     __slots__ = (
         "__weakref__", "_owner", "_poller", "_pool", "announced", "attend", "calls", "deferred", "dialled", "enqueue",
-        "ever_connected", "flow_control", "flush", "forget", "give_back", "give_back_to_poller", "go_on", "has_sent",
-        "heard", "in_midst", "inbox", "links", "look_up", "lost_at", "low_priority", "notify", "notify_ids", "outbox",
-        "parked", "pass_on", "peer", "pending", "perform", "pool_reads", "read_before", "reader", "reading",
-        "reconsider_reading", "send", "send_batched", "send_low_priority", "send_packed", "send_unsequenced",
+        "ever_connected", "fail_pending", "flow_control", "flush", "forget", "give_back", "give_back_to_poller", "heard",
+        "in_midst", "inbox", "links", "look_up", "lost_at", "low_priority", "notify", "outbox", "parked", "peer", "pending",
+        "pool_reads", "read_before", "reader", "reading", "reconsider_reading", "send", "send_packed", "send_unsequenced",
         "session", "session_id", "sorting", "take", "takes_in", "unsent_bytes", "waiter_reads", "watch", "writing",
     )  # fmt: skip
 
@@ -127,53 +125,41 @@ class Channel:
         self.announced = Announced(outbox)  # functions of calls that go out
         self.heard = Heard()  # and of those that come in
         opener = Opener(peer, shared_memory, partial(owner.arrive, self))
-        handlers = Handlers(owner.requests_on(self), partial(owner.control_message, self), self._broken)
-        self.inbox = inbox = Inbox(outbox, calls, opener, pool, handlers)
-        self.pool_reads = reads = PoolReads(reader, inbox, outbox, calls, poller, self._broken)
-        self.deferred = deferred = DeferredReplies(reader, inbox, outbox, pool)
-        self.waiter_reads = waiters = WaiterReads(reader, inbox, outbox, calls, reads, deferred, pool, owner)
+        told = partial(owner.control_message, self)
+        self.inbox = inbox = Inbox(outbox, calls, opener, pool, owner.requests_on(self), told, self._broken)
+        self.pool_reads = reads = PoolReads(inbox, poller)
+        self.deferred = deferred = DeferredReplies(inbox)
+        self.waiter_reads = waiters = WaiterReads(inbox, reads, deferred, owner)
 
         # What others use of the parts. (The path of a call asks the parts themselves: the interpreter has a short cut for a
         # method of a class, and none for a callable that an attribute holds.)
-        self.pending, self.low_priority, self.notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
+        self.pending, self.low_priority = calls.waiting, calls.low_priority
         self.parked = deferred.parked
         self.reading, self.sorting, self.writing = inbox.reading, inbox.sorting, outbox.writing
-        self.take, self.forget = calls.take, calls.forget
-        self.send, self.send_packed = outbox.send, BulkOutbox(outbox).send_packed
-        self.send_batched, self.send_low_priority = outbox.send_batched, outbox.send_low_priority
-        self.send_unsequenced, self.enqueue, self.flush = outbox.send_unsequenced, outbox.enqueue, outbox.flush
-        self.has_sent, self.unsent_bytes, self.give_back = outbox.has_sent, outbox.unsent_bytes, outbox.give_back
-        self.go_on, self.look_up = inbox.go_on, inbox.look_up
+        self.take, self.forget, self.fail_pending = calls.take, calls.forget, partial(calls.fail_all, pool)
+        self.send, self.enqueue, self.flush = outbox.send, outbox.enqueue, outbox.flush
+        self.send_packed, self.send_unsequenced = partial(send_packed, outbox), outbox.send_unsequenced
+        self.unsent_bytes, self.give_back, self.look_up = outbox.unsent_bytes, outbox.give_back, inbox.look_up
         self.watch, self.reconsider_reading = reads.watch, reads.reconsider
-        self.attend, self.notify = waiters.attend, waiters.notify
+        self.attend, self.notify, self.give_back_to_poller = waiters.attend, waiters.notify, waiters.give_back_to_poller
         self.in_midst, self.takes_in = waiters.in_midst, waiters.takes_in
-        self.pass_on, self.give_back_to_poller = deferred.pass_on, waiters.give_back_to_poller
-        self.perform = waiters.perform
 
-    # What the outbox and flow control tell us.
+    # What the outbox and flow control tell us (`OutboxEvents`, `FlowControlled`).
 
     def want_link(self) -> None:
-        """There is something to say, and no link."""
         if self.dialled and not self.closed:
             self._owner.connect(self)
 
     def want_flush(self) -> None:
-        """Something is to be written soon."""
         self._pool.call_soon(self.flush)
 
-    def has_outbox(self) -> None:
-        """The kernel did not take everything."""
-        self.pool_reads.reconsider()
-
     def link_failed(self, link: StreamLink, error: BaseException) -> None:
-        """Writing failed."""
         registration = self.inbox.registration
         if registration is not None and registration.link is link:
             self._pool.submit_system(partial(self._last_words, registration, error))
 
     def ask_to_read(self) -> None:
-        """Have the peer show that it reads: `FlowControl.answered` is called then."""
-        self.outbox.send_unsequenced(PING)
+        self.send_unsequenced(PING)
 
     def _last_words(self, registration: Registration, error: BaseException) -> None:
         """Writing failed. What the peer said before, its replies and perhaps its goodbye, is read before the link
@@ -184,11 +170,6 @@ class Channel:
         self._broken(registration, error)
         self.inbox.pass_answered()
         self.reconsider_reading()  # something may have come on a new link while we were in the way
-
-    def fail_pending(self, make_error: Callable[[Call], BaseException], answered_too: bool = True) -> None:
-        """Settle every call that waits on this channel with an error of its own. If not `answered_too`, those are left
-        whose reply is here and waits only for the owners of references in it."""
-        self.calls.fail_all(self._pool, make_error, answered_too)
 
     def look_after_reader(self) -> None:
         """Called at each tick. An exception may have struck a thread before it did what it was to do; and a thread that
@@ -315,10 +296,7 @@ class Channel:
 
     def received_for_good(self) -> int:
         """The caller has a new link for this session: nothing more is read from the old one. How much arrived."""
-        registration = self.inbox.registration
-        if registration is not None:
-            self.inbox.registration = self.outbox.link = None
-            self._discard(registration)
+        self._retire(self.inbox.registration)
         with self.sorting:
             return self.session.received
 
@@ -342,7 +320,7 @@ class Channel:
         if sorting.wait(CLOSING):  # what came in before has been dealt with
             sorting.free[0] = True
         self.inbox.pass_answered()
-        self.pass_on(at_once=True)
+        self.deferred.pass_on(at_once=True)
         self.outbox.room.notify()
         self.outbox.clear()
         self.flow_control.go_on()

@@ -13,9 +13,6 @@ from remora.agent.calls.call import Call
 from remora.agent.calls.future import Sleeper
 from remora.agent.channel.completion import have_settled, settle
 from remora.agent.channel.inbox import Inbox
-from remora.agent.channel.outbox import Outbox
-from remora.agent.runtime.pool import WorkerPool
-from remora.protocol.reader import Reader
 
 
 class DeferredReplies:
@@ -26,12 +23,11 @@ class DeferredReplies:
 
     __slots__ = ("_inbox", "_outbox", "_pool", "_reader", "parked")
 
-    def __init__(self, reader: Reader, inbox: Inbox, outbox: Outbox, pool: WorkerPool) -> None:
-        self._reader = reader  # it keeps the calls: `deferred`, and those that one look of the timer saw, `deferred_long`
-        self.parked: set[Sleeper] = reader.parked
-        self._inbox = inbox
-        self._outbox = outbox
-        self._pool = pool
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox, self._outbox, self._pool = inbox, inbox.outbox, inbox.pool
+        # It keeps the calls: `deferred`, and those that one look of the timer saw, `deferred_long`.
+        self._reader = inbox.outbox.reader
+        self.parked: set[Sleeper] = self._reader.parked
 
     @property
     def has_some(self) -> bool:

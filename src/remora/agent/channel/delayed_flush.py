@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from remora.agent.channel.channel import Channel
 from remora.agent.runtime.timers import Timer, Timers
 from remora.options import FAST_PATHS
 
@@ -11,23 +10,16 @@ PATIENCE = 0.002  # seconds
 ROUND = 0.01  # … from one look to the next, while messages are put aside all the time
 
 
-class Flushed(Protocol):
-    """A channel or its outbox."""
-
-    def flush(self) -> None:
-        """Write what waits."""
-
-
 class DelayedFlush:
     """Channels on which something was put aside. Whatever is sent next on one of them takes it along; else, we do."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self._waiting: set[Flushed] = set()
+        self._waiting: set[Channel] = set()
         self._timer: Timer | None = None  # looks at them; set after it runs, so one too many after a strike, never none
         self._more = False  # some came since it last did
 
-    def expect(self, channel: Flushed) -> None:
+    def expect(self, channel: Channel) -> None:
         """Have what was put aside on this channel sent in a moment."""
         if not FAST_PATHS.delayed_flush:
             channel.flush()

@@ -35,14 +35,9 @@ class FlowControlled(Protocol):
 
     closed: bool
 
-    def unsent_bytes(self) -> int:
-        """Return the number of bytes that wait to be written."""
-
-    def ask_to_read(self) -> None:
-        """Say something that the caller answers when it reads it; the answer is `FlowControl.answered`."""
-
-    def reconsider_reading(self) -> None:
-        """Act on a change of `paused`."""
+    def unsent_bytes(self) -> int: ...  # the number of bytes that wait to be written
+    def ask_to_read(self) -> None: ...  # say something that the caller answers when it reads it (`FlowControl.answered`)
+    def reconsider_reading(self) -> None: ...  # act on a change of `paused`
 
 
 class FlowControl:

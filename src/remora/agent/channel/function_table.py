@@ -17,8 +17,9 @@ import sys
 from collections.abc import Callable
 from struct import Struct
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
+from remora.agent.channel.outbox import Outbox
 from remora.errors import ProtocolError
 from remora.options import FAST_PATHS
 from remora.vocabulary.messages import MessageType
@@ -37,20 +38,13 @@ BARE_SIZE = 16  # bytes; a number has fewer
 Target = Callable[..., Any] | int  # a function, or its number
 
 
-class Talker(Protocol):
-    """Carries the names: a channel."""
-
-    def enqueue(self, kind: int, call: int, body: bytes) -> None:
-        """Send this with the next message."""
-
-
 class Announced:
     """The names that the callee of a channel was told."""
 
-    __slots__ = ("_bytes", "_channel", "_known", "_next", "bare")
+    __slots__ = ("_bytes", "_known", "_next", "_outbox", "bare")
 
-    def __init__(self, channel: Talker) -> None:
-        self._channel = channel
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox  # carries the names
         self._bytes = 0  # of names, about: two threads may count at the same time
         self.bare: dict[int, Packed] = {}  # calls without arguments, by the number of the function
         self._next = itertools.count(1).__next__  # no two threads get the same
@@ -83,7 +77,7 @@ class Announced:
         self._bytes += len(said)
         number = self._next()
         self.bare[number] = Packed(_bare(number), [], [], [])
-        self._channel.enqueue(FUNCTION, number, said)
+        self._outbox.enqueue(FUNCTION, number, said)
         self._known[function] = namespace, name, number  # last: who sees it sends behind the name
         return number
 

@@ -16,7 +16,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 from remora.agent.calls.call import Call, Counting
 from remora.agent.channel.completion import have_settled, settle
@@ -47,24 +46,25 @@ class LinkDamaged(OSError):
     """A link brought something other than what was sent: some of it is missing, or makes no sense."""
 
 
-class Handlers(NamedTuple):
-    """Called with what comes in, under the turn `sorting`."""
-
-    requested: Callable[[Frame], None]  # a request
-    told: Callable[[Frame], None]  # a control message, which wants no answer
-    broken: Callable[[Registration, BaseException], None]  # a link is of no use any more
-
-
 class Inbox:
     """Reads the link of a session, and handles the messages that come."""
 
     __slots__ = (
-        "_broken", "_calls", "_damaged_at", "_damages", "_flow_control", "_low_priority", "_notify_ids", "_opener",
-        "_outbox", "_pending", "_pool", "_requested", "_told", "answered", "frames", "peer", "reading", "registration",
-        "session", "sorting",
+        "_damaged_at", "_damages", "_flow_control", "_low_priority", "_notify_ids", "_opener", "_pending", "_requested",
+        "_told", "answered", "broken", "calls", "frames", "outbox", "peer", "pool", "reading", "registration", "session",
+        "sorting",
     )  # fmt: skip
 
-    def __init__(self, outbox: Outbox, calls: PendingCalls, opener: Opener, pool: WorkerPool, handlers: Handlers) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        calls: PendingCalls,
+        opener: Opener,
+        pool: WorkerPool,
+        requested: Callable[[Frame], None],
+        told: Callable[[Frame], None],
+        broken: Callable[[Registration, BaseException], None],
+    ) -> None:
         self.peer = outbox.peer
         self.session = outbox.session
         # Of the link that is read now. Assigned under `sorting` when a link comes, without it when one breaks. So a thread
@@ -77,14 +77,16 @@ class Inbox:
         self.frames: deque[Frame] = deque()
         # Asynchronous calls whose outcome is to be passed on. Appended under `sorting`; any thread removes.
         self.answered: deque[Call] = deque()
-        self._outbox = outbox
+        self.outbox = outbox
         self._opener = opener
-        self._calls = calls
+        self.calls = calls
         # (what the calls have, without a look at them for each message)
         self._pending, self._low_priority, self._notify_ids = calls.waiting, calls.low_priority, calls.notify_ids
         self._flow_control = outbox.flow_control
-        self._pool = pool
-        self._requested, self._told, self._broken = handlers
+        self.pool = pool
+        # Called with what comes in, under `sorting`: requests, and control messages, which want no answer.
+        self._requested, self._told = requested, told
+        self.broken = broken  # called with a link that is of no use any more
         # Under `sorting`.
         self._damages = 0  # links in a row that were of no use, since
         self._damaged_at = -1  # this many messages had arrived
@@ -117,15 +119,11 @@ class Inbox:
     def _cannot_read(self, registration: Registration, error: BaseException) -> bool:
         """Give up a link of which it is not known how much was read, or which makes no sense. Return True if the error
         is one of the link."""
-        if isinstance(error, Damaged):
-            self._salvage(error.frames)
-        self._broken(registration, self._damage(error) if isinstance(error, ProtocolError) else error)
+        if isinstance(error, Damaged):  # what came before it counts: else such a link would never get anywhere
+            self.frames.extend(error.frames)
+            self._handle_frames(None)  # (a second kind of damage is on a link that is given up anyway)
+        self.broken(registration, self._damage(error) if isinstance(error, ProtocolError) else error)
         return is_of_socket(error) or isinstance(error, (ProtocolError, MemoryError))
-
-    def _salvage(self, frames: list[Frame]) -> None:
-        """Handle what came before the damage: else a link that is damaged often would never get anywhere."""
-        self.frames.extend(frames)
-        self._handle_frames(None)  # (a second kind of damage is on a link that is given up anyway)
 
     def _damage(self, error: ProtocolError) -> Exception:
         """Return the error for a damaged link. What was lost or cannot be understood is said again on a new one. Only
@@ -157,8 +155,8 @@ class Inbox:
                 number, flags, kind = frame.number, frame.flags, frame.kind
                 if frame.ack > session.acked:
                     session.acknowledged(frame.ack)
-                    if self._outbox.room.asleep:
-                        self._outbox.room.notify()
+                    if self.outbox.room.asleep:
+                        self.outbox.room.notify()
                 if number == 0:
                     self._heard(frame)
                     frames.popleft()
@@ -181,9 +179,9 @@ class Inbox:
                                 call.wake()
                         call = None
                 else:
-                    if exposed and kind != GIVE_BACK and may_be_struck() and not self._outbox.closed:
+                    if exposed and kind != GIVE_BACK and may_be_struck() and not self.outbox.closed:
                         # (if it is closed, there may be no pool)
-                        self._pool.submit_final(self.go_on)
+                        self.pool.submit_final(self.go_on)
                         break
                     try:
                         if kind >= REQUESTS and not flags & AWKWARD:
@@ -207,14 +205,14 @@ class Inbox:
                 else:
                     call.wake()
             if not isinstance(error, ProtocolError):
-                self._pool.submit_final(self.go_on)
+                self.pool.submit_final(self.go_on)
                 raise
             self.frames.clear()
             if registration is not None:
-                self._broken(registration, self._damage(error))
+                self.broken(registration, self._damage(error))
             return
         if is_due:
-            self._pool.call_soon(self._acknowledge)
+            self.pool.call_soon(partial(self.outbox.send_unsequenced, ACK))
         flow_control = self._flow_control
         if requests:
             flow_control.took(requests)
@@ -234,7 +232,7 @@ class Inbox:
         self.session.expect(frame.call)
         self._damages = 0  # (what is repeated on a new link comes before any control frame, so it is here)
         if frame.kind == PING:
-            self._pool.call_soon(self._pong)
+            self.pool.call_soon(partial(self.outbox.send_unsequenced, PONG))
         elif frame.kind == PONG:
             self._flow_control.answered()
         elif frame.kind != ACK:
@@ -262,9 +260,9 @@ class Inbox:
             if arrival is not None and arrival.pending:
                 call = self._pending.get(frame.call)
                 if call is not None:
-                    self._calls.arriving.add(frame.call)
+                    self.calls.arriving.add(frame.call)
                     arrival.when_confirmed(partial(self._settle_later, call, frame))
-            elif (call := self._calls.take(frame.call)) is not None:
+            elif (call := self.calls.take(frame.call)) is not None:
                 call.reply = frame
                 self._settle(call, frame)
         elif frame.kind >= REQUESTS:
@@ -283,7 +281,7 @@ class Inbox:
     def pass_answered(self) -> None:
         """Have the pool pass on the outcomes of asynchronous calls."""
         calls = list(self.answered)
-        have_settled(self._pool, calls)
+        have_settled(self.pool, calls)
         self.have_passed(calls)
 
     def have_passed(self, calls: Iterable[Call]) -> None:
@@ -298,20 +296,14 @@ class Inbox:
 
     def _settle_later(self, call: Call, frame: Frame) -> None:
         """The references in a reply are confirmed now: its waiter may have it."""
-        if self._calls.take(call.id) is None:
+        if self.calls.take(call.id) is None:
             return
         call.reply = frame
-        call.settle(self._pool.submit_system)
+        call.settle(self.pool.submit_system)
         self.look_up()
 
     def look_up(self) -> None:
         """A call was settled, but not by its reply: the thread that waits for it may be reading the link, and sees it when
         something comes."""
         if self.reading.locked():
-            self._pool.call_soon(partial(self._outbox.send_unsequenced, PING))
-
-    def _pong(self) -> None:
-        self._outbox.send_unsequenced(PONG)
-
-    def _acknowledge(self) -> None:
-        self._outbox.send_unsequenced(ACK)
+            self.pool.call_soon(partial(self.outbox.send_unsequenced, PING))

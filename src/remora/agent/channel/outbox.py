@@ -60,17 +60,10 @@ class OutboxEvents(Protocol):
     """The owner of an outbox, which is told what happens. All of it may be told on any thread, by one that has the turn
     `writing`."""
 
-    def want_link(self) -> None:
-        """There is something to say, and no link."""
-
-    def want_flush(self) -> None:
-        """Have a thread call `flush` soon."""
-
-    def has_outbox(self) -> None:
-        """The kernel did not take everything: see to it that the rest is written when there is room."""
-
-    def link_failed(self, link: StreamLink, error: BaseException) -> None:
-        """Writing failed."""
+    def want_link(self) -> None: ...  # there is something to say, and no link
+    def want_flush(self) -> None: ...  # a thread is to call `flush` soon
+    def reconsider_reading(self) -> None: ...  # the kernel did not take everything: the rest is written when there is room
+    def link_failed(self, link: StreamLink, error: BaseException) -> None: ...  # writing failed
 
 
 class Outbox:
@@ -139,7 +132,7 @@ class Outbox:
             session.keep(number, ack, size, data)
             link = self.link
             if link is not None and not link.failed and not link.write((data,), 0.0, 0.0):  # (`put`)
-                self._events.has_outbox()
+                self._events.reconsider_reading()
         except BaseException as error:
             session.recover()
             self.struck(self.link, error)
@@ -176,6 +169,9 @@ class Outbox:
         burst = now - self._last_send < BURST_GAP
         self._last_send = now
         if not self.batched:
+            if not burst:
+                self.send(kind, call, body, flags, timeout)
+                return
             self._held_since = now
         self.batched.append((kind, flags, call, timeout, 0, len(body), body))
         if not burst or (self.reader.waiter_owned and now - self._held_since > BURST):
@@ -194,12 +190,12 @@ class Outbox:
         True if it is: its sender has `flush` called soon, in any case."""
         if self.closed:
             return False
-        self.batched.append((kind, flags, call, timeout, 0, len(body), body))
         held = self._followed and self.batched_bytes < BATCH_LIMIT and self.link is not None
         if held:
+            self.batched.append((kind, flags, call, timeout, 0, len(body), body))
             self.batched_bytes += len(body)
         else:
-            self.flush()
+            self.send(kind, call, body, flags, timeout)
         self._low_priority_at = time.monotonic()
         return held
 
@@ -264,10 +260,8 @@ class Outbox:
                 batch.append(data)
                 size += len(data)
             self.batched_bytes = max(self.batched_bytes - size, 0) if batched else 0
-            if len(batch) == 1 or size > 2 * BATCH_LIMIT:  # (a large one among them is not copied again)
-                self.put(batch)
-            elif batch:
-                self.put((b"".join(batch),))
+            if batch:  # (a large one among them is not copied again)
+                self.put(batch if len(batch) == 1 or size > 2 * BATCH_LIMIT else (b"".join(batch),))
         except BaseException as error:
             if session.recover() and batched:
                 batched.popleft()
@@ -296,7 +290,7 @@ class Outbox:
         """Write, or leave to the outbox what the kernel does not take. Holds `writing`."""
         link = self.link
         if link is not None and not link.failed and not link.write(parts, STALL, until):
-            self._events.has_outbox()
+            self._events.reconsider_reading()
 
     def struck(self, link: StreamLink | None, error: BaseException) -> None:
         """An exception struck in the midst of a write. Half a frame may be on the link, or less than the session says,

@@ -7,40 +7,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from remora.agent.calls.call import Call
 from remora.agent.channel.inbox import Inbox
-from remora.agent.channel.outbox import Outbox
-from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.registration import Registration
-from remora.protocol.reader import ARM_AGAIN, TO_ARM, WAKE, Effects, Reader
+from remora.protocol.reader import ARM_AGAIN, TO_ARM, WAKE, Effects
 from remora.transport.poller import WRITE, Poller
 
 
 class PoolReads:
     """Has the poller watch a channel as the machine decides, and reads when the poller tells."""
 
-    __slots__ = (
-        "_broken", "_calls", "_flow_control", "_inbox", "_outbox", "_poller", "_reader",
-    )  # fmt: skip
+    __slots__ = ("_calls", "_flow_control", "_inbox", "_outbox", "_poller", "_reader")
 
-    def __init__(
-        self,
-        reader: Reader,
-        inbox: Inbox,
-        outbox: Outbox,
-        calls: PendingCalls,
-        poller: Poller,
-        broken: Callable[[Registration, BaseException], None],
-    ) -> None:
-        self._reader = reader
+    def __init__(self, inbox: Inbox, poller: Poller) -> None:
         self._inbox = inbox
-        self._outbox = outbox
-        self._calls = calls
-        self._flow_control = outbox.flow_control
+        self._calls, self._outbox = inbox.calls, inbox.outbox
+        self._reader, self._flow_control = inbox.outbox.reader, inbox.outbox.flow_control
         self._poller = poller
-        self._broken = broken
 
     def ready(self, registration: Registration, events: int) -> None:
         """The poller says that the link can be read or written. Runs on a thread of the pool."""
@@ -98,7 +81,7 @@ class PoolReads:
         try:
             registration.link.flush()
         except OSError as error:
-            self._broken(registration, error)
+            self._inbox.broken(registration, error)
         finally:
             writing.free[0] = True
         outbox.flush()  # what others left for us to write

@@ -31,11 +31,11 @@ class WaiterOwned:
         if not effects:  # (most calls find it so)
             return
         if ROUND not in effects:
-            channel.perform(effects)
+            channel.waiter_reads.perform(effects)
             return
         self._owned.add(channel)
         self._start(channel)
-        channel.perform(reader.owned())  # last: from here on, calls rely on the timer
+        channel.waiter_reads.perform(reader.owned())  # last: from here on, calls rely on the timer
 
     def _start(self, channel: Channel) -> None:
         if self._timer is None or not self._timer.pending:
@@ -44,7 +44,7 @@ class WaiterOwned:
     def _look(self) -> None:
         for channel in list(self._owned):
             channel.flush()
-            channel.pass_on()
+            channel.deferred.pass_on()
             # Off the list first: a thread that counts on the timer meanwhile puts the channel there again.
             self._owned.discard(channel)
             if channel.reader.is_deserted(monotonic(), channel.closed):

@@ -16,14 +16,11 @@ from remora.agent.calls.future import Sleeper
 from remora.agent.channel.completion import have_settled
 from remora.agent.channel.deferred_replies import DeferredReplies
 from remora.agent.channel.inbox import Inbox
-from remora.agent.channel.outbox import Outbox
-from remora.agent.channel.pending_calls import PendingCalls
 from remora.agent.channel.pool_reads import PoolReads
 from remora.agent.channel.registration import Registration
-from remora.agent.runtime.pool import WorkerPool
 from remora.agent.runtime.try_lock import TryLock, blocks_itself, explain_block
 from remora.errors import CallOutcomeUnknown
-from remora.protocol.reader import FLUSH, PASS_ON, Effects, Reader
+from remora.protocol.reader import FLUSH, PASS_ON, Effects
 
 
 class Reverse(Protocol):
@@ -33,8 +30,7 @@ class Reverse(Protocol):
     writing: TryLock
     sorting: TryLock
 
-    def takes_in(self) -> bool:
-        """Return True if a frame of this very thread reads it or is in the midst of a message on it."""
+    def takes_in(self) -> bool: ...
 
 
 class HasReverse(Protocol):
@@ -47,30 +43,15 @@ class HasReverse(Protocol):
 class WaiterReads:
     """Lets threads that wait for replies on a channel read its link, one at a time."""
 
-    __slots__ = (
-        "_calls", "_deferred", "_inbox", "_outbox", "_owner", "_parked", "_pending", "_pool", "_pool_reads", "_reader",
-    )  # fmt: skip
+    __slots__ = ("_calls", "_deferred", "_inbox", "_outbox", "_owner", "_parked", "_pending", "_pool_reads", "_reader")
 
-    def __init__(
-        self,
-        reader: Reader,
-        inbox: Inbox,
-        outbox: Outbox,
-        calls: PendingCalls,
-        pool_reads: PoolReads,
-        deferred: DeferredReplies,
-        pool: WorkerPool,
-        owner: HasReverse,
-    ) -> None:
-        self._reader = reader
+    def __init__(self, inbox: Inbox, pool_reads: PoolReads, deferred: DeferredReplies, owner: HasReverse) -> None:
         self._inbox = inbox
-        self._outbox = outbox
-        self._calls = calls
-        self._pending = calls.waiting
+        self._outbox, self._reader = inbox.outbox, inbox.outbox.reader
+        self._calls, self._pending = inbox.calls, inbox.calls.waiting
         self._pool_reads = pool_reads
         self._deferred = deferred
-        self._parked = reader.parked  # threads that wait for futures, and found that they could not read
-        self._pool = pool
+        self._parked = deferred.parked  # threads that wait for futures, and found that they could not read
         self._owner = owner
 
     # For one call.
@@ -230,7 +211,7 @@ class WaiterReads:
         """A thread wants to hear of the outcome of a call without reading: do not leave that to threads that come by."""
         call.notified = True  # first: a thread that defers it looks again
         if self._deferred.took(call):
-            have_settled(self._pool, (call,))
+            have_settled(self._inbox.pool, (call,))
             return
         self._pool_reads.expect(call)
         if self._reader.waiter_owned:
