@@ -247,8 +247,8 @@ class Loan(weakref.ref[_Token]):
 
     @property
     def filling(self) -> Filling | None:
-        """What tells if it is filled, for as long as something waits for that. (It keeps the arena, and a loan that is to be
-        given back to a peer which is gone must not.)"""
+        """Return what tells if it is filled, for as long as something waits for that. (It keeps the arena, and a loan that
+        is to be given back to a peer which is gone must not.)"""
         return None if self._filling is None else self._filling()
 
     @filling.setter
