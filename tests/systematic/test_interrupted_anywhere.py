@@ -172,12 +172,11 @@ def test_a_strike_leaves_nothing_behind(
         monkeypatch.setattr(bulk, "SHARED_FROM", 1 << 40)
     for _ in range(3):
         scenario(me)
-    runs = [dict.fromkeys(places_of(lambda: scenario(me), SIGNALS)) for _ in range(3)]
+    runs = [places_of(lambda: scenario(me), SIGNALS) for _ in range(3)]
     places = list(dict.fromkeys(place for run in runs for place in run))
-    # Which thread reads, and what shares a write, depends on chance and load. What each run came to is found again.
-    sure = set.intersection(*map(set, runs))
-    assert len(sure) > 30
-    struck = 0
+    usual = set(runs[0]).intersection(*runs[1:])  # (to others it may never come again: that is a matter of chance)
+    assert len(places) > 30
+    struck: set[Place] = set()
     for place in places:
         other = rpc.rpc_async(me, twice, args=(7,))
         strike = AtPlace(place, strike_here, SIGNALS)
@@ -191,13 +190,15 @@ def test_a_strike_leaves_nothing_behind(
             pass
         else:  # (what strikes in a destructor does not come out of it)
             assert strike.place is None or in_destructor[-1], f"the exception raised at {place} was swallowed"
-        struck += strike.place is not None and place in sure
+        if strike.place is not None:
+            struck.add(place)
         try:
             check_health(me, other, place)
             check_memory(me)
         except BaseException as error:
             raise AssertionError(f"after a strike at {place}: {error!r}") from error
-    assert struck > 0.8 * len(sure), "the places were not found again"
+    assert len(struck & usual) > 0.8 * len(usual), "the places were not found again"
+    assert len(struck) > 25
     gc.collect()
     eventually(lambda: not rpc.references().owned and not rpc.references().held, SOON)
 

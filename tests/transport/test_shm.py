@@ -391,6 +391,20 @@ def test_an_arena_is_gone_with_its_borrower_without_the_collector(lender: Lender
         gc.enable()
 
 
+def test_what_is_to_be_given_back_to_one_that_is_gone_keeps_nothing_mapped(lender: Lender) -> None:
+    borrower = loans.Borrower()
+    storages = take(borrower, lend(lender, [torch.ones(MB)]))
+    arena = weakref.ref(borrower._arena)  # type: ignore[arg-type]
+    gc.disable()  # it does not depend on a collection
+    try:
+        borrower.close()
+        del storages
+        assert len(borrower.unused) == 1
+        assert arena() is None
+    finally:
+        gc.enable()
+
+
 def test_gaps_between_segments_become_one_again() -> None:
     lender = Lender(8 * MB)
     try:

@@ -162,7 +162,7 @@ class Borrower:
 class Filling(LateFill):
     """The memory of a message that the lender still fills, or that is not mapped yet."""
 
-    __slots__ = ("_arena", "_limit", "_unmapped")
+    __slots__ = ("__weakref__", "_arena", "_limit", "_unmapped")
 
     def __init__(self, arena: _Arena, offset: int, times: int, unmapped: list[tuple[int, int]]) -> None:
         super().__init__(arena.mapping, offset, times)
@@ -241,7 +241,7 @@ class Loan(weakref.ref[_Token]):
     """A segment on loan, as far as a message uses it. It refers to the token, and appends itself to `unused` when that is
     gone. A destructor could be struck by an exception of a signal handler, on its first line; this is one step."""
 
-    __slots__ = ("_arena", "_number", "end", "filling", "start")
+    __slots__ = ("_arena", "_filling", "_number", "end", "start")
 
     def __new__(cls, token: _Token, arena: _Arena, *about: object) -> Self:
         return super().__new__(cls, token, arena.unused.append)
@@ -251,7 +251,17 @@ class Loan(weakref.ref[_Token]):
         self._number = number
         self.start = start
         self.end = end
-        self.filling = filling  # until it is filled
+        self.filling = filling
+
+    @property
+    def filling(self) -> Filling | None:
+        """Return what tells if it is filled, for as long as something waits for that. (It keeps the arena, and a loan that
+        is to be given back to a peer which is gone must not.)"""
+        return None if self._filling is None else self._filling()
+
+    @filling.setter
+    def filling(self, filling: Filling | None) -> None:
+        self._filling = None if filling is None else weakref.ref(filling)
 
     def ended(self) -> int:
         """Take it out of what is on loan, and return its number."""
@@ -339,7 +349,8 @@ class _Arena:
         for number, loan in list(self.active.items()):
             if number in self._private:
                 continue  # it was tried before, or is being tried: to map it again would lose what was written since
-            if loan.filling is not None and not loan.filling.ready:
+            filling = loan.filling
+            if filling is not None and not filling.ready:
                 continue  # no program has it yet; and the thread that waits for it has to see the lender's writes
             self.forked = True  # before anything goes back: what is lent there next is not seen by way of this mapping
             self._private[number] = loan  # before we look if its last tensor is gone: its token looks for it here then
