@@ -190,6 +190,7 @@ class StreamLink:
             pass
 
     def _await_for_a_while(self, seconds: float | None) -> bool:
+        # (A method: the clock of a test knows a wait again by its object.)
         return self._await_bytes(BLOCK_LIMIT if seconds is None else seconds)
 
     # Writing.

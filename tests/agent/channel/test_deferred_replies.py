@@ -43,7 +43,7 @@ class Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     here = Here()
-    monkeypatch.setattr(deferred_replies, "settle", lambda calls: here.mine.extend(call.id for call in calls))
+    monkeypatch.setattr(deferred_replies, "settle", lambda call: here.mine.append(call.id))
     monkeypatch.setattr(deferred_replies, "have_settled", lambda pool, calls: here.left.extend(call.id for call in calls))
     yield here
     assert not here.inbox.answered

@@ -13,10 +13,14 @@ from remora.agent.runtime.try_lock import may_be_struck
 log = logging.getLogger("remora")
 
 
-def settle(calls: Sequence[Call]) -> None:
-    """Pass them on now, one after the other."""
-    for call in calls:
-        _pass_on(call)
+def settle(call: Call) -> None:
+    """Pass it on now."""
+    try:
+        call.finish()
+    except BaseException:
+        if may_be_struck():
+            raise  # the call can still be passed on: see `Call.finish`
+        log.exception("the outcome of the %s could not be passed on", call.what)
 
 
 def have_settled(pool: WorkerPool, calls: Sequence[Call]) -> None:
@@ -48,13 +52,4 @@ class _Settling:
             if calls and not self._another:
                 self._another = True
                 self._pool.submit_final(self)
-            _pass_on(call)
-
-
-def _pass_on(call: Call) -> None:
-    try:
-        call.finish()
-    except BaseException:
-        if may_be_struck():
-            raise  # the call can still be passed on: see `Call.finish`
-        log.exception("the outcome of the %s could not be passed on", call.what)
+            settle(call)

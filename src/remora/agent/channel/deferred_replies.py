@@ -61,7 +61,8 @@ class DeferredReplies:
                 reader.deferred[each.id] = each
                 if each.notified and self.took(each):  # meanwhile
                     others.append(each)
-        settle(empty)
+        for each in empty:
+            settle(each)
         rest = mine[1:]  # to unpickle the first may take long, or wait for a thread that waits for another
         for each in rest:
             reader.deferred[each.id] = each
@@ -69,7 +70,8 @@ class DeferredReplies:
         if others:
             have_settled(self._pool, others)
         self._inbox.have_passed(answered)  # before code of the program runs, which may take long
-        settle(mine[:1])
+        for each in mine[:1]:
+            settle(each)
         self.come_for(rest)
         if reader.must_pass_on(self._outbox.closed):
             self.pass_on(at_once=True)
@@ -84,7 +86,7 @@ class DeferredReplies:
         for each in calls:  # those that follow stay where they are: others may come for them meanwhile
             if self.took(each):
                 try:
-                    settle((each,))
+                    settle(each)
                 except BaseException:  # struck
                     have_settled(self._pool, (each,))
                     raise
@@ -94,9 +96,10 @@ class DeferredReplies:
         reader = self._reader
         for aside in (reader.deferred_long, reader.deferred) if at_once else (reader.deferred_long,):
             left = [call for call_id in list(aside) if (call := aside.pop(call_id, None)) is not None]
-            if left and self._outbox.closed:
-                settle(left)  # there may be no pool any more
-            elif left:
+            if not self._outbox.closed:
                 have_settled(self._pool, left)
+            else:  # there may be no pool any more
+                for call in left:
+                    settle(call)
         if not at_once:
             reader.deferred, reader.deferred_long = reader.deferred_long, reader.deferred

@@ -248,7 +248,7 @@ class Inbox:
         elif call.future is not None or frame.flags & FAILED or (type(call.on_settled) is Counting and may_be_struck()):
             self.answered.append(call)
         else:
-            settle((call,))  # our own business: no code of the program runs
+            settle(call)  # our own business: no code of the program runs
 
     def _handle_special(self, frame: Frame) -> int:
         """Deal with a message that is more than a plain reply. How many requests that was. Never runs twice for one
