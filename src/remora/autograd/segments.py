@@ -242,7 +242,7 @@ def _run_native(
 
 @contextmanager
 def _collecting(nodes: Sequence[Node], take: Callable[[Node], Callable[[Gradients], object]]) -> Iterator[None]:
-    """What these nodes of received tensors are given goes to the functions that `take` returns."""
+    """The gradients of these nodes of received tensors go to the functions that `take` returns."""
     for node in nodes:
         node.recv.collecting = threading.get_ident(), take(node)
     try:
