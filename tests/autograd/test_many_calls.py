@@ -16,7 +16,7 @@ from remora import autograd, rpc
 from remora.autograd import backward_pass, segments
 from remora.testing.world import World
 from tests.autograd import belongings
-from tests.autograd.belongings import gradient, leaf, my_weight, own, weight_of
+from tests.autograd.belongings import assert_close, gradient, leaf, my_weight, own, weight_of
 from tests.eventually import eventually
 
 CALLS = 12
@@ -240,8 +240,8 @@ def count(x: Tensor) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize(("threads", "wants", "runs"), [(1, False, 1), (1, True, 5), (2, False, 5), (2, True, 5)])
-def test_calls_that_keep_no_worker_waiting_are_run_in_one_go_where_one_thread_fits(
+@pytest.mark.parametrize(("threads", "wants", "runs"), [(1, False, 1), (1, True, 2), (2, False, 5), (2, True, 5)])
+def test_calls_are_run_in_one_go_where_one_thread_fits(
     world: World, monkeypatch: pytest.MonkeyPatch, threads: int, wants: bool, runs: int
 ) -> None:
     monkeypatch.setattr(backward_pass, "LONG", 0.0)
@@ -254,6 +254,31 @@ def test_calls_that_keep_no_worker_waiting_are_run_in_one_go_where_one_thread_fi
         assert torch.equal(gradient(world, 1, context_id, weight_of(world, 1)), 10 * x.detach())
     assert len(Counted.runs) == 5
     assert len(set(Counted.runs)) == runs
+
+
+def test_gradients_for_others_go_out_while_calls_are_run_in_one_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for those of the first call need not wait for all others."""
+    monkeypatch.setattr(backward_pass, "LONG", 0.0)
+    monkeypatch.setattr(backward_pass, "threads_that_fit", lambda: 1)
+    Counted.runs = []
+    run_before: list[int] = []  # how many calls had been run when gradients went out
+    deliver = backward_pass.Pass._deliver
+
+    def delivered(self: backward_pass.Pass, received: segments.Received, out: Any) -> None:
+        if Counted.runs:  # the roots' worker delivers, too, before any call is run
+            run_before.append(len(Counted.runs))
+        deliver(self, received, out)
+
+    monkeypatch.setattr(backward_pass.Pass, "_deliver", delivered)
+    inputs = [leaf(number) for number in range(5)]
+    with autograd.context() as context_id:
+        results = [rpc.rpc_sync("worker1", count, args=(x,)) for x in inputs]
+        autograd.backward(context_id, [torch.stack(results).sum()])
+        for x in inputs:
+            assert torch.equal(autograd.get_gradients(context_id)[x], 2 * weight_of(world, 1).expand_as(x))
+        total = 2 * torch.stack(inputs).sum(0).detach()
+        assert_close(gradient(world, 1, context_id, weight_of(world, 1)), total)
+    assert run_before == [1, 2, 3, 4, 5]
 
 
 def fail_in_third(x: Tensor, number: int) -> Tensor:

@@ -23,6 +23,7 @@ from remora.autograd.context import Context
 from remora.autograd.graph import Edge, Joined, Reach, Segment, can_be_joined
 from remora.autograd.nodes import Gradients, Incoming, Recv, Start
 from remora.autograd.schedule import Divided, Ready, Whole
+from remora.devices import streams
 from remora.options import FAST_PATHS
 from remora.vocabulary.messages import Owed, Part, PassId
 
@@ -185,8 +186,8 @@ class Pass:
 
         The first segment is run alone, to see how long it takes, unless its leaves tell. If it is quick, the rest is run
         in one go. If not, each is run alone, by as many threads as fit on the processors, and what it gives goes out when
-        it has been run. If only one thread fits, segments that give nothing to other workers are run in one go all the
-        same: no worker waits for them.
+        it has been run. If only one thread fits, they are run in one go all the same, and what each gives goes out in the
+        midst of it.
         """
         take_backs: list[Callable[[], None]] = []  # of work that no other thread may have begun
         try:
@@ -195,9 +196,7 @@ class Pass:
                 take_backs += self._share(schedule, ready, deliver, share)
             while batch := self._taken(ready, pace):
                 begun = time.perf_counter()
-                outgoing = self._run_batch(schedule, batch, ready)
-                for peer, gradients in outgoing.items():
-                    deliver(peer, gradients)
+                self._run_batch(schedule, batch, ready, deliver, at_once=pace is Pace.SLOW)
                 if pace is Pace.UNKNOWN and ready:
                     pace = Pace.QUICK if time.perf_counter() - begun < LONG else Pace.SLOW
                     if pace is Pace.SLOW:
@@ -226,9 +225,10 @@ class Pass:
             if not ready:
                 return [taken]
             quick, alone = pace is Pace.QUICK, threads_that_fit() == 1
+            slow = pace is Pace.SLOW and not streams.watched  # there the order of streams is kept for a whole run
 
             def joins(segment: Segment | Reach) -> bool:
-                return can_be_joined(segment) and (quick or (alone and not segment.received))
+                return can_be_joined(segment) and (quick or (alone and (slow or not segment.received)))
 
             if not joins(first):
                 return [taken]
@@ -239,8 +239,13 @@ class Pass:
             ready[:] = others
             return batch
 
-    def _run_batch(self, schedule: Whole | Divided, batch: Ready, ready: Ready) -> dict[Peer, GradientBatch]:
-        """Run segments, and add to `ready` what can be run after them; the gradients that leave this worker."""
+    def _run_batch(self, schedule: Whole | Divided, batch: Ready, ready: Ready, deliver: Deliver, at_once: bool) -> None:
+        """Run segments, add to `ready` what can be run after them, and have the gradients that leave this worker delivered.
+        Those of several segments are delivered together, or, `at_once`, as they come."""
+
+        def send(recv: Recv, gradients: Gradients) -> None:
+            self._deliver([(recv, gradients)], deliver)
+
         with self._lock:
             if self.failure is not None or self.context.released:
                 self._refuse()
@@ -250,21 +255,26 @@ class Pass:
             segment = batch[0][1] if len(batch) == 1 else Joined([each for _, each, _ in batch])
             incoming = [each for _, _, some in batch for each in some]
             batch.clear()  # what it had, too, would not be freed while the segments are run
-            leaving, received = segments.run(segment, incoming, self.context.gradients, self.retain_graph, schedule.borrowed)
+            gathered, borrowed = self.context.gradients, schedule.borrowed
+            leaving, received = segments.run(
+                segment, incoming, gathered, self.retain_graph, borrowed, send if at_once else None
+            )
         finally:
             self._finish_run()
         with self._lock:
             for label in labels:
                 ready += schedule.ran(label, leaving)
-        return self._outgoing(received) if received else {}
+        if received:
+            self._deliver(received, deliver)
 
-    def _outgoing(self, received: segments.Received) -> dict[Peer, GradientBatch]:
+    def _deliver(self, received: segments.Received, deliver: Deliver) -> None:
         outgoing: dict[Peer, GradientBatch] = {}
         for recv, gradients in received:
             outgoing.setdefault(recv.peer, {})[recv.message] = gradients
             self._owes.pop(recv.message, None)
         self.told.update(outgoing)
-        return outgoing
+        for peer, batch in outgoing.items():
+            deliver(peer, batch)
 
     # The end.
 

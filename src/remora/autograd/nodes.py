@@ -123,9 +123,9 @@ class Recv:
         self.message = message
         self.peer = peer
         self.hooked = False  # the program has hung a hook on the node: it has to be run
-        # Where the gradients go while a pass runs the node, and the thread that runs that pass. A local pass may come here
-        # on another thread at the same time: it is refused, and must not put its gradients there.
-        self.collecting: tuple[int, Gradients] | None = None
+        # Takes the gradients while a pass runs the node, and the thread that runs that pass. A local pass may come here
+        # on another thread at the same time: it is refused, and its gradients must not go there.
+        self.collecting: tuple[int, Callable[[Gradients], object]] | None = None
         self.point: streams.StreamPoint | None = None  # when they are there, on devices
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ def _forward(ctx: Any, anchor: torch.Tensor, recv: Recv, tensors: Iterator[torch
 
 def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
     """The graph has come to the received tensors. In a distributed pass the engine takes their gradients before it comes
-    here, unless there are hooks to be run."""
+    here, unless there are hooks to be run, or the gradients are to be sent before the run ends."""
     recv: Recv = ctx.recv
     collecting = recv.collecting
     if collecting is None or (collecting[0] != threading.get_ident() and not streams.watched):
@@ -150,9 +150,7 @@ def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, No
         )
     if streams.watched:
         recv.point = streams.stream_point()
-    for number, gradient in enumerate(gradients):
-        if gradient is not None:
-            collecting[1][number] = gradient
+    collecting[1]({number: gradient for number, gradient in enumerate(gradients) if gradient is not None})
     return None, None, None
 
 
@@ -182,7 +180,8 @@ RecvNode.register_prehook = _noting(RecvNode.register_prehook)
 
 # What `apply` comes down to when no transform of `torch.func` is active; to find out about arguments takes it longer.
 _apply: Any = super(torch.autograd.Function, _RecvRpc).apply
-_anchor = torch.empty(0, requires_grad=True)  # torch makes a node only if some argument needs a gradient
+# torch makes a node only if some argument needs a gradient. So an edge leads from each node of received tensors to this one.
+anchor = torch.empty(0, requires_grad=True)
 
 
 def receive(recv: Recv, tensors: Iterable[torch.Tensor]) -> Any:
@@ -191,7 +190,7 @@ def receive(recv: Recv, tensors: Iterable[torch.Tensor]) -> Any:
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(True)
     try:
-        outputs = apply(_anchor, recv, iter(tensors))  # not the tensors themselves: torch takes what comes out for new
+        outputs = apply(anchor, recv, iter(tensors))  # not the tensors themselves: torch takes what comes out for new
     finally:
         torch._C._set_grad_enabled(before)
     return outputs[0].grad_fn

@@ -5,13 +5,17 @@ in and some exits, these included. What is captured never comes to the accumulat
 But what a node gives to another segment, whose nodes must not see it before it is whole, cannot be captured there: that
 would run their hooks. So a segment with such edges is run up to the nodes they leave from, and the gradients are *tapped*
 at those. The engine computes no gradient for a node that it will not come to; a hook of ours has the node compute those.
+
+A run that takes long sends the gradients of received tensors while it goes on. What is captured is seen at its end; so there
+the engine runs the nodes of those tensors, because an edge leads from each to an anchor, which is captured in their stead.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +24,12 @@ from torch.autograd.graph import GradientEdge
 from remora.autograd.claims import BorrowedGrad, Claim, set_up_gate
 from remora.autograd.graph import Capturing, Ends, Joined, LeafNode, Node, Place, Reach, Segment, looking
 from remora.autograd.leaves import Gathered
-from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, in_front_of
+from remora.autograd.nodes import Gradients, Incoming, Recv, RecvNode, Start, anchor, in_front_of
 from remora.devices import streams
 
 Received = list[tuple[Recv, Gradients]]
 Runnable = Segment | Reach | Joined
+Send = Callable[[Recv, Gradients], None]  # the gradients of received tensors, to where those came from
 
 LARGE = 1 << 18  # elements: a gradient of which to add it takes much longer than to run a hook
 
@@ -35,10 +40,11 @@ def run(
     gathered: Gathered,
     retain_graph: bool,
     borrowed: Sequence[torch.Tensor] | None = None,
+    send: Send | None = None,
 ) -> tuple[Incoming, Received]:
     """Run a segment with the gradients that came into it. Those of leaves are added to `gathered`. Returned are those
-    that go on to other segments, and those of received tensors. `borrowed`: all leaves whose `.grad` the accumulators
-    of this one may look at, if they are more than its own."""
+    that go on to other segments, and those of received tensors, unless they can be given to `send` as they come. `borrowed`:
+    all leaves whose `.grad` the accumulators of this one may look at, if they are more than its own."""
     leaving: Incoming = []
     if segment.taps:
         ends, inner = _parted(incoming, segment)
@@ -54,7 +60,16 @@ def run(
             incoming = [each for each in incoming if not _is_native(each[0], segment)]
             _run_native(segment, native, gathered, borrowed, received)
     if incoming:
-        _capture(segment, incoming, gathered, retain_graph, received)
+        if send is not None and isinstance(segment, Joined) and segment.received:
+
+            def send_now(node: Node, gradients: Gradients) -> None:
+                del received[node]
+                send(node.recv, gradients)
+
+            with Claim(segment.received), _collecting(segment.received, lambda node: partial(send_now, node)):
+                _capture(segment, incoming, gathered, retain_graph, received, [anchor])
+        else:
+            _capture(segment, incoming, gathered, retain_graph, received)
     return leaving, [(node.recv, gradients) for node, gradients in received.items()]
 
 
@@ -82,11 +97,17 @@ def _is_native(start: Start, segment: Runnable) -> bool:
 
 
 def _capture(
-    segment: Runnable, incoming: Incoming, gathered: Gathered, retain_graph: bool, received: dict[Node, Gradients]
+    segment: Runnable,
+    incoming: Incoming,
+    gathered: Gathered,
+    retain_graph: bool,
+    received: dict[Node, Gradients],
+    anchors: Sequence[torch.Tensor] = (),
 ) -> None:
-    """Run the segment up to its ends, and take the gradients that come there."""
+    """Run the segment up to its ends, and take the gradients that come there. With an anchor, the nodes of received tensors
+    are run in place of that."""
     leaves: list[torch.Tensor] = []
-    outputs = list(segment.outputs)
+    outputs = [] if anchors else list(segment.outputs)
     if segment.run_received:
         outputs = [edge for edge in outputs if edge[0] not in segment.run_received]
     with Capturing() as ends:
@@ -96,12 +117,17 @@ def _capture(
                     leaves.append(leaf)
                     ends.append(leaf if node is None else GradientEdge(*node.next_functions[number]))
         ends += (GradientEdge(*edge) for edge in outputs)
+        ends += anchors
         starts, gradients = _unzipped(incoming)
-        early = isinstance(segment, Segment) and any(leaf.numel() >= LARGE for leaf in leaves)
+        large = any(leaf.numel() >= LARGE for leaf in leaves)
+        if large:
+            _let_memory_be_reused()
+        early = large and isinstance(segment, Segment)
         with _taking_early(segment.leaves.values(), gathered) if early else nullcontext():
             captured = _run_capturing(ends, starts, gradients, retain_graph) if starts and ends else []
     if not captured:
         return
+    del captured[len(captured) - len(anchors) :]
     for node, number in reversed(outputs):
         gradient = captured.pop()
         if gradient is not None:
@@ -109,6 +135,14 @@ def _capture(
     del gradients
     incoming.clear()
     gathered.add(leaves, captured)
+
+
+def _let_memory_be_reused() -> None:
+    """For the allocator of glibc. It cuts aligned memory out of a larger piece, and each thread keeps the offcuts, seven of
+    each size. Between two of those, memory that is free again is a few bytes too small for the next gradient of the same
+    size. That gets fresh memory, up to eight times in a thread, and to make its pages takes longer than to compute it. The
+    offcuts of these tensors are so many that the thread keeps no more of them."""
+    _ = [torch.empty(1 << 16, dtype=torch.uint8, device="cpu") for _ in range(16)]
 
 
 def _run_capturing(ends: Ends, starts: Any, gradients: Any, retain_graph: bool) -> list[torch.Tensor | None]:
@@ -196,7 +230,8 @@ def _run_native(
     for leaf in looked_at:
         set_up_gate(leaf)
     nodes = [*segment.run_received, *(in_front_of(leaf).grad_fn.next_functions[0][0] for leaf in leaves)]  # type: ignore[union-attr]
-    with Claim((*looked_at, *segment.run_received)), BorrowedGrad(looked_at, gathered), _collecting(segment, received):
+    collecting = _collecting(segment.run_received, lambda node: received[node].update)
+    with Claim((*looked_at, *segment.run_received)), BorrowedGrad(looked_at, gathered), collecting:
         _run_up_to(nodes, incoming, retain_graph=True)  # an end keeps nothing that could be freed
     if streams.watched:
         gathered.touch()
@@ -206,13 +241,14 @@ def _run_native(
 
 
 @contextmanager
-def _collecting(segment: Runnable, received: dict[Node, Gradients]) -> Iterator[None]:
-    for node in segment.run_received:
-        node.recv.collecting = threading.get_ident(), received[node]
+def _collecting(nodes: Sequence[Node], take: Callable[[Node], Callable[[Gradients], object]]) -> Iterator[None]:
+    """The gradients of these nodes of received tensors go to the functions that `take` returns."""
+    for node in nodes:
+        node.recv.collecting = threading.get_ident(), take(node)
     try:
         yield
     finally:
-        for node in segment.run_received:
+        for node in nodes:
             node.recv.collecting = None
 
 
