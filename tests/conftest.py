@@ -30,8 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
-def pytest_collection_finish() -> None:
-    """What was imported stays: each collection, of which many tests ask for some, would look at all of torch once more."""
+@pytest.fixture(scope="module", autouse=True)
+def what_is_here_stays() -> None:
+    """What was imported, and what tests before left in caches, stays: each collection, of which many tests ask for some,
+    would look at all of torch once more."""
     gc.collect()
     gc.freeze()
 

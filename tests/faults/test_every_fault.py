@@ -6,7 +6,6 @@ plans; `python -m tests.faults` does so too, with as many random plans as it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -23,7 +22,6 @@ from tests.faults.trials import (
     quick_time,
     random_plan,
     single_faults,
-    small_garbage,
     survey,
     try_out,
 )
@@ -35,12 +33,6 @@ RANDOM = dict.fromkeys(SCENARIOS, 100) if THOROUGH else {"calls": 10, "reference
 REALLY = 6  # random plans in real time
 
 pytestmark = pytest.mark.timeout(3600 if THOROUGH else 120)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_garbage() -> Iterator[None]:
-    with small_garbage():
-        yield
 
 
 def assert_all_well(verdicts: list[Verdict]) -> None:

@@ -48,15 +48,6 @@ REAL = Pace("system", step=1.5, rest=5.0, settings=QUICK, first_gap=0.02)
 
 
 @contextmanager
-def small_garbage() -> Iterator[None]:
-    """Inside, the collector does not look at all of torch each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@contextmanager
 def quick_time() -> Iterator[None]:
     """What happens twice a second happens fifty times a second, and so on: the same stack, in less time."""
     with (

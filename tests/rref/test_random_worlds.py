@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from remora import rpc
 from remora.errors import OwnerDied, RemoraError
 from remora.testing.world import World
-from tests.faults.trials import small_garbage
 
 N = 5
 shelves: dict[str, list[rpc.RRef[Any]]] = {}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_garbage() -> Iterator[None]:
-    with small_garbage():
-        yield
 
 
 def make(n: int) -> list[int]:
