@@ -210,9 +210,9 @@ class Worker:
         known = peers.by_name.get(to) if type(to) is str else None
         if known is not None:
             return known
-        if not isinstance(to, str | WorkerInfo) and type(to) is not int:
+        key = to.id if isinstance(to, WorkerInfo) else to  # (the id may be a number of numpy's)
+        if key is to and not isinstance(to, str) and type(to) is not int:
             raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
-        key = to.id if isinstance(to, WorkerInfo) else to  # (which may be a number of numpy's)
         try:
             return peers.find(key)
         except WorkerNotFound:
