@@ -210,8 +210,8 @@ class Worker:
         known = peers.by_name.get(to) if type(to) is str else None
         if known is not None:
             return known
-        key = to.id if isinstance(to, WorkerInfo) else to
-        if not isinstance(key, str) and type(key) is not int:
+        key = to.id if isinstance(to, WorkerInfo) else to  # (the id may be a number of numpy's)
+        if key is to and not isinstance(to, str) and type(to) is not int:
             raise ValueError(f"Cannot get WorkerInfo from name {to!r}: give a worker's name, its id or a WorkerInfo")
         try:
             return peers.find(key)

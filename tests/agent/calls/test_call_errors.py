@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -363,6 +364,11 @@ def test_an_unknown_worker(me: str, way: Any, to: Any) -> None:
 def test_a_destination_of_the_wrong_type(me: str, to: Any) -> None:
     with pytest.raises(ValueError, match="Cannot get WorkerInfo from name"):
         rpc.rpc_sync(to, double, args=(1,))
+
+
+def test_the_id_of_a_destination_may_be_a_number_of_numpys(me: str) -> None:
+    where = rpc.WorkerInfo(me, np.int64(rpc.get_worker_info().id))  # type: ignore[arg-type]
+    assert rpc.rpc_sync(where, double, args=(4,)) == 8
 
 
 @pytest.mark.parametrize("args", [5, object()], ids=["int", "object"])
