@@ -720,6 +720,31 @@ def test_a_fork_before_the_second_attempt_takes_nothing_away(lender: Lender, mon
     assert returns(borrower) == [], "it went back before"
 
 
+def test_a_fork_before_the_second_attempt_leaves_what_is_not_filled_yet_with_the_lender(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrower = loans.Borrower()
+    take(borrower, lend(lender, [torch.ones(IN_TURN // 8)]))
+    lender.take_back(returns(borrower), "b", 0.0)
+    lent = Lent(lender, 5.0)
+    borrowed: dict[int, Any] = {}
+
+    def strike(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(loans, "_frombuffer", strike)
+        with pytest.raises(KeyboardInterrupt):
+            borrower.take(lent.reference, 0.0, borrowed)
+    assert in_child(lambda: True)()
+    lent.placement.fill(lent.buffers)
+    lent.placement.tell()
+    [storage], filling = borrower.take(lent.reference, 0.0, borrowed)
+    assert filling is None or filling.wait_briefly(), "this process does not see any more what the lender writes"
+    assert filling is None or filling.wait(lambda: True)
+    assert (array_in(storage) == 5.0).all()
+
+
 def test_a_lender_that_is_dropped_is_gone() -> None:
     made = Lender(64 * MB)
     assert lend(made, [torch.ones(MB)]) is not None

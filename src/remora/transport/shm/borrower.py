@@ -97,11 +97,13 @@ class Borrower:
         filling = Filling(arena, places[0][1] - HEAD, times, unmapped) if times or unmapped else None
         for loan, (start, end) in spans.items():
             if loan in again:
+                loans[loan].filling = filling
                 before = arena.active.get(loan)
                 if before is not None:
                     before.filling = filling
                 continue
             region = everywhere.from_address(arena.mapping.address)
+            region.filling = filling  # stays for as long: a fork before the next attempt has to see that it is not filled
             region.token = _Token(arena, loan)
             loans[loan] = region  # before it is on loan: to be dropped after that would give it back
             arena.last[start] = loan
@@ -383,7 +385,7 @@ class _Arena:
         them."""
         address, size = self.mapping.address + loan.start, loan.end - loan.start
         try:
-            if address not in loan.remapped:  # else we were struck after that: a second time would lose what was written since
+            if address not in loan.remapped:  # else we were struck after that: again would lose what was written since
                 map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, loan.start, loan.remapped)
         except OSError:
             return False

@@ -32,7 +32,7 @@ _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 def map_memory(
     descriptor: int, size: int, flags: int, address: int = 0, offset: int = 0, mapped: list[int | None] | None = None
 ) -> int:
-    """Map a part of a file, and return its address, which is added to `mapped`, too: no exception of a signal handler comes in
+    """Map a part of a file, and return its address, which is added to `mapped`, too: no exception of a handler comes in
     between. (Python's `mmap` would keep a descriptor open for each.)"""
     mapped = [] if mapped is None else mapped
     access = mmap.PROT_READ | mmap.PROT_WRITE
