@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -170,3 +172,25 @@ def test_an_event_reaches_exactly_one_of_many_threads(poller: Poller, pair: tupl
             poller.wake()
             thread.join(0.01)
     assert len(got) == 49
+
+
+def test_a_poller_that_cannot_be_made_keeps_no_descriptor() -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 64, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        os.close(held.pop())  # enough for one of the two that it needs
+        with pytest.raises(OSError, match="Too many open files"):
+            EpollPoller()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert open_files() == before

@@ -609,7 +609,7 @@ def test_two_threads_that_fork_make_memory_private_once_and_both_wait_for_it(
     mapped: list[int] = []
     late = threading.Thread(target=loans._before_fork)
 
-    def map_slowly(*args: int) -> int:
+    def map_slowly(*args: Any) -> int:
         mapped.append(args[-1])
         if len(mapped) == 1:
             late.start()
@@ -632,7 +632,7 @@ def test_a_strike_before_a_fork_leaves_nothing_out(lender: Lender, monkeypatch: 
     arrays = [array_in(take(borrower, lend(lender, [torch.full((MB,), float(n))]))[0]) for n in range(3)]
     strikes = [KeyboardInterrupt]
 
-    def map_and_strike(*args: int) -> int:
+    def map_and_strike(*args: Any) -> int:
         if before and strikes:
             raise strikes.pop()
         mapped = map_memory(*args)
@@ -647,6 +647,28 @@ def test_a_strike_before_a_fork_leaves_nothing_out(lender: Lender, monkeypatch: 
     for array in arrays:
         array[:] = 7.0
     assert ask()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_strike_before_a_fork_loses_nothing_that_another_thread_writes(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrower = loans.Borrower()
+    [storage] = take(borrower, lend(lender, [torch.ones(MB)]))
+    array = array_in(storage)
+    strikes = [KeyboardInterrupt]
+
+    def map_and_strike(*args: Any) -> int:
+        mapped = map_memory(*args)
+        if strikes:
+            array[:] = 2.0  # (by another thread)
+            raise strikes.pop()
+        return mapped
+
+    monkeypatch.setattr(loans, "map_memory", map_and_strike)
+    assert in_child(lambda: all_are(array, 2.0))()
+    assert all_are(array, 2.0)
+    assert len(returns(borrower)) == 1
 
 
 def test_what_a_struck_thread_has_borrowed_is_made_private_all_the_same(
@@ -696,6 +718,31 @@ def test_a_fork_before_the_second_attempt_takes_nothing_away(lender: Lender, mon
     assert (array_in(storage) == 5.0).all()
     borrowed.clear()
     assert returns(borrower) == [], "it went back before"
+
+
+def test_a_fork_before_the_second_attempt_leaves_what_is_not_filled_yet_with_the_lender(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrower = loans.Borrower()
+    take(borrower, lend(lender, [torch.ones(IN_TURN // 8)]))
+    lender.take_back(returns(borrower), "b", 0.0)
+    lent = Lent(lender, 5.0)
+    borrowed: dict[int, Any] = {}
+
+    def strike(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(loans, "_frombuffer", strike)
+        with pytest.raises(KeyboardInterrupt):
+            borrower.take(lent.reference, 0.0, borrowed)
+    assert in_child(lambda: True)()
+    lent.placement.fill(lent.buffers)
+    lent.placement.tell()
+    [storage], filling = borrower.take(lent.reference, 0.0, borrowed)
+    assert filling is None or filling.wait_briefly(), "this process does not see any more what the lender writes"
+    assert filling is None or filling.wait(lambda: True)
+    assert (array_in(storage) == 5.0).all()
 
 
 def test_a_lender_that_is_dropped_is_gone() -> None:

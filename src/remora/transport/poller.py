@@ -159,9 +159,9 @@ class EpollPoller(Poller):
     lasts = FAST_PATHS.lasting_arm
 
     def __init__(self) -> None:
+        self._epoll = select.epoll()  # first: it closes itself if there is no descriptor left for the rest
         super().__init__()
         self._changing = threading.RLock()  # guards: what a descriptor's number means, during a change
-        self._epoll = select.epoll()
         self._wake_fd = self._wake.fileno()
         self._epoll.register(self._wake_fd, _ONESHOT_READ)
         self.gate = make_gate(self._epoll)

@@ -97,11 +97,13 @@ class Borrower:
         filling = Filling(arena, places[0][1] - HEAD, times, unmapped) if times or unmapped else None
         for loan, (start, end) in spans.items():
             if loan in again:
+                loans[loan].filling = filling
                 before = arena.active.get(loan)
                 if before is not None:
                     before.filling = filling
                 continue
             region = everywhere.from_address(arena.mapping.address)
+            region.filling = filling  # stays for as long: a fork before the next attempt has to see that it is not filled
             region.token = _Token(arena, loan)
             loans[loan] = region  # before it is on loan: to be dropped after that would give it back
             arena.last[start] = loan
@@ -241,7 +243,7 @@ class Loan(weakref.ref[_Token]):
     """A segment on loan, as far as a message uses it. It refers to the token, and appends itself to `unused` when that is
     gone. A destructor could be struck by an exception of a signal handler, on its first line; this is one step."""
 
-    __slots__ = ("_arena", "_filling", "_number", "end", "start")
+    __slots__ = ("_arena", "_filling", "_number", "end", "remapped", "start")
 
     def __new__(cls, token: _Token, arena: _Arena, *about: object) -> Self:
         return super().__new__(cls, token, arena.unused.append)
@@ -251,6 +253,7 @@ class Loan(weakref.ref[_Token]):
         self._number = number
         self.start = start
         self.end = end
+        self.remapped: list[int | None] = []  # its address, when its pages have been replaced by private ones
         self.filling = filling
 
     @property
@@ -357,7 +360,7 @@ class _Arena:
             try:
                 if loan() is None:
                     self._private.pop(number, None)
-                elif self._make_private(loan.start, loan.end - loan.start):
+                elif self._make_private(loan):
                     self.active.pop(number, None)
                     self.unused.append(number)
             except BaseException:
@@ -373,16 +376,17 @@ class _Arena:
         if loan is not None:
             madvise(self.mapping.address + loan.start, loan.end - loan.start, mmap.MADV_DONTNEED)
 
-    def _make_private(self, offset: int, size: int) -> bool:
+    def _make_private(self, loan: Loan) -> bool:
         """Replace shared pages by private copies, at the same address. A thread that writes there meanwhile writes to the
         one or the other: the copy includes what it wrote to a shared page, and there is no time between the two.
 
         Return False if some pages may not have been copied. Then the lender does not get them back, because this process
         still sees the shared page. If the pages cannot be replaced at all, they stay shared, and a child does not have
         them."""
-        address = self.mapping.address + offset
+        address, size = self.mapping.address + loan.start, loan.end - loan.start
         try:
-            map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, offset)
+            if address not in loan.remapped:  # else we were struck after that: again would lose what was written since
+                map_memory(self.mapping.descriptor, size, _PRIVATE | _FIXED, address, loan.start, loan.remapped)
         except OSError:
             return False
         return populate(address, size) or ctypes.get_errno() == errno.EINVAL  # (older systems: MAP_POPULATE has done it)

@@ -29,9 +29,15 @@ _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-def map_memory(descriptor: int, size: int, flags: int, address: int = 0, offset: int = 0) -> int:
-    """Map a part of a file, and return its address. (Python's `mmap` would keep a descriptor open for each.)"""
-    found = _mmap(address or None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, offset)
+def map_memory(
+    descriptor: int, size: int, flags: int, address: int = 0, offset: int = 0, mapped: list[int | None] | None = None
+) -> int:
+    """Map a part of a file, and return its address, which is added to `mapped`, too: no exception of a handler comes in
+    between. (Python's `mmap` would keep a descriptor open for each.)"""
+    mapped = [] if mapped is None else mapped
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    mapped.extend(map(_mmap, (address or None,), (size,), (access,), (flags,), (descriptor,), (offset,)))
+    found = mapped[-1]
     if found is None or found == _FAILED:
         raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
     return int(found)
