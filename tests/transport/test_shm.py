@@ -755,6 +755,26 @@ def test_a_lender_that_is_dropped_is_gone() -> None:
     assert gone() is None
 
 
+def test_a_borrower_that_is_forgotten_as_its_first_message_is_lent() -> None:
+    lender = Lender(16 * MB)
+
+    class Gone:
+        """A borrower. Another thread comes each time that its hash is asked for, and hears once that it is gone."""
+
+        told = False
+
+        def __hash__(self) -> int:
+            if not self.told and lender._arenas:
+                self.told = True
+                lender.forget(self)
+            return 1
+
+    borrower = Gone()
+    lender.lend([view(torch.ones(MB))], borrower, 0.0)  # raises nothing
+    lender.forget(borrower)
+    assert lender.counts() == (0, 0)
+
+
 class Struck(BaseException):
     """What a signal handler raises."""
 

@@ -112,10 +112,11 @@ class Lender:
             return None
 
     def _open(self, borrower: Hashable) -> Arena:
-        if borrower not in self._arenas:  # else another thread was quicker
+        found = self._arenas.get(borrower)
+        if found is None:  # else another thread was quicker
             # Twice the limit: there is a gap for everything.
-            self._arenas[borrower] = Arena(max(-(-2 * self.limit // PAGE), 2) * PAGE)
-        return self._arenas[borrower]
+            found = self._arenas[borrower] = Arena(max(-(-2 * self.limit // PAGE), 2) * PAGE)
+        return found  # (not looked up: another thread may have removed it again, as the borrower is gone)
 
     def _segment(self, arena: Arena, size: int, now: float) -> Segment | None:
         """Return a segment of this size though not enough of them take turns: a new one, an early one, or a larger one."""
