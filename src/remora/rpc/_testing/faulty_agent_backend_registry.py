@@ -7,7 +7,6 @@ The first `num_fail_sends` attempts to send each message of the types in `messag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 from remora.faults.kinds import Fault, MessageFault, Which
@@ -73,10 +72,18 @@ def _kind(name: str) -> MessageType:
     return MessageType[name]
 
 
-def _faulty_tensorpipe_construct_rpc_backend_options_handler(**given: Any) -> FaultyTensorPipeRpcBackendOptions:
-    """Make the options. An argument that they do not have is ignored, as in PyTorch."""
-    known = signature(FaultyTensorPipeRpcBackendOptions).parameters
-    return FaultyTensorPipeRpcBackendOptions(**{name: value for name, value in given.items() if name in known})
+def _faulty_tensorpipe_construct_rpc_backend_options_handler(
+    rpc_timeout: float = constants.DEFAULT_RPC_TIMEOUT_SEC,
+    init_method: str = constants.DEFAULT_INIT_METHOD,
+    num_worker_threads: int = constants.DEFAULT_NUM_WORKER_THREADS,
+    messages_to_fail: Sequence[str] | None = None,
+    messages_to_delay: Mapping[str, float] | None = None,
+    num_fail_sends: int = 0,
+    **kwargs: Any,
+) -> FaultyTensorPipeRpcBackendOptions:
+    return FaultyTensorPipeRpcBackendOptions(
+        num_worker_threads, rpc_timeout, init_method, messages_to_fail, messages_to_delay, num_fail_sends
+    )
 
 
 def _faulty_tensorpipe_init_backend_handler(
