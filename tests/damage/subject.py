@@ -9,6 +9,7 @@ The process is forked from a server that has imported everything, so a new one t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import io
@@ -33,6 +34,7 @@ from tests.damage.receivers import CLEAR, GROWTH, RECEIVERS, BeyondUs, Exposed, 
 
 PATIENCE = 30.0  # seconds for an answer, on a host with other things to do
 MOST_SHOWN = 20_000  # characters of its stacks
+M_ARENA_MAX = -8  # of glibc
 ADDRESS_SPACE = 2 << 30  # bytes more than it has when it starts: who asks for as much is told that there is none
 
 _fork = multiprocessing.get_context("forkserver")
@@ -164,6 +166,10 @@ def _serve(pipe: Connection, stacks: str) -> None:
 
 def _prepare(stacks: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        # An arena for each thread takes 64 MB of addresses, and with many processors there are as many as threads: all that
+        # the limit leaves.
+        mallopt(M_ARENA_MAX, 2)
     with open("/proc/self/statm") as file:
         space = int(file.read().split()[0]) * resource.getpagesize() + ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (space, space))
