@@ -480,7 +480,7 @@ def test_nothing_is_left_of_thousands_of_calls(me: str) -> None:
         torch.futures.wait_all([rpc.rpc_async(me, double, args=(j,), timeout=0.9) for j in range(4)])
     agent = rpc._get_current_rpc_agent().agent
     eventually(lambda: alive() <= before + 2)
-    assert agent.peers.active_calls() == agent.dispatch.counts() == 0
+    eventually(lambda: agent.peers.active_calls() == agent.dispatch.counts() == 0)  # (an answer may come before its end)
     peer = agent.peers.me
     assert peer.incoming is not None
     assert len(peer.outgoing.session.kept) < 1000, "what was said is forgotten once it was heard"
