@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from types import FrameType
 from typing import Any
 
@@ -104,10 +106,14 @@ def role_of(name: str, worker: str) -> str | None:
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that called it, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    """Yield a frame and those that called it, the innermost first. They are found in C, in one step of the interpreter, so
+    that their thread does not run on meanwhile: a frame was seen to lead to what is none."""
+    found: deque[Any] = deque()
+    try:
+        found.extend(accumulate(repeat("f_back"), getattr, initial=frame))
+    except AttributeError:
+        found.pop()  # None, which called the outermost
+    return iter(found)
 
 
 def statuses(threads: list[Thread], serving: dict[int, CallKey]) -> list[ThreadStatus]:
