@@ -8,7 +8,7 @@ import re
 import pytest
 
 from remora.agent.peers.refusal_log import IN_FULL, RefusalLog
-from remora.protocol.conversation import MAX_BODY, Kind, header, is_unfinished
+from remora.protocol.conversation import MAX_BODY, Kind, Why, header, is_unfinished
 from remora.protocol.handshake import Identity, Initiator
 from remora.recorder import Recorder
 
@@ -46,3 +46,11 @@ def test_what_is_unfinished() -> None:
     out_of_turn = header(Kind.PROOF, True, 2)
     for strange in (b"G", b"RMRX", b"GET / HTTP/1.1", b"RMRA\x09", oversize, out_of_turn):
         assert not is_unfinished(strange)
+
+
+def test_a_member_that_dials_a_worker_which_leaves_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = RefusalLog("worker0", Recorder(10, 0))
+    with caplog.at_level(logging.INFO, "remora"):
+        log.refused(Why.LEAVING.value, "this worker is shutting down")
+        log.refused(Why.GROUP.value, "it is of another group")
+    assert [each.levelno for each in caplog.records] == [logging.INFO, logging.WARNING]

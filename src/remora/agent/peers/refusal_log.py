@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from remora.protocol.conversation import Why
 from remora.recorder import REFUSED, Recorder
 
 log = logging.getLogger("remora")
@@ -29,7 +30,9 @@ class RefusalLog:
         if self._said[kind] < IN_FULL:
             self._said[kind] += 1
             self._recorder.note(REFUSED, None, text)
-            log.warning("%s refused a connection: %s", self._me, text)
+            # (a member that dials a worker which is leaving does what it should: no news for the program)
+            level = logging.INFO if kind == Why.LEAVING.value else logging.WARNING
+            log.log(level, "%s refused a connection: %s", self._me, text)
         else:
             self._unsaid[kind] += 1
 
